@@ -1,0 +1,44 @@
+"""Finds out what kind of model a path holds, and loads it."""
+
+from pathlib import Path
+
+from onmt_lite.checkpoints import native, table
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import CheckpointError
+
+READERS = (native, table)
+
+# First bytes of what people give by mistake
+KINDS = (
+    (b"PK\x03\x04", "a zip archive, perhaps a PyTorch file"),
+    (b"\x80\x02", "a Python pickle"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+    (b"<", "an HTML or XML page"),
+)
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Raises CheckpointError where there is no model of a kind that is read."""
+    path = Path(path)
+    try:
+        for reader in READERS:
+            if reader.recognises(path):
+                return reader.load(path)
+        raise CheckpointError(f"no model at {path}: {_describe(path)}; -model takes a directory with model.json "
+                              "or a table model's .json file")
+    except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"cannot read the model at {str(path)[:200]!r}: {reason}") from None
+
+
+def _describe(path: Path) -> str:
+    if not path.exists():
+        return "there is no such file or directory"
+    if path.is_dir():
+        return "the directory has no model.json"
+    with open(path, "rb") as f:
+        start = f.read(64)
+    if not start:
+        return "the file is empty"
+    return next((f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)), "a file of unknown kind")

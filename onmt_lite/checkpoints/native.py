@@ -1,0 +1,138 @@
+"""Our own format: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
+
+`model.json` holds the configuration and the SHA-256 of every file, its own included, so a
+directory either loads as it was written or is refused.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+import torch
+from torch import Tensor
+
+from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+FORMAT = "onmt_lite-model-1"
+MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
+
+
+def recognises(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def save(path: Path, model: Transformer, pieces: bytes) -> None:
+    """Write the directory; the manifest last, so that a half-written one is never valid."""
+    files = {WEIGHTS: safetensors.dump(_half_weights(model)), PIECES: pieces}
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "config": dataclasses.asdict(model.cfg),
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    manifest["sha256"] = _checksum(manifest)
+    (path / MANIFEST).unlink(missing_ok=True)
+    for name, data in files.items():
+        (path / name).write_bytes(data)
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Checkpoint:
+    """Raises CheckpointError for anything that is not exactly what `save` wrote."""
+    manifest = _read_manifest(path / MANIFEST)
+    files = {name: _read(path / name, digest) for name, digest in manifest["files"].items()}
+    sp = spm.SentencePieceProcessor()
+    try:
+        cfg = TransformerConfig(**manifest["config"])
+        weights = safetensors.parse(files[WEIGHTS])
+        sp.load_from_serialized_proto(files[PIECES])
+    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
+    model = _build(cfg, weights, path)
+    if sp.vocab_size() != cfg.tgt_vocab_size:
+        raise CheckpointError(
+            f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
+        )
+    vocab = Vocab(
+        [sp.id_to_piece(i) for i in range(sp.vocab_size())],
+        eos_id=sp.eos_id(),
+        bos_id=sp.bos_id(),
+        pad_id=sp.pad_id(),
+        unk_id=sp.unk_id(),
+    )
+    return Checkpoint(
+        model,
+        src_vocab=vocab,
+        tgt_vocab=vocab,
+        tokenizers={"sentencepiece": SentencePieceTokenizer(sp), "space": SpaceTokenizer()},
+        start_id=sp.bos_id(),
+        src_end=(sp.eos_id(),),
+        never_ids=(sp.pad_id(), sp.bos_id()),
+    )
+
+
+def _half_weights(model: Transformer) -> dict[str, Tensor]:
+    """Each tensor once: a tied one goes under the first of its names."""
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            kept[name] = tensor.half()
+    return kept
+
+
+def _build(cfg: TransformerConfig, weights: dict[str, Tensor], path: Path) -> Transformer:
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{path}: {name} holds numbers that are not finite")
+    layers = {name.split(".")[1] for name in weights if name.startswith("encoder.")}
+    if len(layers) != cfg.enc_layers:  # before building what no file could fill
+        raise CheckpointError(f"{path}: {len(layers)} encoder layers, model.json says {cfg.enc_layers}")
+    try:
+        model = Transformer(cfg)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: {str(error).splitlines()[-1].strip()}") from None
+    tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {
+        n for n, p in model.named_parameters()
+    }
+    wrong = sorted(set(missing) - tied) + unexpected
+    if wrong:
+        raise CheckpointError(f"{path}: {len(wrong)} weights missing or unknown, first {wrong[0]}")
+    return model.eval().requires_grad_(False)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_bytes())
+        version = manifest["format"]
+        if version != FORMAT:
+            raise CheckpointError(f"{path}: format {version!r}, this version reads {FORMAT!r}")
+        if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
+            raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a model description: {error!r:.100}") from None
+    return manifest
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path, digest: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the model directory is incomplete") from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointError(f"{path}: damaged or not of this model: checksum mismatch")
+    return data

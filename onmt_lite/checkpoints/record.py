@@ -1,0 +1,30 @@
+"""What every reader returns: a model and all that is needed to feed it text."""
+
+from dataclasses import dataclass
+
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.text.vocab import Vocab
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model.
+
+    start_id   what the decoder is fed first
+    src_end    ids the model wants after each source line
+    never_ids  ids the model must not produce
+    """
+
+    model: EncoderDecoder
+    src_vocab: Vocab
+    tgt_vocab: Vocab
+    tokenizers: dict[str, Tokenizer]  # by the name -tokenizer knows; the first is `auto`
+    start_id: int
+    src_end: tuple[int, ...] = ()
+    never_ids: tuple[int, ...] = ()
+
+    @property
+    def eos_id(self) -> int:
+        assert self.tgt_vocab.eos_id is not None
+        return self.tgt_vocab.eos_id

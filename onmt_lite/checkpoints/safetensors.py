@@ -1,0 +1,77 @@
+"""Weights as safetensors files: 8 bytes of header length, a JSON header, raw numbers.
+
+The format cannot hold code.  Everything the header claims is checked against the file
+before a number is used.
+"""
+
+import json
+import math
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_HEADER = 16 << 20
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dump(tensors: dict[str, Tensor]) -> bytes:
+    """The file's bytes."""
+    header: dict[str, Any] = {}
+    parts, end = [], 0
+    for name, tensor in tensors.items():
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + len(data)],
+        }
+        parts.append(data)
+        end += len(data)
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + b"".join(parts)
+
+
+def parse(data: bytes) -> dict[str, Tensor]:
+    """The tensors, sharing memory with a copy of `data`.  ValueError says what is wrong with it."""
+    if len(data) < 8:
+        raise ValueError("shorter than its header")
+    (n,) = struct.unpack("<Q", data[:8])
+    if n > min(MAX_HEADER, len(data) - 8):
+        raise ValueError("shorter than its header says")
+    try:
+        header = json.loads(data[8 : 8 + n])
+    except (ValueError, RecursionError):
+        raise ValueError("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a table of tensors")
+    header.pop("__metadata__", None)
+    body = torch.frombuffer(bytearray(data[8 + n :] or b"\0"), dtype=torch.uint8)
+    tensors, end = {}, 0
+    for name, entry in sorted(header.items(), key=_start):
+        dtype, shape, (start, stop) = _read_entry(name, entry)
+        size = math.prod(shape) * dtype.itemsize
+        if start != end or stop - start != size or stop > len(data) - 8 - n:
+            raise ValueError(f"tensor {name} does not lie where the header says")
+        tensors[name] = body[start:stop].view(dtype).view(shape)
+        end = stop
+    if end != len(data) - 8 - n:
+        raise ValueError("longer than its header says")
+    return tensors
+
+
+def _start(item: tuple[str, Any]) -> int:
+    return _read_entry(*item)[2][0]
+
+
+def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int]]:
+    try:
+        dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        assert len(offsets) == 2
+        assert all(type(n) is int and n >= 0 for n in [*shape, *offsets])
+    except (KeyError, TypeError, AssertionError):
+        raise ValueError(f"tensor {name} has a header entry that is not understood") from None
+    return dtype, shape, offsets

@@ -1,0 +1,62 @@
+"""Reads table models: the format is described in `onmt_lite.models.table`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+FORMAT = "onmt_lite-table-1"
+NO_START = -1  # the start token is not in the vocabulary
+
+
+def recognises(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as f:
+        return f.read(64).lstrip()[:1] == b"{"
+
+
+def load(path: Path) -> Checkpoint:
+    try:
+        table = json.loads(path.read_bytes())
+        if table["format"] != FORMAT:
+            raise ValueError(f"format {table['format']!r} is not {FORMAT!r}")
+        vocab = [str(token) for token in table["vocab"]]
+        sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
+        if not vocab or not sources:
+            raise ValueError("needs a vocabulary and a source")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a table model: {error}") from None
+    return Checkpoint(
+        TableModel(list(sources.values()), len(vocab)),
+        src_vocab=Vocab(list(sources)),
+        tgt_vocab=Vocab(vocab, eos_id=0),
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=NO_START,
+    )
+
+
+def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSource:
+    length = source["length"]
+    if type(length) is not int or length < 1:
+        raise ValueError(f"source {name}: length {length!r} is not a positive whole number")
+    uniform = [1 / length] * length
+    table = TableSource(
+        length,
+        {key: [float(x) for x in row] for key, row in source["rows"].items()},
+        [float(x) for x in source["default"]],
+        {key: [float(x) for x in row] for key, row in source.get("attn", {}).items()},
+        [float(x) for x in source.get("attn_default", uniform)],
+    )
+    for kind, rows, size in (
+        ("logits", [*table.rows.values(), table.default], vocab_size),
+        ("attention", [*table.attn.values(), table.attn_default], length),
+    ):
+        if any(len(row) != size for row in rows):
+            raise ValueError(f"source {name}: a row of {kind} does not have {size} numbers")
+    return table

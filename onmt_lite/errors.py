@@ -1,0 +1,41 @@
+"""What can go wrong that is not a bug: each error knows the exit code of the command line."""
+
+
+class OnmtLiteError(Exception):
+    """A problem the user can act on: what (where); what to do."""
+
+    exit_code = 1
+
+
+class OptionError(OnmtLiteError):
+    """Options or configuration.  `problems` lists every one found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class DataError(OnmtLiteError):
+    """Input that cannot be translated as it stands."""
+
+    exit_code = 3
+
+
+class CheckpointError(OnmtLiteError):
+    """A model that is missing, damaged or of a kind that is not read."""
+
+    exit_code = 4
+
+
+class FileError(OnmtLiteError):
+    """Reading the input or writing the output failed."""
+
+    exit_code = 5
+
+
+class MemoryExhausted(OnmtLiteError):
+    """One sentence alone does not fit into memory."""
+
+    exit_code = 6

@@ -1,0 +1,21 @@
+"""Signals that end a job in good order: files are closed and nothing half-written stays."""
+
+import signal
+
+
+class Interrupted(BaseException):
+    """Raised where a signal arrives; no `except Exception` takes it for an error."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+def stop_on_signals() -> None:
+    """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise Interrupted(signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, stop)

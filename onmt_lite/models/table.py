@@ -1,0 +1,103 @@
+"""A model without weights: a table of next-token logits, to test and explain searches.
+
+The format is one JSON object:
+
+    {"format": "onmt_lite-table-1",
+     "vocab": ["</s>", "a", ...],            id 0 is the end token; no start, pad or unknown
+     "sources": {"s0": {"length": 3,
+                        "rows": {"": [...], "1": [...], "1 2": [...], "*3": [...]},
+                        "default": [...],
+                        "attn": {...like rows...}, "attn_default": [...]}, ...}}
+
+A key is the output so far, ids joined by a blank.  Looked up are the exact prefix, then "*n"
+for its length n, then the default.  A source line is a source's name, once per source token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Prefix = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """One source sentence: logits and attention by prefix."""
+
+    length: int
+    rows: dict[str, list[float]]
+    default: list[float]
+    attn: dict[str, list[float]]
+    attn_default: list[float]
+
+    def logits(self, prefix: Prefix) -> list[float]:
+        return _look_up(self.rows, prefix, self.default)
+
+    def attention(self, prefix: Prefix) -> list[float]:
+        return _look_up(self.attn, prefix, self.attn_default)
+
+
+def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]) -> list[float]:
+    exact = table.get(" ".join(map(str, prefix)))
+    return exact if exact is not None else table.get(f"*{len(prefix)}", default)
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """The source of each sentence, and S, the width of the batch."""
+
+    sources: list[TableSource]
+    width: int
+
+
+class TableState:
+    """The prefix of each row, and the source of each sentence."""
+
+    def __init__(self, memory: TableMemory):
+        self.sources, self.width = memory.sources, memory.width
+        self.prefixes: list[Prefix] = [()] * len(memory.sources)
+        self.started = False
+
+    def select(self, rows: Tensor) -> "TableState":
+        """See `onmt_lite.models.base.State.select`."""
+        beam_size = len(self.prefixes) // len(self.sources)
+        self.sources = [self.sources[row // beam_size] for row in rows[:, 0].tolist()]
+        self.prefixes = [self.prefixes[row] for row in rows.flatten().tolist()]
+        return self
+
+
+class TableModel:
+    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources."""
+
+    max_positions = 100_000
+
+    def __init__(self, sources: list[TableSource], vocab_size: int):
+        self.sources, self.vocab_size = sources, vocab_size
+        self.device = torch.device("cpu")
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> TableMemory:
+        return TableMemory([self.sources[i] for i in src[:, 0].tolist()], src.size(1))
+
+    def init_state(self, memory: TableMemory) -> TableState:
+        return TableState(memory)
+
+    def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
+        if state.started:  # the start token is not part of any prefix
+            state.prefixes = [(*p, y) for p, y in zip(state.prefixes, tokens.tolist())]
+        state.started = True
+        beam_size = len(state.prefixes) // len(state.sources)
+        found = [(state.sources[r // beam_size], p) for r, p in enumerate(state.prefixes)]
+        logits = torch.tensor([source.logits(p) for source, p in found])
+        attn = torch.zeros(len(found), state.width)
+        for r, (source, p) in enumerate(found):
+            weights = torch.tensor(source.attention(p)[: state.width])
+            attn[r, : len(weights)] = weights
+        return logits, attn
+
+    def forward(self, memory: TableMemory, tgt: Tensor) -> Tensor:
+        rows: list[Any] = []
+        for source, (_, *ids) in zip(memory.sources, tgt.tolist()):
+            rows.append([source.logits(tuple(ids[:t])) for t in range(len(ids) + 1)])
+        return torch.tensor(rows)

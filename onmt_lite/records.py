@@ -1,0 +1,77 @@
+"""The values that travel through the pipeline, each made once and never changed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of input.  `notes` says what was done to it, as in the JSONL output."""
+
+    id: int
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A line ready for the model: its source ids, and its reference's ids if there is one."""
+
+    line: Line
+    src_ids: list[int]
+    n_src_tokens: int  # tokens of the line itself, without an end token the model wants
+    tgt_ids: list[int] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """src (B, S) padded ids, src_lengths (B,), both on the model's device."""
+
+    examples: list[Example]
+    src: Tensor
+    src_lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation.
+
+    score            what hypotheses are ranked by, penalties included
+    log_prob         plain sum of the model's log-probabilities, the end token's included
+    token_log_probs  one per token, and one more for the end token if `ended`
+    ended            False where max_length cut it off
+    """
+
+    text: str
+    tokens: list[str]
+    score: float
+    log_prob: float
+    token_log_probs: list[float]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Translation:
+    """All that is known about one line: best hypothesis first; no hypotheses for a blank line."""
+
+    id: int
+    src: str
+    hyps: list[Hypothesis] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    gold_log_prob: float | None = None
+    has_gold: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSONL record."""
+        record: dict[str, Any] = {
+            "id": self.id,
+            "src": self.src,
+            "hyps": [vars(hyp) for hyp in self.hyps],
+            "notes": list(self.notes),
+        }
+        if self.has_gold:
+            record["gold_log_prob"] = self.gold_log_prob
+        return record

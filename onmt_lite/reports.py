@@ -1,0 +1,108 @@
+"""Translations to text: the formats of the output, the lines of the log."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+
+from onmt_lite.options import DataOptions
+from onmt_lite.records import Translation
+from onmt_lite.text.tokenizers import LINE_BREAKS
+
+LOG = logging.getLogger("onmt_lite")
+
+# Not escaped by json, yet line ends to many readers
+JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
+
+Writer = Callable[[Translation], str]
+
+
+def build_writer(options: DataOptions, n_best: int) -> Writer:
+    """The function that makes a translation's share of the output: whole lines."""
+    if options.output_format == "jsonl":
+        return to_jsonl
+    if options.output_format == "moses":
+        return lambda translation: to_moses(translation, n_best)
+    return lambda translation: to_text(translation, n_best, options.with_score)
+
+
+def to_jsonl(translation: Translation) -> str:
+    line = json.dumps(translation.to_dict(), ensure_ascii=False, allow_nan=False)
+    return JSON_BREAKS.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"
+
+
+def to_text(translation: Translation, n_best: int, with_score: bool) -> str:
+    """n_best lines, the best first; empty ones where there are fewer hypotheses."""
+    lines = []
+    for hyp in translation.hyps:
+        text = LINE_BREAKS.sub(" ", hyp.text)
+        lines.append(f"{text}\t{hyp.score:.4f}" if with_score else text)
+    return _padded(lines, n_best, "")
+
+
+def to_moses(translation: Translation, n_best: int) -> str:
+    lines = []
+    for hyp in translation.hyps:
+        text = LINE_BREAKS.sub(" ", hyp.text)
+        lines.append(f"{translation.id} ||| {text} ||| log_prob= {hyp.log_prob:.4f} ||| {hyp.score:.4f}")
+    return _padded(lines, n_best, f"{translation.id} |||  ||| log_prob= 0.0000 ||| 0.0000")
+
+
+def _padded(lines: list[str], n_best: int, filler: str) -> str:
+    return "".join(f"{line}\n" for line in lines + [filler] * (n_best - len(lines)))
+
+
+class Summary:
+    """What is counted over a job, and logged at its end in OpenNMT's words."""
+
+    def __init__(self) -> None:
+        self.n_lines = self.n_scored = self.n_words = self.n_gold = 0
+        self.score = self.log_prob = self.gold = 0.0
+        self.notes: dict[str, int] = {}
+
+    def add(self, translation: Translation) -> None:
+        self.n_lines += 1
+        for note in translation.notes:
+            self.notes[note] = self.notes.get(note, 0) + 1
+        for hyp in translation.hyps[:1]:
+            self.n_scored += 1
+            self.n_words += len(hyp.tokens)
+            self.score += hyp.score
+            self.log_prob += hyp.log_prob
+        if translation.gold_log_prob is not None:
+            self.n_gold += 1
+            self.gold += translation.gold_log_prob
+
+    def log(self, scores: bool) -> None:
+        """What was done to lines; `scores`: the averages too."""
+        for note, n in sorted(self.notes.items()):
+            LOG.info("%s: %d of %d lines", note, n, self.n_lines)
+        if scores and self.n_scored:
+            LOG.info(
+                "PRED AVG SCORE: %.4f per sentence, LOG PROB: %.4f per token, %d sentences",
+                self.score / self.n_scored,
+                self.log_prob / max(1, self.n_words),
+                self.n_scored,
+            )
+        if self.n_gold:
+            LOG.info("GOLD AVG SCORE: %.4f per sentence, %d sentences", self.gold / self.n_gold, self.n_gold)
+
+
+def log_sentence(translation: Translation) -> None:
+    """What -verbose says of a line, in OpenNMT's form."""
+    i = translation.id + 1
+    LOG.info("")
+    LOG.info("SENT %d: %s", i, translation.src)
+    for hyp in translation.hyps[:1]:
+        LOG.info("PRED %d: %s", i, hyp.text)
+        LOG.info("PRED SCORE: %.4f", hyp.score)
+    if len(translation.hyps) > 1:
+        LOG.info("BEST HYP:")
+        for hyp in translation.hyps:
+            LOG.info("[%.4f] %s", hyp.score, hyp.tokens)
+
+
+def log_gold(translation: Translation, text: str) -> None:
+    LOG.info("GOLD %d: %s", translation.id + 1, text)
+    if translation.gold_log_prob is not None:
+        LOG.info("GOLD SCORE: %.4f", translation.gold_log_prob)

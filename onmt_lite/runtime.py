@@ -1,0 +1,39 @@
+"""The machine: device, number type, threads, random seed."""
+
+import torch
+
+from onmt_lite.errors import OptionError
+from onmt_lite.options import ModelOptions
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(options: ModelOptions) -> torch.device:
+    """What -device and -gpu ask for.  A GPU that is asked for and missing is an error."""
+    if options.gpu is not None:
+        name = "cpu" if options.gpu < 0 else f"cuda:{options.gpu}"
+    elif options.device == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    else:
+        name = options.device
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"device {name}: this machine has {torch.cuda.device_count()} usable GPUs")
+    return device
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, where results are the same everywhere, else bfloat16."""
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return DTYPES[precision]
+
+
+def set_up(options: ModelOptions) -> tuple[torch.device, torch.dtype]:
+    """Seed and threads for this process; the device and number type for the model."""
+    torch.manual_seed(options.seed)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = choose_device(options)
+    return device, choose_dtype(options.precision, device)

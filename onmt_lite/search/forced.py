@@ -1,0 +1,27 @@
+"""Teacher forcing: the log-probability a model gives to a target that is known."""
+
+import torch
+from torch import Tensor
+
+from onmt_lite.models.base import EncoderDecoder
+
+
+@torch.inference_mode()
+def score_targets(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    targets: list[list[int]],
+    bos_id: int,
+    eos_id: int,
+) -> list[float]:
+    """Sum of the log-probabilities of each target's tokens and of the end token after them."""
+    width = max(map(len, targets)) + 1
+    padding = [[eos_id] * (width - len(target)) for target in targets]
+    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
+    start = torch.full_like(out[:, :1], bos_id)
+    logits = model.forward(model.encode(src, src_lengths), torch.cat([start, out[:, :-1]], 1))
+    log_probs = logits.float().log_softmax(2).gather(2, out[:, :, None])[:, :, 0]
+    n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)
+    inside = torch.arange(width, device=src.device) < n_scored[:, None]
+    return (log_probs * inside).sum(1).tolist()

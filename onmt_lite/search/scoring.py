@@ -1,0 +1,32 @@
+"""Length and coverage penalties: pure functions."""
+
+import torch
+from torch import Tensor
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+def length_norm(form: str, alpha: float, length: int) -> float:
+    """What a log-probability is divided by; `length` counts tokens, the end token included.
+
+    `wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha.
+    """
+    if form == "wu":
+        return float(((5 + length) / 6) ** alpha)
+    if form == "avg":
+        return float(length**alpha)
+    return 1.0
+
+
+def coverage_penalty(form: str, beta: float, coverage: Tensor, inside: Tensor) -> Tensor:
+    """Sum of attention each source token has received (R, S) -> what to take off a score (R,).
+
+    `inside` (R, S) is 1 on tokens and 0 on padding.  `wu` is the coverage penalty of
+    Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A token that received no
+    attention at all costs a large finite amount instead of an infinite one.
+    """
+    if form == "wu":
+        per_token = -coverage.clamp(TINY, 1.0).log()
+    else:
+        per_token = coverage.clamp(min=1.0) - 1.0
+    return beta * (per_token * inside).sum(1)

@@ -1,0 +1,92 @@
+"""Bytes in, lines out: a line is what stands between two line feeds, nothing else is a break."""
+
+import os
+import select
+from collections.abc import Iterator
+
+from onmt_lite.errors import FileError
+from onmt_lite.records import Line
+
+CHUNK = 1 << 16
+MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
+MAX_WINDOW_BYTES = 4 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+class LineReader:
+    """Reads a file descriptor and hands out lines in windows of bounded size.
+
+    A window is closed early when no more input is waiting, so that a person or a program
+    that writes one line to a pipe gets its translation without closing the pipe.
+    """
+
+    def __init__(self, fd: int, name: str, window_lines: int = 1024):
+        self.fd, self.name, self.window_lines = fd, name, window_lines
+
+    def windows(self) -> Iterator[list[Line]]:
+        """Lists of lines, numbered from 0; raises FileError when reading fails."""
+        window: list[Line] = []
+        n_lines = n_bytes = 0
+        for raw, cut in self._raw_lines():
+            if raw is not None:
+                window.append(to_line(raw, n_lines, cut))
+                n_lines, n_bytes = n_lines + 1, n_bytes + len(raw)
+            full = len(window) >= self.window_lines or n_bytes >= MAX_WINDOW_BYTES
+            if window and (full or raw is None):
+                yield window
+                window, n_bytes = [], 0
+        if window:
+            yield window
+
+    def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
+        """(bytes of a line without its line feed, whether it was cut); None where input pauses."""
+        pending, cut = b"", False
+        while chunk := self._read():
+            *complete, rest = chunk.split(b"\n")
+            for part in complete:
+                pending += part
+                yield pending[:MAX_LINE_BYTES], cut or len(pending) > MAX_LINE_BYTES
+                pending, cut = b"", False
+            pending += rest
+            if len(pending) > MAX_LINE_BYTES:
+                pending, cut = pending[:MAX_LINE_BYTES], True
+            if not self._more_waits():
+                yield None, False
+        if pending or cut:
+            yield pending, cut
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.fd, CHUNK)
+        except OSError as error:
+            raise FileError(f"cannot read {self.name}: {error.strerror}") from None
+
+    def _more_waits(self) -> bool:
+        return bool(select.select([self.fd], [], [], 0)[0])  # a regular file is always ready
+
+
+def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
+    """One line's text: a byte order mark before the first line and a carriage return before
+    the line feed belong to the file, not to the text."""
+    if number == 0:
+        raw = raw.removeprefix(BOM)
+    raw = raw.removesuffix(b"\r")
+    notes = ("truncated",) if cut else ()
+    try:
+        return Line(number, raw.decode("utf-8"), notes)
+    except UnicodeDecodeError as error:
+        if cut and error.end >= len(raw) - 3:  # the cut went through a character
+            return Line(number, raw.decode("utf-8", "ignore"), notes)
+        return Line(number, raw.decode("utf-8", "replace"), (*notes, "invalid-utf8"))
+
+
+def count_lines(path: str) -> int:
+    """Lines of a file, a last one without line feed included."""
+    n, last = 0, b"\n"
+    try:
+        with open(path, "rb") as f:
+            while chunk := f.read(1 << 20):
+                n, last = n + chunk.count(b"\n"), chunk[-1:]
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    return n + (last != b"\n")

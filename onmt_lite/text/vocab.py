@@ -1,0 +1,48 @@
+"""Tokens and their ids."""
+
+from dataclasses import dataclass, field
+
+from onmt_lite.errors import DataError
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """A list of tokens; special ones are known by id, None where a vocabulary has none."""
+
+    tokens: list[str]
+    eos_id: int | None = None
+    bos_id: int | None = None
+    pad_id: int | None = None
+    unk_id: int | None = None
+    ids: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self):
+        ids: dict[str, int] = {}
+        for i, token in enumerate(self.tokens):
+            ids.setdefault(token, i)  # of duplicates the first counts
+        object.__setattr__(self, "ids", ids)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def is_control(self, i: int) -> bool:
+        """Start, end and padding: never text, whatever a line says."""
+        return i in (self.eos_id, self.bos_id, self.pad_id)
+
+    def encode(self, tokens: list[str]) -> list[int]:
+        """Ids of text tokens; what is not in the vocabulary, or is a control token, becomes unk.
+
+        DataError where the vocabulary has no unk to stand for such a token.
+        """
+        return [self._encode_one(token) for token in tokens]
+
+    def _encode_one(self, token: str) -> int:
+        i = self.ids.get(token)
+        if i is not None and not self.is_control(i):
+            return i
+        if self.unk_id is None:
+            raise DataError(f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones")
+        return self.unk_id
+
+    def decode(self, ids: list[int]) -> list[str]:
+        return [self.tokens[i] for i in ids]

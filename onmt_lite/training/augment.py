@@ -1,0 +1,118 @@
+"""Text-level augmentation: what a corpus of tidy short sentences does not teach.
+
+Every function takes and returns a (src, tgt) pair or a list of them and draws from the
+`random.Random` it is given, so an epoch is decided by its seed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+
+Pair = tuple[str, str]
+
+NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
+FINAL = ".!?"
+
+
+def drop_final(pair: Pair) -> Pair:
+    """Without the closing mark on either side; as it is where the sides close differently."""
+    src, tgt = pair
+    if src[-1:] in FINAL and src[-1:] == tgt[-1:]:
+        return src[:-1].rstrip(), tgt[:-1].rstrip()
+    return pair
+
+
+def renumber(pair: Pair, rng: Random) -> Pair:
+    """Replace each number that both sides share by a random one of the same or another size."""
+    src, tgt = pair
+    shared = set(NUMBER.findall(src)) & set(NUMBER.findall(tgt))
+    fresh = {old: _random_number(old, rng) for old in sorted(shared)}
+
+    def swap(match: re.Match[str]) -> str:
+        return fresh.get(match.group(), match.group())
+
+    return NUMBER.sub(swap, src), NUMBER.sub(swap, tgt)
+
+
+def _random_number(old: str, rng: Random) -> str:
+    if ":" in old:
+        return f"{rng.randrange(24)}:{rng.randrange(60):02d}"
+    if not old.isdigit():  # 1.5 or 10,000: keep the marks, change the digits
+        return "".join(str(rng.randrange(1, 10)) if c.isdigit() else c for c in old)
+    if len(old) == 4 and rng.random() < 0.5:
+        return str(rng.randrange(1500, 2100))
+    digits = rng.choice((1, 2, 2, 3, 3, 4, 5, len(old)))
+    return str(rng.randrange(10 ** (digits - 1), 10**digits))
+
+
+class Truecase:
+    """The form a word has inside sentences, to lower a sentence's first word when it moves inside."""
+
+    def __init__(self, sentences: Iterable[str]):
+        inside: Counter[str] = Counter()
+        for sentence in sentences:
+            inside.update(sentence.split()[1:])
+        self.inside = inside
+
+    def lower_first(self, sentence: str) -> str:
+        word, space, rest = sentence.partition(" ")
+        lowered = word[:1].lower() + word[1:]
+        return (lowered if self.inside[lowered] > self.inside[word] else word) + space + rest
+
+
+class Augment:
+    """Applies all of the above with the rates of a training configuration."""
+
+    def __init__(
+        self,
+        pairs: list[Pair],
+        rates: dict[str, float],
+        conjunctions: list[Pair],
+        quotes: list[Pair],
+    ):
+        self.rates, self.conjunctions, self.quotes = rates, conjunctions, quotes
+        self.src_case = Truecase(src for src, _ in pairs)
+        self.tgt_case = Truecase(tgt for _, tgt in pairs)
+        self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
+
+    def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
+        """One epoch: shuffled, joined, and with its share of odd spellings."""
+        numbered = self.numbered * round(self.rates["numbers"])
+        pairs = pairs + [renumber(pair, rng) for pair in numbered]
+        rng.shuffle(pairs)
+        return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
+
+    def _join(self, pairs: list[Pair], rng: Random) -> list[Pair]:
+        """Make lines of several sentences out of neighbours, each pair used once."""
+        joined, i = [], 0
+        while i < len(pairs):
+            n = rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8)) if rng.random() < self.rates["join"] else 1
+            joined.append(self._glue(pairs[i : i + n], rng))
+            i += n
+        return joined
+
+    def _glue(self, group: list[Pair], rng: Random) -> Pair:
+        src, tgt = group[0]
+        for src_next, tgt_next in group[1:]:
+            inside = src[-1:] == tgt[-1:] == "." and rng.random() < self.rates["conjunction"]
+            if inside:
+                link_src, link_tgt = rng.choice(self.conjunctions)
+                src = src[:-1] + link_src + self.src_case.lower_first(src_next)
+                tgt = tgt[:-1] + link_tgt + self.tgt_case.lower_first(tgt_next)
+            else:
+                src, tgt = f"{src} {src_next}", f"{tgt} {tgt_next}"
+        return src, tgt
+
+    def _respell(self, pair: Pair, rng: Random) -> Pair:
+        rates = self.rates
+        if rng.random() < rates["quote"] and '"' not in pair[1]:
+            (src_open, src_close), (tgt_open, tgt_close) = rng.choice(self.quotes)
+            pair = src_open + pair[0] + src_close, tgt_open + pair[1] + tgt_close
+        elif rng.random() < rates["no_final"]:
+            pair = drop_final(pair)
+        if rng.random() < rates["upper"]:
+            return pair[0].upper(), pair[1].upper()
+        if rng.random() < rates["lower_src"]:
+            return pair[0].lower(), pair[1]
+        return pair

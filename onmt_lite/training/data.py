@@ -1,0 +1,107 @@
+"""Training pairs: from TSV files to padded batches."""
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import sentencepiece as spm
+import torch
+from torch import Tensor
+
+from onmt_lite.training.augment import Pair
+
+PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
+POOL = 20000  # pairs that are sorted by length together
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """src (B, S), src_lengths (B,), tgt_in and tgt_out (B, T); tgt padding is PAD."""
+
+    src: Tensor
+    src_lengths: Tensor
+    tgt_in: Tensor
+    tgt_out: Tensor
+
+
+def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
+    """`src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides."""
+    open_text = gzip.open if str(path).endswith(".gz") else open
+    with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
+        pairs = [tuple(line.rstrip("\n").split("\t")[:2]) for line in lines]
+    return [(tgt, src) if reverse else (src, tgt) for src, tgt in pairs]
+
+
+def train_sentencepiece(pairs: list[Pair], path: Path, vocab_size: int) -> None:
+    """One unigram model for both languages, digits apart so that numbers can be copied."""
+    with open(path, "wb") as out:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(text for pair in pairs for text in pair),
+            model_writer=out,
+            vocab_size=vocab_size,
+            model_type="unigram",
+            character_coverage=1.0,
+            split_digits=True,
+            unk_id=0,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            pad_piece="<blank>",
+            num_threads=2,
+            minloglevel=2,
+        )
+
+
+def tokenize(
+    sp: spm.SentencePieceProcessor, pairs: list[Pair], src_rate: float, tgt_rate: float, rng: Random
+) -> list[tuple[list[int], list[int]]]:
+    """Ids of each pair; a share of each side is segmented at random (Kudo 2018)."""
+
+    def encode(texts: list[str], rate: float) -> list[list[int]]:
+        sampled = [rng.random() < rate for _ in texts]
+        best = sp.encode(texts)
+        return [
+            sp.encode(text, enable_sampling=True, alpha=0.3, nbest_size=-1) if s else ids
+            for text, ids, s in zip(texts, best, sampled)
+        ]
+
+    srcs = encode([src for src, _ in pairs], src_rate)
+    tgts = encode([tgt for _, tgt in pairs], tgt_rate)
+    return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
+
+
+def make_batches(
+    examples: list[tuple[list[int], list[int]]], batch_tokens: int, rng: Random
+) -> Iterator[TrainBatch]:
+    """Batches of at most `batch_tokens` padded tokens a side, alike in length, in random order."""
+    batches: list[list[tuple[list[int], list[int]]]] = []
+    for start in range(0, len(examples), POOL):
+        pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))
+        batch: list[tuple[list[int], list[int]]] = []
+        widest = 0
+        for example in pool:
+            width = max(len(example[0]), len(example[1]) + 1)
+            if batch and max(widest, width) * (len(batch) + 1) > batch_tokens:
+                batches.append(batch)
+                batch, widest = [], 0
+            batch.append(example)
+            widest = max(widest, width)
+        batches.append(batch)
+    rng.shuffle(batches)
+    return (pad_batch(batch) for batch in batches)
+
+
+def pad_batch(batch: list[tuple[list[int], list[int]]]) -> TrainBatch:
+    return TrainBatch(
+        _pad([src for src, _ in batch]),
+        torch.tensor([len(src) for src, _ in batch]),
+        _pad([[BOS, *tgt] for _, tgt in batch]),
+        _pad([[*tgt, EOS] for _, tgt in batch]),
+    )
+
+
+def _pad(ids: list[list[int]]) -> Tensor:
+    width = max(map(len, ids))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in ids])

@@ -1,0 +1,273 @@
+"""Lines to translations: no files, no printing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Example, Hypothesis, Line, Translation
+from onmt_lite.runtime import set_up
+from onmt_lite.search.beam import Beam, BeamRules
+from onmt_lite.search.candidates import CandidateRules
+from onmt_lite.search.decode import NotANumber, decode
+from onmt_lite.search.forced import score_targets
+from onmt_lite.text.batching import make_batches, pad_batch
+from onmt_lite.text.tokenizers import Tokenizer
+
+DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
+
+# Options that are settled when the model is loaded
+FIXED = ("model", "device", "gpu", "precision", "threads", "seed", "tokenizer")
+
+# Batches that nobody sized: bytes that one may take, and a length from which longer ones
+# bring no more speed
+BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
+MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
+
+Progress = Callable[[int, int], None]  # lines and target tokens that a batch has added
+
+
+class Translator:
+    """A model with the options that its translations use unless told otherwise."""
+
+    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions):
+        self.options = options
+        self.device, dtype = set_up(options.model)
+        self.checkpoint = checkpoint
+        self.model = checkpoint.model
+        if isinstance(self.model, torch.nn.Module):
+            self.model.to(self.device, dtype)
+        self.tokenizer = _choose_tokenizer(checkpoint, options.model.tokenizer)
+        self.given: dict[str, Any] = {}
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
+        """Load the model at `path`, of any kind that -model takes; by default the shipped one.
+
+        `options` are the command line's and become the defaults of `translate`.  Raises
+        OptionError or CheckpointError.
+        """
+        if path is not None:
+            options["model"] = (str(path),)
+        parsed = TranslateOptions.of(**options)
+        translator = cls(load_checkpoint(model_path(parsed)), parsed)
+        translator.given = options
+        return translator
+
+    def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
+        """One Translation per line, in order.  `options` are the command line's, by name."""
+        fixed = [name for name in options if name in FIXED]
+        if fixed:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        parsed = TranslateOptions.of(**{**self.given, **options})
+        numbered = [Line(i, line) for i, line in enumerate(lines)]
+        return self.translate_lines(numbered, options=parsed)
+
+    def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[float | None]:
+        """Teacher-forced log-probability of each target; None where the source is blank.
+
+        In nats, the end token's included.  DataError unless both have as many lines.
+        """
+        if len(src_lines) != len(tgt_lines):
+            raise DataError(f"{len(src_lines)} source lines but {len(tgt_lines)} target lines")
+        examples = [
+            self._example(Line(i, src), Line(i, tgt))
+            for i, (src, tgt) in enumerate(zip(src_lines, tgt_lines))
+        ]
+        return self._gold([e for e in examples if e.src_ids], len(examples))
+
+    def translate_lines(
+        self,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None = None,
+        options: TranslateOptions | None = None,
+        progress: Progress = lambda n_lines, n_tokens: None,
+    ) -> list[Translation]:
+        """One Translation per line, in order; with `tgt_lines`, their log-probabilities too."""
+        options = options or self.options
+        targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
+        examples = [self._example(line, tgt) for line, tgt in zip(lines, targets, strict=True)]
+        full = [(i, e) for i, e in enumerate(examples) if e.n_src_tokens]
+        progress(len(examples) - len(full), 0)
+        place = {id(e): i for i, e in full}
+        hyps: list[list[Hypothesis]] = [[] for _ in examples]
+        for group in self._batches([e for _, e in full], options):
+            found = self._decode(group, options)
+            for example, best in zip(group, found):
+                hyps[place[id(example)]] = best
+            progress(len(group), sum(len(h.token_log_probs) for best in found for h in best[:1]))
+        gold = [None] * len(examples) if tgt_lines is None else self._gold_in_order(examples, place)
+        return [
+            Translation(e.line.id, e.line.text, h, e.notes, g, tgt_lines is not None)
+            for e, h, g in zip(examples, hyps, gold)
+        ]
+
+    def _example(self, line: Line, tgt: Line | None = None) -> Example:
+        """Ids of a line, cut to what the model takes; a blank line has none."""
+        checkpoint, notes = self.checkpoint, line.notes
+        tokens = self.tokenizer.encode(line.text)
+        room = self.model.max_positions - len(checkpoint.src_end)
+        if not tokens:
+            notes = (*notes, "empty")
+        elif len(tokens) > room and "truncated" not in notes:
+            notes = (*notes, "truncated")
+        try:
+            ids = checkpoint.src_vocab.encode(tokens[:room])
+        except DataError as error:
+            raise DataError(f"line {line.id + 1}: {error}") from None
+        src_ids = ids + list(checkpoint.src_end) if ids else []
+        tgt_ids = None
+        if tgt is not None:
+            tgt_ids = checkpoint.tgt_vocab.encode(self.tokenizer.encode(tgt.text))
+            if len(tgt_ids) >= self.model.max_positions:
+                tgt_ids, notes = None, (*notes, "tgt-too-long")
+        return Example(line, src_ids, len(ids), tgt_ids, notes)
+
+    def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
+        batch = options.batch
+        if batch.batch_size is not None:
+            return make_batches(examples, batch.batch_size, batch.batch_type)
+        tokens = self._batch_tokens(options.search.beam_size)
+        if batch.batch_type == "tokens":
+            return make_batches(examples, tokens, "tokens")
+        return make_batches(examples, max(1, tokens // 24), "sents")
+
+    def _batch_tokens(self, beam_size: int) -> int:
+        """Source tokens per batch, from what one of them costs while decoding: a row's share of
+        logits and their copies, and the keys and values of its output, twice as long at most."""
+        kind = self.device.type
+        cfg = getattr(self.model, "cfg", None)
+        cache = 0 if cfg is None else 2 * 2 * 2 * cfg.dec_layers * cfg.d_model
+        per_token = 4 * beam_size * (cache + self.model.vocab_size)
+        return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
+
+    def _decode(self, group: list[Example], options: TranslateOptions) -> list[list[Hypothesis]]:
+        """Best hypotheses of each example; a batch that does not fit into memory is halved."""
+        try:
+            return self._decode_batch(group, options)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if len(group) == 1:
+                raise MemoryExhausted(
+                    f"out of memory at line {group[0].line.id + 1} alone; lower beam_size or max_length"
+                ) from None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(group) // 2
+        return self._decode(group[:half], options) + self._decode(group[half:], options)
+
+    def _decode_batch(
+        self, group: list[Example], options: TranslateOptions
+    ) -> list[list[Hypothesis]]:
+        search = options.search
+        rules = self._beam_rules(options)
+        beams = [Beam(rules, self._max_length(e, options)) for e in group]
+        batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
+        try:
+            decode(self.model, batch.src, batch.src_lengths, list(beams), self._candidate_rules(options))
+        except NotANumber as error:
+            line = group[beams.index(error.beam)].line.id + 1
+            raise NotANumber(error.beam, line) from None
+        return [self._hypotheses(beam, search.n_best) for beam in beams]
+
+    def _max_length(self, example: Example, options: TranslateOptions) -> int:
+        """The option's limit, the line's own, or the model's: the lowest."""
+        search = options.search
+        limit = min(search.max_length, self.model.max_positions)
+        if search.max_length_ratio:
+            limit = min(limit, int(search.max_length_ratio * example.n_src_tokens + 5))
+        return limit
+
+    def _beam_rules(self, options: TranslateOptions) -> BeamRules:
+        search = options.search
+        return BeamRules(
+            search.beam_size,
+            bos_id=self.checkpoint.start_id,
+            eos_id=self.checkpoint.eos_id,
+            length_penalty=search.length_penalty,
+            alpha=search.alpha,
+            stepwise_penalty=search.stepwise_penalty,
+        )
+
+    def _candidate_rules(self, options: TranslateOptions) -> CandidateRules:
+        search, vocab = options.search, self.checkpoint.tgt_vocab
+        never = self.checkpoint.never_ids
+        if search.ban_unk_token and vocab.unk_id is not None:
+            never = (*never, vocab.unk_id)
+        unknown = [token for token in search.ignore_when_blocking if token not in vocab.ids]
+        if unknown:
+            raise OptionError(
+                f"ignore_when_blocking: not in the target vocabulary: {' '.join(unknown)}"
+            )
+        return CandidateRules(
+            search.beam_size,
+            eos_id=self.checkpoint.eos_id,
+            never_ids=never,
+            min_length=search.min_length,
+            block_ngram_repeat=search.block_ngram_repeat,
+            exempt_ids=tuple(vocab.ids[token] for token in search.ignore_when_blocking),
+            coverage_penalty=search.coverage_penalty,
+            beta=search.beta,
+            stepwise_penalty=search.stepwise_penalty,
+        )
+
+    def _hypotheses(self, beam: Beam, n_best: int) -> list[Hypothesis]:
+        """The n best with distinct texts: two segmentations of one text count once."""
+        found: dict[str, Hypothesis] = {}
+        for finished in beam.best():
+            if len(found) == n_best:
+                break
+            ids, log_probs = beam.get_hyp(finished.step, finished.row)
+            tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if finished.ended else ids)
+            text = self.tokenizer.decode(tokens)
+            hyp = Hypothesis(text, tokens, finished.score, sum(log_probs), log_probs, finished.ended)
+            found.setdefault(text, hyp)
+        return list(found.values())
+
+    def _gold_in_order(self, examples: list[Example], place: dict[int, int]) -> list[float | None]:
+        scored = [replace(e, line=replace(e.line, id=i)) for i, e in enumerate(examples)]
+        return self._gold([e for e in scored if e.src_ids], len(examples))
+
+    def _gold(self, examples: list[Example], n: int) -> list[float | None]:
+        """Log-probabilities of the references, at the places their line ids say."""
+        checkpoint = self.checkpoint
+        gold: list[float | None] = [None] * n
+        for group in make_batches([e for e in examples if e.tgt_ids is not None], 1024, "tokens"):
+            batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
+            targets = [e.tgt_ids or [] for e in group]
+            scores = score_targets(
+                self.model, batch.src, batch.src_lengths, targets, checkpoint.start_id, checkpoint.eos_id
+            )
+            for example, score in zip(group, scores):
+                gold[example.line.id] = score
+        return gold
+
+
+def model_path(options: TranslateOptions) -> Path:
+    """The one model that the options name, or the shipped one."""
+    paths = options.model.model
+    if len(paths) > 1:
+        raise OptionError(f"model: {len(paths)} paths given, one is read")
+    return Path(paths[0]) if paths else DEFAULT_MODEL
+
+
+def _choose_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:
+    available = checkpoint.tokenizers
+    if name == "auto":
+        return next(iter(available.values()))
+    if name not in available:
+        raise OptionError(f"tokenizer {name}: the model brings only {', '.join(available)}")
+    return available[name]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """On a CPU, running out of memory is a plain RuntimeError known by its text."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or "can't allocate memory" in str(error)
