@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import DataOptions, ReportOptions, TranslateOptions
 from onmt_lite.records import Line
-from onmt_lite.interrupt import Interrupted
 from onmt_lite.reports import LOG, Summary, build_writer, log_gold, log_sentence
 from onmt_lite.text.lines import LineReader, count_lines
 from onmt_lite.translator import Translator, model_path
@@ -54,7 +54,9 @@ def translate_stream(
     writer = build_writer(data, options.search.n_best)
     summary, n_tokens = Summary(), 0
     hidden = report.quiet or not sys.stderr.isatty()
-    with tqdm(total=total, unit=" lines", disable=hidden, dynamic_ncols=True, file=sys.stderr) as bar:
+    with tqdm(
+        total=total, unit=" lines", disable=hidden, dynamic_ncols=True, file=sys.stderr
+    ) as bar:
 
         def progress(n_lines: int, n_new_tokens: int) -> None:
             nonlocal n_tokens
@@ -90,14 +92,18 @@ def read_windows(data: DataOptions) -> Iterator[tuple[list[Line], list[Line] | N
                 paired = [target for _, target in zip(window, targets)]
                 n += len(paired)
                 if len(paired) < len(window):
-                    raise DataError(f"tgt has {n} lines, src has more; they must match line by line")
+                    raise DataError(
+                        f"tgt has {n} lines, src has more; they must match line by line"
+                    )
                 yield window, paired
             if next(targets, None) is not None:
-                raise DataError(f"tgt has more lines than src, which has {n}; they must match line by line")
+                raise DataError(
+                    f"tgt has more lines than src, which has {n}; they must match line by line"
+                )
 
 
 def check_files(data: DataOptions) -> int | None:
-    """Find what would fail later, before the model is loaded.  Returns the number of lines, if known."""
+    """Find, before the model is loaded, what would fail later.  Returns src's lines, if known."""
     if data.src != "-" and data.output != "-" and _same_file(data.src, data.output):
         raise OptionError("output is the same file as src; choose another")
     if data.tgt is not None and data.output != "-" and _same_file(data.tgt, data.output):

@@ -1,11 +1,11 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from onmt_lite.errors import OptionError
-from onmt_lite.schema import Option, Resolved, Resolver, help_text, opt, options_of, resolve_python
+from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of, resolve_python
 
 USAGE = """\
 python translate.py [-config FILE ...] [options]
@@ -32,34 +32,25 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class MetaOptions:
-    """Where options come from."""
-
-    config: tuple[str, ...] = opt((), "YAML files with options; a later file wins over an earlier one")
-    print_config: bool = opt(
-        False, "print the resolved options as YAML, with where each came from, and exit"
-    )
-    help: bool = opt(False, "print this text and exit")
-
-
-@dataclass(frozen=True)
 class ModelOptions:
     """What translates, and on what."""
 
     model: tuple[str, ...] = opt(
-        (), "the model: a directory or a table model's .json file; without it, the shipped German-English one"
+        (),
+        "a model directory or a table model's .json file; without it, German-English as shipped",
     )
     tokenizer: Literal["auto", "space", "sentencepiece"] = opt(
         "auto",
         "how lines become tokens: `auto` is what the model brings; with `space` they are tokens "
         "already, separated by spaces, and so is the output",
     )
-    device: str = opt(
-        "auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one"
+    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
+    gpu: int | None = opt(
+        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1
     )
-    gpu: int | None = opt(None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
-        "auto", "type of the weights in memory; `auto` is fp32 on a CPU and bf16 on a GPU that has it"
+        "auto",
+        "type of the weights in memory; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
     )
     threads: int | None = opt(None, "CPU threads; without it, one per core", min=1, max=1024)
     seed: int = opt(829, "of all random numbers", min=0, max=2**63 - 1)
@@ -71,7 +62,8 @@ class DataOptions:
 
     src: str = opt("-", "file to translate, one sentence per line; - is standard input")
     tgt: str | None = opt(
-        None, "reference translations, line by line: their log-probability is reported (GOLD), the output stays"
+        None,
+        "reference translations, line by line; their log-probability is reported (GOLD)",
     )
     output: str = opt("-", "file to write, complete or not at all; - is standard output")
     output_format: Literal["text", "jsonl", "moses"] = opt(
@@ -103,8 +95,12 @@ class SearchOptions:
         "or too much (`summary`: sum max(c,1) - S)",
     )
     beta: float = opt(0.0, "weight of the coverage penalty", min=0, max=1000)
-    stepwise_penalty: bool = opt(False, "let the coverage penalty steer every step, not only the ranking")
-    block_ngram_repeat: int = opt(0, "forbid the second occurrence of any n-gram of N tokens; 0 is off", min=0)
+    stepwise_penalty: bool = opt(
+        False, "let the coverage penalty steer every step, not only the ranking"
+    )
+    block_ngram_repeat: int = opt(
+        0, "forbid the second occurrence of any n-gram of N tokens; 0 is off", min=0
+    )
     ignore_when_blocking: tuple[str, ...] = opt(
         (), "n-grams that hold one of these tokens may repeat"
     )
@@ -116,9 +112,13 @@ class BatchOptions:
     """How much is decoded at once."""
 
     batch_size: int | None = opt(
-        None, "size of a batch in units of batch_type; without it, chosen from the model and the device", min=1
+        None,
+        "size of a batch in units of batch_type; without it, chosen from the model and the device",
+        min=1,
     )
-    batch_type: Literal["tokens", "sents"] = opt("tokens", "count a batch in source tokens or sentences")
+    batch_type: Literal["tokens", "sents"] = opt(
+        "tokens", "count a batch in source tokens or sentences"
+    )
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,12 @@ def build(resolved: Resolved) -> TranslateOptions:
     problems = cross_check(resolved.values)
     if problems:
         raise OptionError(*problems)
-    kinds = {"meta": MetaOptions, "model": ModelOptions, "data": DataOptions, "search": SearchOptions}
+    kinds = {
+        "meta": MetaOptions,
+        "model": ModelOptions,
+        "data": DataOptions,
+        "search": SearchOptions,
+    }
     kinds |= {"batch": BatchOptions, "report": ReportOptions}
     return TranslateOptions(**{name: resolved.build(kind) for name, kind in kinds.items()})
 
@@ -167,7 +172,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     problems = []
     if v["n_best"] > v["beam_size"]:
         problems.append(
-            f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; raise beam_size or lower n_best"
+            f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
+            "raise beam_size or lower n_best"
         )
     if v["min_length"] > v["max_length"]:
         problems.append(f"min_length {v['min_length']} is more than max_length {v['max_length']}")
@@ -179,7 +185,11 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append("src and tgt cannot both be standard input; give one as a file")
     if not _is_device(v["device"]):
         problems.append(f"device: expected auto, cpu, cuda or cuda:N, got {v['device']!r}")
-    problems += [f"{name} is empty; give a path" for name in ("src", "tgt", "output", "log_file") if v[name] == ""]
+    problems += [
+        f"{name} is empty; give a path"
+        for name in ("src", "tgt", "output", "log_file")
+        if v[name] == ""
+    ]
     return problems
 
 
@@ -189,23 +199,6 @@ def _is_device(name: str) -> bool:
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
-    """The command line and the YAML files that it names.  Raises OptionError with all problems."""
-    command_line = Resolver(OPTIONS, ELSEWHERE)
-    command_line.command_line(list(argv))
-    resolver = Resolver(OPTIONS, ELSEWHERE)
-    for path in command_line.values["config"]:
-        resolver.yaml_file(path)
-    for name in [f.name for f in fields(MetaOptions)]:
-        if resolver.origins[name] != "default":
-            resolver.problems.append(f"{name} belongs on the command line ({resolver.origins[name]})")
-    resolver.problems += command_line.problems
-    for name, origin in command_line.origins.items():
-        if origin != "default":
-            resolver.values[name], resolver.origins[name] = command_line.values[name], origin
-    resolver.problems += cross_check(resolver.values)
-    resolved = resolver.result()
+    """Options of `translate.py` and where each came from.  OptionError lists all problems."""
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
     return build(resolved), resolved
-
-
-def print_help() -> None:
-    print(help_text(OPTIONS, USAGE))

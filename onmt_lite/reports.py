@@ -44,7 +44,9 @@ def to_moses(translation: Translation, n_best: int) -> str:
     lines = []
     for hyp in translation.hyps:
         text = LINE_BREAKS.sub(" ", hyp.text)
-        lines.append(f"{translation.id} ||| {text} ||| log_prob= {hyp.log_prob:.4f} ||| {hyp.score:.4f}")
+        lines.append(
+            f"{translation.id} ||| {text} ||| log_prob= {hyp.log_prob:.4f} ||| {hyp.score:.4f}"
+        )
     return _padded(lines, n_best, f"{translation.id} |||  ||| log_prob= 0.0000 ||| 0.0000")
 
 
@@ -85,7 +87,11 @@ class Summary:
                 self.n_scored,
             )
         if self.n_gold:
-            LOG.info("GOLD AVG SCORE: %.4f per sentence, %d sentences", self.gold / self.n_gold, self.n_gold)
+            LOG.info(
+                "GOLD AVG SCORE: %.4f per sentence, %d sentences",
+                self.gold / self.n_gold,
+                self.n_gold,
+            )
 
 
 def log_sentence(translation: Translation) -> None:

@@ -18,7 +18,9 @@ def choose_device(options: ModelOptions) -> torch.device:
         name = options.device
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise OptionError(f"device {name}: this machine has {torch.cuda.device_count()} usable GPUs")
+        raise OptionError(
+            f"device {name}: this machine has {torch.cuda.device_count()} usable GPUs"
+        )
     return device
 
 

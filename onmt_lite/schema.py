@@ -12,6 +12,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,12 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def opt(
-    default: Any, help: str, *, min: float | None = None, max: float | None = None, above: float | None = None
+    default: Any,
+    help: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    above: float | None = None,
 ) -> Any:
     """A dataclass field that is an option.  `min` and `max` are inclusive, `above` is not."""
     metadata = {"help": help, "min": min, "max": max, "above": above}
@@ -51,7 +57,9 @@ class Option:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         low, high, above = (self.bounds[k] for k in ("min", "max", "above"))
-        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]
+        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[
+            self.kind
+        ]
         limits = []
         if above is not None:
             limits.append(f"above {above:g}")
@@ -112,7 +120,9 @@ class Resolved:
 
     def without(self, group: type) -> "Resolved":
         """All but the options of one group."""
-        names = [name for name in self.values if name not in {f.name for f in dataclasses.fields(group)}]
+        names = [
+            name for name in self.values if name not in {f.name for f in dataclasses.fields(group)}
+        ]
         return Resolved({n: self.values[n] for n in names}, {n: self.origins[n] for n in names})
 
 
@@ -178,6 +188,44 @@ class Resolver:
         return Resolved(self.values, self.origins)
 
 
+@dataclass(frozen=True)
+class MetaOptions:
+    """What every program has: where its options come from.  Never part of a configuration."""
+
+    config: tuple[str, ...] = opt(
+        (), "YAML files with options; a later file wins over an earlier one"
+    )
+    print_config: bool = opt(
+        False, "print the resolved options as YAML, with where each came from, and exit"
+    )
+    help: bool = opt(False, "print this text and exit")
+
+
+def load(
+    argv: Sequence[str],
+    options: dict[str, Option],
+    cross_check: Callable[[dict[str, Any]], list[str]],
+    elsewhere: dict[str, str] | None = None,
+) -> Resolved:
+    """The command line and the YAML files that it names.  Raises OptionError with all problems."""
+    command_line = Resolver(options, elsewhere)
+    command_line.command_line(list(argv))
+    merged = Resolver(options, elsewhere)
+    for path in command_line.values["config"]:
+        merged.yaml_file(path)
+    for f in dataclasses.fields(MetaOptions):
+        if merged.origins[f.name] != "default":
+            merged.problems.append(
+                f"{f.name} belongs on the command line ({merged.origins[f.name]})"
+            )
+    merged.problems += command_line.problems
+    for name, origin in command_line.origins.items():
+        if origin != "default":
+            merged.values[name], merged.origins[name] = command_line.values[name], origin
+    merged.problems += cross_check(merged.values)
+    return merged.result()
+
+
 def coerce(option: Option, raw: Any) -> Any:
     """A raw value from any source as the option's type; ValueError says what was expected."""
     if not option.many:
@@ -201,7 +249,9 @@ def _coerce_one(option: Option, raw: Any) -> Any:
             raise wrong
         return raw
     if option.kind is bool:
-        if str(raw).lower() not in ("true", "false") or isinstance(raw, (int, float)) is not isinstance(raw, bool):
+        if str(raw).lower() not in ("true", "false") or isinstance(
+            raw, (int, float)
+        ) is not isinstance(raw, bool):
             raise wrong
         return str(raw).lower() == "true"
     value = _number(option.kind, raw, wrong)
@@ -228,7 +278,7 @@ def _number(kind: type, raw: Any, wrong: ValueError) -> Any:
 
 
 def split_argv(argv: list[str], problems: list[str]) -> list[tuple[str, list[str]]]:
-    """["-a", "1", "--b=2"] -> [("a", ["1"]), ("b", ["2"])].  Words before any option are problems."""
+    """["-a", "1", "--b=2"] -> [("a", ["1"]), ("b", ["2"])].  Words before that are problems."""
     given: list[tuple[str, list[str]]] = []
     for word in argv:
         if re.match(r"--?[A-Za-z_]", word):
@@ -237,7 +287,9 @@ def split_argv(argv: list[str], problems: list[str]) -> list[tuple[str, list[str
         elif given:
             given[-1][1].append(word)
         else:
-            problems.append(f"{word!r} belongs to no option; name the input with -src (command line)")
+            problems.append(
+                f"{word!r} belongs to no option; name the input with -src (command line)"
+            )
     return given
 
 
@@ -250,18 +302,25 @@ def read_yaml(path: str) -> list[tuple[str, Any, int]]:
     text = _read_config(path)
     try:
         depth = 0
+        event: Any  # every event has a start_mark, which the type stubs leave open
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent))
             depth -= isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent))
             if depth > MAX_CONFIG_DEPTH or isinstance(event, yaml.AliasEvent):
-                what = "an alias (*name)" if isinstance(event, yaml.AliasEvent) else "too deep nesting"
-                raise ValueError(f"{what} ({path}:{event.start_mark.line + 1}); write the value out")
+                what = (
+                    "an alias (*name)" if isinstance(event, yaml.AliasEvent) else "too deep nesting"
+                )
+                raise ValueError(
+                    f"{what} ({path}:{event.start_mark.line + 1}); write the value out"
+                )
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return []
         if not isinstance(node, yaml.MappingNode):
-            raise ValueError(f"not a list of 'option: value' lines ({path}:{node.start_mark.line + 1})")
+            raise ValueError(
+                f"not a list of 'option: value' lines ({path}:{node.start_mark.line + 1})"
+            )
         return _read_mapping(loader, node, path)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -277,7 +336,9 @@ def _read_config(path: str) -> str:
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror} ({path})") from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise ValueError(f"larger than {MAX_CONFIG_BYTES // 1024} KiB ({path}); is it a configuration?")
+        raise ValueError(
+            f"larger than {MAX_CONFIG_BYTES // 1024} KiB ({path}); is it a configuration?"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -295,9 +356,15 @@ def _read_mapping(
             raise ValueError(f"a key must be an option's name ({path}:{line})")
         key = key_node.value.lstrip("-")
         if key in lines:
-            raise ValueError(f"{key} is set twice, at lines {lines[key]} and {line} ({path}:{line})")
+            raise ValueError(
+                f"{key} is set twice, at lines {lines[key]} and {line} ({path}:{line})"
+            )
         lines[key] = line
-        found.append((key, loader.construct_object(value_node, deep=True), line))
+        try:
+            value = loader.construct_object(value_node, deep=True)
+        except ValueError as error:  # such as 2026-13-45, which looks like a date
+            raise ValueError(f"{key}: not valid YAML: {error} ({path}:{line})") from None
+        found.append((key, value, line))
     return found
 
 

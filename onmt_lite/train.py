@@ -5,18 +5,25 @@ loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a st
 """
 
 import math
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import sentencepiece as spm
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
+from onmt_lite.checkpoints import native
+from onmt_lite.cli import run_program
+from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.options import ModelOptions as RuntimeOptions
+from onmt_lite.runtime import set_up
 from onmt_lite.training.augment import Augment
 from onmt_lite.training.data import (
     PAD,
@@ -27,7 +34,10 @@ from onmt_lite.training.data import (
     train_sentencepiece,
 )
 from onmt_lite.training.muon import Muon
-from onmt_lite.training.options import TrainOptions
+from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
+
+# Where a run stands, beside weights and optimizers
+COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
 
 def init_weights(model: Transformer) -> None:
@@ -41,19 +51,18 @@ def init_weights(model: Transformer) -> None:
             nn.init.xavier_uniform_(p)
 
 
-def build_optimizers(model: Transformer, options: TrainOptions) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    model: Transformer, matrix_lr: float, vector_lr: float
+) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, Adam for embeddings, norms and biases."""
-    splits = {"qkv.weight": 3, "kv.weight": 2}  # stacked matrices are orthogonalised one by one
+    stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():
         if p.dim() == 2 and not name.endswith("token.weight"):
-            matrices.append((p, splits.get(name.rsplit("_attn.", 1)[-1], 1)))
+            matrices.append((p, stacked.get(name.rsplit("_attn.", 1)[-1], 1)))
         else:
             others.append(p)
-    return [
-        Muon(matrices, options.matrix_lr),
-        torch.optim.Adam(others, options.vector_lr, betas=(0.9, 0.98)),
-    ]
+    return [Muon(matrices, matrix_lr), torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))]
 
 
 class Trainer:
@@ -61,51 +70,68 @@ class Trainer:
 
     def __init__(self, options: TrainOptions):
         self.options = options
-        self.out = Path(options.output)
+        learning, data = options.learning, options.data
+        self.out = Path(data.output)
+        self.state_path = self.out / "train_state.pt"
+        if self.state_path.exists() and not learning.resume:
+            raise OptionError(f"output: {self.out} holds a run already; go on with -resume")
         self.out.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(options.seed)
-        self.device = torch.device(options.device)
-        self.pairs = read_pairs(options.train, options.reverse)
+        runtime = RuntimeOptions(
+            device=learning.device, threads=learning.threads, seed=learning.seed
+        )
+        self.device, _ = set_up(runtime)
+        self.pairs = read_pairs(data.train, data.reverse)
         self.sp = self._sentencepiece()
-        self.model = Transformer(self._config(), options.dropout).to(self.device)
+        self.model = Transformer(self._config(), options.model.dropout).to(self.device)
         init_weights(self.model)
-        self.optimizers = build_optimizers(self.model, options)
+        self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        dev = tokenize(self.sp, read_pairs(options.valid, options.reverse), 0, 0, Random(0))
-        self.valid = list(make_batches(dev, options.batch_tokens, Random(0)))
+        held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
+        self.valid = list(make_batches(held_out, learning.batch_tokens, Random(0)))
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds, self.best = 0.0, math.inf
+        self.stopping = False
+        if learning.resume:
+            self.load_state()
 
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
-        path = self.out / "sentencepiece.model"
+        path = self.out / native.PIECES
         if not path.exists():
-            train_sentencepiece(self.pairs, path, self.options.vocab_size)
+            train_sentencepiece(self.pairs, path, self.options.data.vocab_size)
         return spm.SentencePieceProcessor(model_file=str(path))
 
     def _config(self) -> TransformerConfig:
-        o, n = self.options, self.sp.vocab_size()
+        m, n = self.options.model, self.sp.vocab_size()
         return TransformerConfig(
-            n, n, o.d_model, o.heads, o.d_ff, o.enc_layers, o.dec_layers, max_positions=o.max_positions
+            n,
+            n,
+            m.d_model,
+            m.heads,
+            m.d_ff,
+            m.enc_layers,
+            m.dec_layers,
+            max_positions=m.max_positions,
         )
 
     def progress(self) -> float:
         """Share of the run that is over, by whichever of its two limits is nearer."""
-        o = self.options
-        by_steps = self.n_steps / o.train_steps if o.train_steps else 0.0
-        by_time = self.seconds / 60 / o.train_minutes if o.train_minutes else 0.0
+        learning = self.options.learning
+        by_steps = self.n_steps / learning.train_steps if learning.train_steps else 0.0
+        by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
         return max(by_steps, by_time)
 
     def set_lr(self) -> None:
-        """Linear warm-up, a plateau, then linear to zero."""
-        warm = min(1.0, (self.n_steps + 1) / self.options.warmup_steps)
-        cool = min(1.0, (1.0 - self.progress()) / self.options.cooldown)
+        """Linear warm-up, a plateau, then linearly to zero."""
+        warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
+        cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
         for optimizer, peaks in zip(self.optimizers, self.peaks):
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = peak * warm * cool
 
-    def loss(self, batch: TrainBatch, label_smoothing: float, reduction: str) -> torch.Tensor:
+    def loss(self, batch: TrainBatch, label_smoothing: float, reduction: str) -> Tensor:
         b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
+        low = self.options.learning.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             logits = self.model(self.model.encode(b.src, b.src_lengths), b.tgt_in)
         return F.cross_entropy(
             logits.float().flatten(0, 1),
@@ -119,9 +145,9 @@ class Trainer:
         self.set_lr()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.loss(batch, self.options.label_smoothing, "mean")
+        loss = self.loss(batch, self.options.learning.label_smoothing, "mean")
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.n_steps += 1
@@ -136,43 +162,45 @@ class Trainer:
         self.model.train()
         return total / sum(int((batch.tgt_out != PAD).sum()) for batch in self.valid)
 
-    def batches(self, augment: Augment):
-        """All batches that are left, epoch after epoch; each epoch is decided by its seed alone."""
-        o = self.options
+    def batches(self) -> Iterator[TrainBatch]:
+        """All batches that are left, epoch after epoch; an epoch is decided by its seed alone."""
+        data, learning = self.options.data, self.options.learning
+        augment = Augment(self.pairs, self.options.augment)
         while True:
-            rng = Random(f"{o.seed} {self.epoch}")
+            rng = Random(f"{learning.seed} {self.epoch}")
             texts = augment(self.pairs, rng)
-            examples = tokenize(self.sp, texts, o.src_sampling, o.tgt_sampling, rng)
-            examples = [e for e in examples if max(map(len, e)) < o.max_positions]
-            for i, batch in enumerate(make_batches(examples, o.batch_tokens, rng)):
+            examples = tokenize(self.sp, texts, data.src_sampling, data.tgt_sampling, rng)
+            examples = [e for e in examples if max(map(len, e)) < self.model.max_positions]
+            for i, batch in enumerate(make_batches(examples, learning.batch_tokens, rng)):
                 if i >= self.batch:
                     self.batch = i + 1
                     yield batch
             self.epoch, self.batch = self.epoch + 1, 0
 
     def run(self) -> None:
-        o = self.options
-        augment = Augment(self.pairs, o.rates(), o.conjunction_pairs(), o.quote_pairs())
         self.model.train()
-        bar = tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
         last_valid = clock = time.monotonic()
-        for batch in self.batches(augment):
-            loss = self.step(batch)
-            now = time.monotonic()
-            self.seconds, clock = self.seconds + now - clock, now
-            bar.n = min(100, round(100 * self.progress(), 2))
-            if self.n_steps % 20 == 0:
-                bar.set_postfix(epoch=self.epoch, step=self.n_steps, loss=f"{loss:.3f}",
-                                tokens=f"{self.n_tokens / self.seconds:.0f}/s")
-            finished = self.progress() >= 1
-            if finished or now - last_valid > 60 * o.valid_minutes:
-                self.report(loss)
-                last_valid = clock = time.monotonic()
-            if finished:
-                break
-        bar.close()
+        form = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
+        with tqdm(total=100, bar_format=form, disable=not sys.stderr.isatty()) as bar:
+            for batch in self.batches():
+                loss = self.step(batch)
+                now = time.monotonic()
+                self.seconds, clock = self.seconds + now - clock, now
+                bar.set_postfix_str(
+                    f"epoch {self.epoch}, step {self.n_steps}, loss {loss:.3f}, "
+                    f"{self.n_tokens / self.seconds:.0f} tokens/s",
+                    refresh=False,
+                )
+                bar.update(min(100.0, 100 * self.progress()) - bar.n)
+                over = self.progress() >= 1 or self.stopping
+                if over or now - last_valid > 60 * self.options.learning.valid_minutes:
+                    self.report(loss)
+                    last_valid = clock = time.monotonic()
+                if over:
+                    break
 
     def report(self, train_loss: float) -> None:
+        """Validate; save the model if it is the best so far, and where the run stands always."""
         nll = self.validate()
         tqdm.write(
             f"{self.seconds / 60:6.1f} min  epoch {self.epoch}  step {self.n_steps}  "
@@ -181,45 +209,48 @@ class Trainer:
         )
         if nll < self.best:
             self.best = nll
-            self.save_model()
+            native.save(self.out, self.model, (self.out / native.PIECES).read_bytes())
         self.save_state()
-
-    def save_model(self) -> None:
-        torch.save({k: v.half() for k, v in self.model.state_dict().items()}, self.out / "weights.pt")
 
     def save_state(self) -> None:
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "counters": {k: getattr(self, k) for k in COUNTERS},
+            "counters": {name: getattr(self, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
         }
-        torch.save(state, self.out / "train_state.new")
-        (self.out / "train_state.new").replace(self.out / "train_state.pt")
+        new = self.state_path.with_suffix(".new")
+        torch.save(state, new)
+        new.replace(self.state_path)
 
     def load_state(self) -> None:
-        state = torch.load(self.out / "train_state.pt", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved)
-        for name, value in state["counters"].items():
-            setattr(self, name, value)
-        torch.set_rng_state(state["random"])
+        try:
+            state = torch.load(self.state_path, map_location=self.device, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            torch.set_rng_state(state["random"].cpu())
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"cannot resume from {self.state_path}: {reason}") from None
+        for name in COUNTERS:
+            setattr(self, name, state["counters"][name])
 
 
-COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
-
-
-def main() -> None:
-    import yaml
-
-    options = TrainOptions(**yaml.safe_load(open(sys.argv[2], encoding="utf-8")))
-    torch.set_num_threads(options.threads)
+def train(options: TrainOptions) -> None:
+    """The whole run.  A first Ctrl-C ends it after the current step, with its state saved."""
     trainer = Trainer(options)
-    if "-resume" in sys.argv:
-        trainer.load_state()
+
+    def stop(signum: int, frame: object) -> None:
+        trainer.stopping = True
+        signal.signal(signum, signal.SIG_DFL)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
     trainer.run()
+    if trainer.stopping:
+        print("stopped; -resume goes on from here", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_train_options, train))

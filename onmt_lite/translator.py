@@ -156,7 +156,8 @@ class Translator:
                 raise
             if len(group) == 1:
                 raise MemoryExhausted(
-                    f"out of memory at line {group[0].line.id + 1} alone; lower beam_size or max_length"
+                    f"out of memory at line {group[0].line.id + 1} alone; "
+                    "lower beam_size or max_length"
                 ) from None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -171,7 +172,13 @@ class Translator:
         beams = [Beam(rules, self._max_length(e, options)) for e in group]
         batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
         try:
-            decode(self.model, batch.src, batch.src_lengths, list(beams), self._candidate_rules(options))
+            decode(
+                self.model,
+                batch.src,
+                batch.src_lengths,
+                list(beams),
+                self._candidate_rules(options),
+            )
         except NotANumber as error:
             line = group[beams.index(error.beam)].line.id + 1
             raise NotANumber(error.beam, line) from None
@@ -227,7 +234,9 @@ class Translator:
             ids, log_probs = beam.get_hyp(finished.step, finished.row)
             tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if finished.ended else ids)
             text = self.tokenizer.decode(tokens)
-            hyp = Hypothesis(text, tokens, finished.score, sum(log_probs), log_probs, finished.ended)
+            hyp = Hypothesis(
+                text, tokens, finished.score, sum(log_probs), log_probs, finished.ended
+            )
             found.setdefault(text, hyp)
         return list(found.values())
 
@@ -243,7 +252,12 @@ class Translator:
             batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
             targets = [e.tgt_ids or [] for e in group]
             scores = score_targets(
-                self.model, batch.src, batch.src_lengths, targets, checkpoint.start_id, checkpoint.eos_id
+                self.model,
+                batch.src,
+                batch.src_lengths,
+                targets,
+                checkpoint.start_id,
+                checkpoint.eos_id,
             )
             for example, score in zip(group, scores):
                 gold[example.line.id] = score

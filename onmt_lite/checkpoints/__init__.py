@@ -25,8 +25,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         for reader in READERS:
             if reader.recognises(path):
                 return reader.load(path)
-        raise CheckpointError(f"no model at {path}: {_describe(path)}; -model takes a directory with model.json "
-                              "or a table model's .json file")
+        raise CheckpointError(
+            f"no model at {path}: {_describe(path)}; -model takes a directory with model.json "
+            "or a table model's .json file"
+        )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"cannot read the model at {str(path)[:200]!r}: {reason}") from None
@@ -41,4 +43,7 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    return next((f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)), "a file of unknown kind")
+    return next(
+        (f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)),
+        "a file of unknown kind",
+    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece as spm
-import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
@@ -95,7 +94,9 @@ def _build(cfg: TransformerConfig, weights: dict[str, Tensor], path: Path) -> Tr
             raise CheckpointError(f"{path}: {name} holds numbers that are not finite")
     layers = {name.split(".")[1] for name in weights if name.startswith("encoder.")}
     if len(layers) != cfg.enc_layers:  # before building what no file could fill
-        raise CheckpointError(f"{path}: {len(layers)} encoder layers, model.json says {cfg.enc_layers}")
+        raise CheckpointError(
+            f"{path}: {len(layers)} encoder layers, model.json says {cfg.enc_layers}"
+        )
     try:
         model = Transformer(cfg)
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -132,7 +133,9 @@ def _read(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; the model directory is incomplete") from None
+        raise CheckpointError(
+            f"{path}: {error.strerror}; the model directory is incomplete"
+        ) from None
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(f"{path}: damaged or not of this model: checksum mismatch")
     return data

@@ -4,6 +4,7 @@ The format cannot hold code.  Everything the header claims is checked against th
 before a number is used.
 """
 
+import ctypes
 import json
 import math
 import struct
@@ -22,7 +23,8 @@ def dump(tensors: dict[str, Tensor]) -> bytes:
     header: dict[str, Any] = {}
     parts, end = [], 0
     for name, tensor in tensors.items():
-        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        flat = tensor.detach().cpu().contiguous()
+        data = ctypes.string_at(flat.data_ptr(), flat.nbytes)  # numpy may not be there
         header[name] = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -36,11 +36,11 @@ class EncoderDecoder(Protocol):
         """src (B, S) padded ids, src_lengths (B,) -> a memory, whatever this family keeps in it."""
         ...
 
-    def init_state(self, memory: Any) -> State:
-        """One row per sentence, nothing decoded yet."""
+    def init_state(self, memory: Any) -> Any:
+        """A `State` with one row per sentence, nothing decoded yet."""
         ...
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
         """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
 
         Advances `state` in place.
@@ -48,5 +48,5 @@ class EncoderDecoder(Protocol):
         ...
 
     def forward(self, memory: Any, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits (B, T, V), all positions at once."""
+        """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...

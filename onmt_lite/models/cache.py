@@ -18,7 +18,7 @@ class KeyValueCache:
         self.data: Tensor | None = None
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one position's k and v (R, H, 1, d); return all so far, each (R, H, length+1, d)."""
+        """Store a position's k and v (R, H, 1, d); all so far are returned, (R, H, length+1, d)."""
         data = self._room_for(k)
         data[0, layer, :, :, self.length] = k[:, :, 0]
         data[1, layer, :, :, self.length] = v[:, :, 0]
@@ -57,7 +57,9 @@ class DecoderState:
     sentence: its K hypotheses share them, and only dropping a sentence copies them.
     """
 
-    def __init__(self, cache: KeyValueCache, cross: list[tuple[Tensor, Tensor]], memory_mask: Tensor):
+    def __init__(
+        self, cache: KeyValueCache, cross: list[tuple[Tensor, Tensor]], memory_mask: Tensor
+    ):
         self.cache, self.cross, self.memory_mask = cache, cross, memory_mask
 
     def select(self, rows: Tensor) -> "DecoderState":

@@ -6,8 +6,9 @@ tokens, T target tokens, D model width, H heads.  Which variant runs is decided 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,11 @@ from torch import Tensor, nn
 
 from onmt_lite.models.cache import DecoderState, KeyValueCache
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,9 @@ class Dropout(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention: (..., T, d), (..., S, d) -> context (..., T, d), weights (..., T, S).
+    """Scaled dot-product attention of queries (..., T, d) to keys and values (..., S, d).
+
+    Returns the context (..., T, d) and the weights (..., T, S).
 
     `mask` is added to the scores; its -inf entries get weight 0.  The softmax runs in
     float32 whatever the weights' type.  Two plain products, on purpose: on a CPU the
@@ -237,14 +244,15 @@ class Embedding(nn.Module):
         else:
             table = sinusoids(n_rows, cfg.d_model, cfg.positions)
             self.register_buffer("position", table, persistent=False)
-        self.norm = nn.LayerNorm(cfg.d_model, eps=cfg.norm_eps) if cfg.embedding_norm else None
+        norm = cfg.embedding_norm
+        self.norm = nn.LayerNorm(cfg.d_model, eps=cfg.norm_eps) if norm else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """ids (N, T) at positions start, start+1, ... -> (N, T, D)."""
         first = start + self.offset
         x = self.token(ids) * self.scale + self.position[first : first + ids.size(1)]
-        return self.dropout(x if self.norm is None else self.norm(x))
+        return self.dropout(self.norm(x))
 
 
 class Transformer(nn.Module):
@@ -286,7 +294,7 @@ class Transformer(nn.Module):
         """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
         return DecoderState(
             KeyValueCache(n_layers=len(self.decoder), n_rows=memory.bank.size(0)),
-            [layer.cross_attn.project(memory.bank) for layer in self.decoder],
+            [cast(DecoderLayer, layer).cross_attn.project(memory.bank) for layer in self.decoder],
             memory.mask,
         )
 
@@ -307,6 +315,6 @@ class Transformer(nn.Module):
         causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
         x = self.tgt_embedding(tgt)
         for layer in self.decoder:
-            keys_values = layer.cross_attn.project(memory.bank)
+            keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
             x, _ = layer(x, causal, keys_values, memory.mask)
         return self.output(self.dec_norm(x))

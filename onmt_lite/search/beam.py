@@ -73,7 +73,8 @@ class Beam:
         self.log_probs.append([c.log_prob for c in candidates])
         costs = [penalties[c.row] for c in candidates]
         self.scores = [
-            c.score + cost if rules.stepwise_penalty else c.score for c, cost in zip(candidates, costs)
+            c.score + cost if rules.stepwise_penalty else c.score
+            for c, cost in zip(candidates, costs)
         ]
         at_max = self.n_steps >= self.max_length
         for k, candidate in enumerate(candidates):

@@ -56,7 +56,8 @@ class CandidateSearch:
     def step(
         self, tokens: Tensor, scores: Tensor, logits: Tensor, attn: Tensor
     ) -> tuple[list[list[Candidate]], list[list[float]]]:
-        """The newest token and the score of each row (R,), what the model said: logits (R, V), attn (R, S).
+        """Newest token and score of each row (R,), and what the model said of what comes next:
+        logits (R, V), attn (R, S).
 
         Returns per sentence its `beam_size` candidates, best first, and the coverage penalty
         of each of its rows.  Equal scores are ordered by row, then by token.
@@ -124,7 +125,7 @@ class CandidateSearch:
         return [sorted(found[:k], key=lambda c: (-c.score, c.row, c.token)) for found in sentences]
 
     def _rank_all(self, logits: Tensor, log_norm: Tensor, offset: Tensor) -> list[list[Candidate]]:
-        """As `_rank`, for the rare step where equals straddle the cut: a stable sort of everything."""
+        """As `_rank`, for the rare step where equals straddle the cut: a stable sort of all."""
         k, v = self.rules.beam_size, self.vocab_size
         log_probs = (logits - log_norm[:, None]).view(-1, k * v)
         totals = (log_probs.view(-1, v) + offset[:, None]).view(-1, k * v)

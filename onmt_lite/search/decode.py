@@ -15,14 +15,20 @@ class NotANumber(CheckpointError):
     """The model's output for one sentence is NaN, so nothing can be ranked."""
 
     def __init__(self, beam: Beam, line: int | None = None):
-        where = f"step {beam.n_steps + 1}" if line is None else f"line {line}, step {beam.n_steps + 1}"
+        where = (
+            f"step {beam.n_steps + 1}" if line is None else f"line {line}, step {beam.n_steps + 1}"
+        )
         super().__init__(f"the model returned NaN ({where}); try -precision fp32")
         self.beam = beam
 
 
 @torch.inference_mode()
 def decode(
-    model: EncoderDecoder, src: Tensor, src_lengths: Tensor, beams: list[Beam], rules: CandidateRules
+    model: EncoderDecoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    beams: list[Beam],
+    rules: CandidateRules,
 ) -> None:
     """Run the beams of a batch, one per sentence of src (B, S), until all are done.
 
@@ -58,5 +64,7 @@ def select_indices(beams: list[Beam]) -> Tensor:
     [[0, 1], [5, 4]].
     """
     k = beams[0].rules.beam_size
-    rows = [[b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.done]
+    rows = [
+        [b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.done
+    ]
     return torch.tensor(rows, dtype=torch.long).view(-1, k)

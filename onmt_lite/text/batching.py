@@ -25,6 +25,4 @@ def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Bat
     """src (B, S) on the device."""
     lengths = [len(e.src_ids) for e in examples]
     rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
-    return Batch(
-        examples, torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
-    )
+    return Batch(examples, torch.tensor(rows, device=device), torch.tensor(lengths, device=device))

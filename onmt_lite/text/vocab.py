@@ -41,7 +41,9 @@ class Vocab:
         if i is not None and not self.is_control(i):
             return i
         if self.unk_id is None:
-            raise DataError(f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones")
+            raise DataError(
+                f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones"
+            )
         return self.unk_id
 
     def decode(self, ids: list[int]) -> list[str]:

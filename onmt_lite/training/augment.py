@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from random import Random
 
+from onmt_lite.training.options import AugmentOptions, split_pairs
+
 Pair = tuple[str, str]
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
@@ -47,7 +49,7 @@ def _random_number(old: str, rng: Random) -> str:
 
 
 class Truecase:
-    """The form a word has inside sentences, to lower a sentence's first word when it moves inside."""
+    """The form words have inside sentences, for a first word that moves inside."""
 
     def __init__(self, sentences: Iterable[str]):
         inside: Counter[str] = Counter()
@@ -62,23 +64,19 @@ class Truecase:
 
 
 class Augment:
-    """Applies all of the above with the rates of a training configuration."""
+    """Applies all of the above, at the rates that the options give."""
 
-    def __init__(
-        self,
-        pairs: list[Pair],
-        rates: dict[str, float],
-        conjunctions: list[Pair],
-        quotes: list[Pair],
-    ):
-        self.rates, self.conjunctions, self.quotes = rates, conjunctions, quotes
+    def __init__(self, pairs: list[Pair], options: AugmentOptions):
+        self.options = options
+        self.conjunctions = split_pairs(options.conjunctions)
+        self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
         self.tgt_case = Truecase(tgt for _, tgt in pairs)
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
 
     def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
         """One epoch: shuffled, joined, and with its share of odd spellings."""
-        numbered = self.numbered * round(self.rates["numbers"])
+        numbered = self.numbered * self.options.augment_numbers
         pairs = pairs + [renumber(pair, rng) for pair in numbered]
         rng.shuffle(pairs)
         return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
@@ -87,7 +85,8 @@ class Augment:
         """Make lines of several sentences out of neighbours, each pair used once."""
         joined, i = [], 0
         while i < len(pairs):
-            n = rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8)) if rng.random() < self.rates["join"] else 1
+            alone = rng.random() >= self.options.augment_join
+            n = 1 if alone else rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8))
             joined.append(self._glue(pairs[i : i + n], rng))
             i += n
         return joined
@@ -95,8 +94,8 @@ class Augment:
     def _glue(self, group: list[Pair], rng: Random) -> Pair:
         src, tgt = group[0]
         for src_next, tgt_next in group[1:]:
-            inside = src[-1:] == tgt[-1:] == "." and rng.random() < self.rates["conjunction"]
-            if inside:
+            stop = src[-1:] == tgt[-1:] == "."
+            if stop and self.conjunctions and rng.random() < self.options.augment_conjunction:
                 link_src, link_tgt = rng.choice(self.conjunctions)
                 src = src[:-1] + link_src + self.src_case.lower_first(src_next)
                 tgt = tgt[:-1] + link_tgt + self.tgt_case.lower_first(tgt_next)
@@ -105,14 +104,14 @@ class Augment:
         return src, tgt
 
     def _respell(self, pair: Pair, rng: Random) -> Pair:
-        rates = self.rates
-        if rng.random() < rates["quote"] and '"' not in pair[1]:
+        options = self.options
+        if self.quotes and rng.random() < options.augment_quote and '"' not in pair[1]:
             (src_open, src_close), (tgt_open, tgt_close) = rng.choice(self.quotes)
             pair = src_open + pair[0] + src_close, tgt_open + pair[1] + tgt_close
-        elif rng.random() < rates["no_final"]:
+        elif rng.random() < options.augment_no_final:
             pair = drop_final(pair)
-        if rng.random() < rates["upper"]:
+        if rng.random() < options.augment_upper:
             return pair[0].upper(), pair[1].upper()
-        if rng.random() < rates["lower_src"]:
+        if rng.random() < options.augment_lower_src:
             return pair[0].lower(), pair[1]
         return pair

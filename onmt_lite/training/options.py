@@ -1,51 +1,129 @@
-from dataclasses import dataclass, field
+"""Every option of the trainer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of
+
+USAGE = """\
+python -m onmt_lite.train -config FILE [options]
+
+Trains a Transformer on pairs of lines and writes a model that translate.py -model reads.
+Stop it with Ctrl-C at any time; -resume goes on where it stopped."""
+
+Pairs = tuple[tuple[str, str], ...]
 
 
-@dataclass
+@dataclass(frozen=True)
+class DataOptions:
+    """What is learned from."""
+
+    train: str = opt("", "training pairs, one `source<TAB>target` a line, plain or .gz")
+    valid: str = opt("", "held-out pairs in the same form")
+    output: str = opt("", "directory for the model and for what -resume needs")
+    reverse: bool = opt(False, "learn the other direction: the second column is the source")
+    vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=100)
+    src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
+    tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The shape of the Transformer: pre-norm, ReLU, one table for all embeddings."""
+
+    d_model: int = opt(192, "width", min=8)
+    heads: int = opt(4, "attention heads; must divide d_model", min=1)
+    d_ff: int = opt(768, "width inside feed-forward layers", min=8)
+    enc_layers: int = opt(5, "encoder layers", min=1)
+    dec_layers: int = opt(2, "decoder layers", min=1)
+    max_positions: int = opt(512, "longest line in tokens", min=8)
+    dropout: float = opt(0.1, "share of values dropped", min=0, max=0.9)
+
+
+@dataclass(frozen=True)
+class LearningOptions:
+    """How it is learned."""
+
+    train_steps: int = opt(0, "steps of the whole run; 0 is no such limit", min=0)
+    train_minutes: float = opt(0.0, "minutes of the whole run; 0 is no such limit", min=0)
+    batch_tokens: int = opt(3600, "padded tokens per step and side", min=16)
+    matrix_lr: float = opt(0.02, "peak learning rate of weight matrices (Muon)", above=0)
+    vector_lr: float = opt(
+        0.002, "peak learning rate of embeddings, norms and biases (Adam)", above=0
+    )
+    warmup_steps: int = opt(100, "steps of linear warm-up", min=1)
+    cooldown: float = opt(
+        0.8, "last share of the run, in which the rates fall to zero", above=0, max=1
+    )
+    label_smoothing: float = opt(0.1, "probability kept from the right token", min=0, max=0.9)
+    clip_norm: float = opt(1.0, "largest norm of a step's gradient", above=0)
+    valid_minutes: float = opt(
+        5.0, "minutes between validations; each saves the model and the state", above=0
+    )
+    seed: int = opt(1, "of weights, order, augmentation and dropout", min=0)
+    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N` or `auto`")
+    precision: Literal["fp32", "bf16"] = opt("fp32", "bf16 is faster where the processor has it")
+    threads: int | None = opt(None, "CPU threads; without it, one per core", min=1)
+    resume: bool = opt(False, "go on with the run in the output directory")
+
+
+@dataclass(frozen=True)
+class AugmentOptions:
+    """Shares of lines that are changed as `onmt_lite.training.augment` says."""
+
+    augment_join: float = opt(
+        0.07, "joined with their neighbours to lines of 2 to 8 sentences", min=0, max=1
+    )
+    augment_conjunction: float = opt(0.35, "of these joins: made with a conjunction", min=0, max=1)
+    conjunctions: tuple[str, ...] = opt((), "pairs `source|target`, such as `, und |, and `")
+    augment_quote: float = opt(0.01, "put into quotation marks", min=0, max=1)
+    quotes: tuple[str, ...] = opt((), 'pairs such as `„…“|"…"`')
+    augment_no_final: float = opt(0.06, "without their final mark", min=0, max=1)
+    augment_upper: float = opt(0.015, "in capitals", min=0, max=1)
+    augment_lower_src: float = opt(0.02, "with a source in small letters", min=0, max=1)
+    augment_numbers: int = opt(
+        2, "copies with other numbers of each pair that shares numbers", min=0
+    )
+
+
+@dataclass(frozen=True)
 class TrainOptions:
-    train: str
-    valid: str
-    output: str
-    reverse: bool = False
-    vocab_size: int = 5000
-    d_model: int = 256
-    heads: int = 4
-    d_ff: int = 1024
-    enc_layers: int = 4
-    dec_layers: int = 2
-    max_positions: int = 512
-    dropout: float = 0.1
-    label_smoothing: float = 0.1
-    matrix_lr: float = 0.02
-    vector_lr: float = 0.002
-    warmup_steps: int = 100
-    cooldown: float = 0.7
-    clip_norm: float = 1.0
-    batch_tokens: int = 3000
-    train_steps: int = 0
-    train_minutes: float = 0
-    valid_minutes: float = 5
-    src_sampling: float = 0.2
-    tgt_sampling: float = 0.0
-    augment_join: float = 0.07
-    augment_conjunction: float = 0.35
-    augment_quote: float = 0.01
-    augment_no_final: float = 0.06
-    augment_upper: float = 0.015
-    augment_lower_src: float = 0.02
-    augment_numbers: float = 2
-    conjunctions: list = field(default_factory=list)
-    quotes: list = field(default_factory=list)
-    bf16: bool = False
-    device: str = "cpu"
-    threads: int = 2
-    seed: int = 1
+    """All groups together."""
 
-    def rates(self):
-        return {k[8:]: v for k, v in vars(self).items() if k.startswith("augment_")}
+    data: DataOptions
+    model: ModelOptions
+    learning: LearningOptions
+    augment: AugmentOptions
 
-    def conjunction_pairs(self):
-        return [tuple(x.split("|")) for x in self.conjunctions]
 
-    def quote_pairs(self):
-        return [tuple(tuple(s.split("…")) for s in x.split("|")) for x in self.quotes]
+GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions, MetaOptions)
+OPTIONS: dict[str, Option] = options_of(GROUPS)
+
+
+def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    resolved = load(argv, OPTIONS, cross_check)
+    groups = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
+    return TrainOptions(*map(resolved.build, groups)), resolved
+
+
+def cross_check(v: dict[str, Any]) -> list[str]:
+    problems = [
+        f"{name} is missing; give a path" for name in ("train", "valid", "output") if not v[name]
+    ]
+    if v["d_model"] % (2 * v["heads"]):
+        problems.append(f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}")
+    if not v["train_steps"] and not v["train_minutes"]:
+        problems.append("train_steps or train_minutes must say when to stop")
+    for name, marks in (("conjunctions", 0), ("quotes", 1)):
+        for pair in v[name]:
+            sides = pair.split("|")
+            if len(sides) != 2 or any(side.count("…") != marks for side in sides):
+                problems.append(f"{name}: {pair!r} is not of the form in -help")
+    return problems
+
+
+def split_pairs(pairs: tuple[str, ...]) -> Pairs:
+    """("a|b", ...) -> (("a", "b"), ...)"""
+    return tuple((src, tgt) for src, tgt in (pair.split("|") for pair in pairs))
