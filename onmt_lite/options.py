@@ -175,6 +175,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
             "raise beam_size or lower n_best"
         )
+    if len(v["model"]) > 1:
+        problems.append(f"model: {len(v['model'])} paths given; give one, ensembles are not read yet")
     if v["min_length"] > v["max_length"]:
         problems.append(f"min_length {v['min_length']} is more than max_length {v['max_length']}")
     if v["gpu"] is not None and v["device"] != "auto":

@@ -265,11 +265,8 @@ class Translator:
 
 
 def model_path(options: TranslateOptions) -> Path:
-    """The one model that the options name, or the shipped one."""
-    paths = options.model.model
-    if len(paths) > 1:
-        raise OptionError(f"model: {len(paths)} paths given, one is read")
-    return Path(paths[0]) if paths else DEFAULT_MODEL
+    """The model that the options name, or the shipped one."""
+    return Path(options.model.model[0]) if options.model.model else DEFAULT_MODEL
 
 
 def _choose_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:

@@ -1,6 +1,7 @@
 """Training pairs: from TSV files to padded batches."""
 
 import gzip
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
+from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.training.augment import Pair
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
@@ -27,19 +29,33 @@ class TrainBatch:
 
 
 def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
-    """`src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides."""
+    """`src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
+
+    FileError where the file cannot be read, DataError for a line that is no pair.
+    """
     open_text = gzip.open if str(path).endswith(".gz") else open
-    with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
-        pairs = [tuple(line.rstrip("\n").split("\t")[:2]) for line in lines]
-    return [(tgt, src) if reverse else (src, tgt) for src, tgt in pairs]
+    pairs: list[Pair] = []
+    try:
+        with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
+            for n, line in enumerate(lines, 1):
+                src, *rest = line.rstrip("\r\n").split("\t")
+                if not rest or not src or not rest[0]:
+                    raise DataError(f"{path}:{n}: not a `source<TAB>target` line")
+                pairs.append((rest[0], src) if reverse else (src, rest[0]))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from None
+    if not pairs:
+        raise DataError(f"{path} holds no pairs")
+    return pairs
 
 
 def train_sentencepiece(pairs: list[Pair], path: Path, vocab_size: int) -> None:
     """One unigram model for both languages, digits apart so that numbers can be copied."""
-    with open(path, "wb") as out:
+    pieces = io.BytesIO()
+    try:
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(text for pair in pairs for text in pair),
-            model_writer=out,
+            model_writer=pieces,
             vocab_size=vocab_size,
             model_type="unigram",
             character_coverage=1.0,
@@ -50,8 +66,11 @@ def train_sentencepiece(pairs: list[Pair], path: Path, vocab_size: int) -> None:
             eos_id=EOS,
             pad_piece="<blank>",
             num_threads=2,
-            minloglevel=2,
+            minloglevel=3,
         )
+    except RuntimeError as error:
+        raise OptionError(f"vocab_size {vocab_size}: {str(error).rpartition('] ')[2]}") from None
+    path.write_bytes(pieces.getvalue())
 
 
 def tokenize(
@@ -67,6 +86,7 @@ def tokenize(
             for text, ids, s in zip(texts, best, sampled)
         ]
 
+    spm.set_random_generator_seed(rng.randrange(2**31))  # sentencepiece draws for itself
     srcs = encode([src for src, _ in pairs], src_rate)
     tgts = encode([tgt for _, tgt in pairs], tgt_rate)
     return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]

@@ -23,7 +23,7 @@ class DataOptions:
     valid: str = opt("", "held-out pairs in the same form")
     output: str = opt("", "directory for the model and for what -resume needs")
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
-    vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=100)
+    vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
     tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
 

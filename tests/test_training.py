@@ -1,0 +1,198 @@
+"""The trainer and its parts."""
+
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.train import Trainer, build_optimizers, train
+from onmt_lite.training import data
+from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber
+from onmt_lite.training.muon import Muon, orthogonalize
+from onmt_lite.training.options import AugmentOptions, load_train_options
+
+WORDS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four"), ("acht", "eight")]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A counting language: every German word has one English word, order kept."""
+    rng = Random(3)
+    path = tmp_path_factory.mktemp("corpus") / "pairs.tsv"
+    lines = []
+    for _ in range(300):
+        picked = [rng.choice(WORDS) for _ in range(rng.randrange(1, 5))]
+        lines.append("\t".join(" ".join(side) + "." for side in zip(*picked)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def options(corpus, output, *more):
+    argv = ["-train", str(corpus), "-valid", str(corpus), "-output", str(output)]
+    argv += "-vocab_size 30 -d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1".split()
+    argv += "-batch_tokens 200 -train_steps 8 -warmup_steps 2 -threads 1 -device cpu".split()
+    loaded, _ = load_train_options([*argv, *more])
+    return loaded
+
+
+def weights(output):
+    return (output / "weights.safetensors").read_bytes()
+
+
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path):
+    # cooldown 1 and warm-up make the rate depend on the step, sampling and dropout on all the
+    # random numbers drawn: anything lost in the state would show
+    train(options(corpus, tmp_path / "whole"))
+    stopped = Trainer(options(corpus, tmp_path / "parts"))
+    steps = stopped.step
+    stopped.step = lambda batch: (setattr(stopped, "stopping", stopped.n_steps == 2), steps(batch))[
+        1
+    ]
+    stopped.run()
+    assert stopped.n_steps == 3
+    resumed = Trainer(options(corpus, tmp_path / "parts", "-resume"))
+    assert resumed.n_steps == 3
+    resumed.run()
+    assert resumed.n_steps == 8
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_it_learns_and_its_model_translates(corpus, tmp_path):
+    train(options(corpus, tmp_path / "run", "-train_steps", "400", "-dropout", "0"))
+    translator = Translator.from_pretrained(tmp_path / "run", device="cpu")
+    found = translator.translate(["vier eins zwei.", "acht."])
+    assert [t.hyps[0].text for t in found] == ["four one two.", "eight."]
+
+
+def test_reverse_learns_the_other_direction(corpus):
+    forward, backward = data.read_pairs(corpus), data.read_pairs(corpus, reverse=True)
+    assert [(b, a) for a, b in forward] == backward
+
+
+def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
+    train(options(corpus, tmp_path / "run", "-train_steps", "1"))
+    with pytest.raises(OptionError, match="-resume"):
+        Trainer(options(corpus, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["-heads", "3"], "heads"),
+        (["-train_steps", "0"], "train_minutes"),
+        (["-quotes", "no marks"], "quotes"),
+        (["-conjunctions", "a|b|c"], "conjunctions"),
+        (["-output="], "output"),
+        (["-droput", "0.3"], "dropout"),
+    ],
+)
+def test_wrong_options_are_named(corpus, tmp_path, more, problem):
+    with pytest.raises(OptionError, match=problem):
+        options(corpus, tmp_path, *more)
+
+
+def test_orthogonalize_makes_singular_values_nearly_one():
+    for shape in [(2, 24, 24), (1, 48, 16), (1, 16, 48)]:
+        g = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+        values = torch.linalg.svdvals(orthogonalize(g))
+        assert values.min() > 0.5
+        assert values.max() < 1.3
+
+
+def test_muon_treats_stacked_matrices_one_by_one():
+    torch.manual_seed(0)
+    stacked = torch.nn.Parameter(torch.zeros(6, 2))
+    stacked.grad = torch.randn(6, 2)
+    apart = [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(3)]
+    for p, g in zip(apart, stacked.grad.chunk(3)):
+        p.grad = g.clone()
+    Muon([(stacked, 3)], lr=1.0).step()
+    Muon([(p, 1) for p in apart], lr=1.0).step()
+    torch.testing.assert_close(stacked.detach(), torch.cat([p.detach() for p in apart]))
+
+
+def test_every_parameter_has_one_optimizer():
+    model = Transformer(TransformerConfig(20, 20, 8, 2, 16, 1, 1))
+    optimizers = build_optimizers(model, 0.1, 0.1)
+    held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+    splits = {group["split"] for group in optimizers[0].param_groups}
+    assert splits == {1, 2, 3}
+
+
+def test_batches_hold_every_example_once_within_their_budget():
+    rng = Random(1)
+    examples = [([n] * rng.randrange(1, 9), [n] * rng.randrange(1, 9)) for n in range(4, 200)]
+    batches = list(data.make_batches(examples, 64, Random(2)))
+    seen = [int(row[0]) for batch in batches for row in batch.src]
+    assert sorted(seen) == list(range(4, 200))
+    assert all(max(b.src.numel(), b.tgt_in.numel()) <= 64 for b in batches)
+    for b in batches:
+        assert torch.equal((b.src != data.PAD).sum(1), b.src_lengths)
+        assert torch.equal(
+            b.tgt_in[:, 1:][b.tgt_out[:, 1:] != data.PAD],
+            b.tgt_out[:, :-1][b.tgt_out[:, 1:] != data.PAD],
+        )
+        assert (b.tgt_in[:, 0] == data.BOS).all()
+        assert ((b.tgt_out == data.EOS).sum(1) == 1).all()
+
+
+def test_drop_final_needs_the_same_mark_on_both_sides():
+    assert drop_final(("Ja.", "Yes.")) == ("Ja", "Yes")
+    assert drop_final(("Ja!", "Yes.")) == ("Ja!", "Yes.")
+    assert drop_final(("", "")) == ("", "")
+
+
+def test_renumber_changes_shared_numbers_alike():
+    src, tgt = renumber(("Um 8:15 sind 12 von 99 da.", "At 8:15, 12 are there."), Random(4))
+    old, new = "8:15 12".split(), tgt.replace(",", "").split()[1:3]
+    assert all(number in src for number in new)
+    assert new != old
+    assert "99" in src  # not shared, so left alone
+
+
+def test_truecase_lowers_ordinary_words_only():
+    case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
+    assert case.lower_first("Das geht") == "das geht"
+    assert case.lower_first("Haus und Hof") == "Haus und Hof"
+
+
+def test_each_augmentation_shows():
+    pairs = [(f"Satz {i} ist da.", f"Sentence {i} is here.") for i in range(50)]
+    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src".split()}
+    off |= {"augment_numbers": 0, "augment_conjunction": 0.0}
+
+    def run(**on):
+        return Augment(pairs, AugmentOptions(**{**off, **on}))(pairs, Random(7))
+
+    assert sorted(run()) == sorted(pairs)
+    assert len(run(augment_numbers=2)) == 150
+    assert all(src.isupper() and tgt.isupper() for src, tgt in run(augment_upper=1.0))
+    assert all(src.islower() and not tgt.islower() for src, tgt in run(augment_lower_src=1.0))
+    assert not any(side.endswith(".") for pair in run(augment_no_final=1.0) for side in pair)
+    joined = run(augment_join=1.0)
+    assert sum(src.count(".") for src, _ in joined) == 50
+    assert min(src.count(".") for src, _ in joined[:-1]) >= 2
+    linked = run(augment_join=1.0, augment_conjunction=1.0, conjunctions=(", und |, and ",))
+    assert all(", und " in src and ", and " in tgt for src, tgt in linked[:-1])
+    quoted = run(augment_quote=1.0, quotes=('„…“|"…"',))
+    assert all(s[0] == "„" and s[-1] == "“" and t[0] == t[-1] == '"' for s, t in quoted)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"no tab here\n", ":1: not a"),
+        (b"a\tb\n\tb\n", ":2: not a"),
+        (b"", "no pairs"),
+        (b"\xff\t\xff\n", "utf-8"),
+    ],
+)
+def test_bad_corpora_are_refused_in_one_line(tmp_path, content, error):
+    path = tmp_path / "bad.tsv"
+    path.write_bytes(content)
+    with pytest.raises(OnmtLiteError, match=error):
+        data.read_pairs(path)
