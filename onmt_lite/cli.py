@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ def run_program(
     if {"-help", "--help", "-h"} & set(argv):
         print(help_text(options, usage))
         return 0
+    # torch works without numpy and says at length that it is missing
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         stop_on_signals()
         loaded, resolved = load(argv)

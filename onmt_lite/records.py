@@ -55,7 +55,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """All that is known about one line: best hypothesis first; no hypotheses for a blank line."""
+    """All that is known about one line, best hypothesis first; a blank line has an empty one."""
 
     id: int
     src: str

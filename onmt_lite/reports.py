@@ -36,7 +36,8 @@ def to_text(translation: Translation, n_best: int, with_score: bool) -> str:
     lines = []
     for hyp in translation.hyps:
         text = LINE_BREAKS.sub(" ", hyp.text)
-        lines.append(f"{text}\t{hyp.score:.4f}" if with_score else text)
+        scored = with_score and hyp.token_log_probs  # a blank line was never scored
+        lines.append(f"{text}\t{hyp.score:.4f}" if scored else text)
     return _padded(lines, n_best, "")
 
 
@@ -66,7 +67,8 @@ class Summary:
         self.n_lines += 1
         for note in translation.notes:
             self.notes[note] = self.notes.get(note, 0) + 1
-        for hyp in translation.hyps[:1]:
+        if translation.hyps[0].token_log_probs:
+            hyp = translation.hyps[0]
             self.n_scored += 1
             self.n_words += len(hyp.tokens)
             self.score += hyp.score

@@ -30,6 +30,8 @@ FIXED = ("model", "device", "gpu", "precision", "threads", "seed", "tokenizer")
 BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
 
+NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
+
 Progress = Callable[[int, int], None]  # lines and target tokens that a batch has added
 
 
@@ -66,6 +68,8 @@ class Translator:
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
         parsed = TranslateOptions.of(**{**self.given, **options})
+        if isinstance(lines, str):
+            raise TypeError("lines: expected a list of lines, got one string")
         numbered = [Line(i, line) for i, line in enumerate(lines)]
         return self.translate_lines(numbered, options=parsed)
 
@@ -96,7 +100,7 @@ class Translator:
         full = [(i, e) for i, e in enumerate(examples) if e.n_src_tokens]
         progress(len(examples) - len(full), 0)
         place = {id(e): i for i, e in full}
-        hyps: list[list[Hypothesis]] = [[] for _ in examples]
+        hyps = [[NOTHING] for _ in examples]  # what a blank line translates to
         for group in self._batches([e for _, e in full], options):
             found = self._decode(group, options)
             for example, best in zip(group, found):

@@ -67,32 +67,37 @@ class Beam:
 
     def advance(self, candidates: list[Candidate], penalties: list[float]) -> None:
         """Take the next rows, best first; penalties[k] is the coverage penalty of old row k."""
-        rules = self.rules
+        rules, before = self.rules, self.scores
         self.next_ys.append([c.token for c in candidates])
         self.prev_ks.append([c.row for c in candidates])
         self.log_probs.append([c.log_prob for c in candidates])
         costs = [penalties[c.row] for c in candidates]
+        step = self.n_steps
         self.scores = [
             c.score + cost if rules.stepwise_penalty else c.score
             for c, cost in zip(candidates, costs)
         ]
-        at_max = self.n_steps >= self.max_length
-        for k, candidate in enumerate(candidates):
+        at_max = step >= self.max_length
+        for k, (candidate, cost) in enumerate(zip(candidates, costs)):
             ended = candidate.token == rules.eos_id
-            if candidate.score == -math.inf or not (ended or at_max):
-                continue
-            self.finished.append(Finished(self._rank(k, costs[k]), self.n_steps, k, ended))
-            self.scores[k] = -math.inf  # nothing follows the end token
-            self.eos_top |= ended and k == 0
+            if candidate.score > -math.inf and (ended or at_max):
+                self._finish(self.scores[k], cost, step, k, ended)
+                self.scores[k] = -math.inf  # nothing follows the end token
+                self.eos_top |= ended and k == 0
+        exhausted = max(self.scores) == -math.inf
+        if exhausted and not self.finished:
+            # The model allows no continuation at all: the best row ends where it is
+            k = before.index(max(before))
+            self._finish(before[k], penalties[k], step - 1, k, ended=False)
         enough = self.eos_top and len(self.finished) >= rules.beam_size
-        self.done = enough or at_max or max(self.scores) == -math.inf
+        self.done = enough or exhausted
 
-    def _rank(self, k: int, cost: float) -> float:
-        """The score that row k would be ranked by if it were complete now."""
-        norm = length_norm(self.rules.length_penalty, self.rules.alpha, self.n_steps)
-        if self.rules.stepwise_penalty:
-            return (self.scores[k] - cost) / norm
-        return self.scores[k] / norm - cost
+    def _finish(self, score: float, cost: float, step: int, k: int, ended: bool) -> None:
+        """Row k of `step` is complete: rank it by its log-probability and coverage cost."""
+        norm = length_norm(self.rules.length_penalty, self.rules.alpha, step)
+        stepwise = self.rules.stepwise_penalty
+        rank = (score - cost) / norm if stepwise else score / norm - cost
+        self.finished.append(Finished(rank, step, k, ended))
 
     def best(self) -> list[Finished]:
         """All complete hypotheses, best first; of equals the one that finished earlier."""

@@ -14,7 +14,7 @@ def length_norm(form: str, alpha: float, length: int) -> float:
     if form == "wu":
         return float(((5 + length) / 6) ** alpha)
     if form == "avg":
-        return float(length**alpha)
+        return float(max(1, length) ** alpha)
     return 1.0
 
 
