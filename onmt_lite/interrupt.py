@@ -12,10 +12,11 @@ class Interrupted(BaseException):
 
 
 def stop_on_signals() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted."""
+    """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted, those that are not ignored."""
 
     def stop(signum: int, frame: object) -> None:
         raise Interrupted(signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, stop)
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it
+            signal.signal(signum, stop)

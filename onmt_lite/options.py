@@ -1,11 +1,12 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from onmt_lite.errors import OptionError
-from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of, resolve_python
+from onmt_lite.schema import MetaOptions, Option, Resolved, Resolver, load, opt, options_of
 
 USAGE = """\
 python translate.py [-config FILE ...] [options]
@@ -46,7 +47,7 @@ class ModelOptions:
     )
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
     gpu: int | None = opt(
-        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1
+        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=999
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
         "auto",
@@ -145,11 +146,26 @@ class TranslateOptions:
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
         """From keyword arguments; OptionError lists everything that is wrong with them."""
-        return build(resolve_python(OPTIONS, given))
+        return _from_keywords(Resolver(OPTIONS), given)
+
+    def updated(self, **given: Any) -> "TranslateOptions":
+        """These options but for the given ones."""
+        resolver = Resolver(OPTIONS)
+        for group in vars(self).values():
+            resolver.values.update(vars(group))
+        return _from_keywords(resolver, given)
 
 
 GROUPS = (ModelOptions, DataOptions, SearchOptions, BatchOptions, ReportOptions, MetaOptions)
 OPTIONS: dict[str, Option] = options_of(GROUPS)
+
+
+def _from_keywords(resolver: Resolver, given: dict[str, Any]) -> TranslateOptions:
+    resolver.keywords(given)
+    resolver.problems += [
+        f"{name} belongs on the command line" for name in given if name in vars(MetaOptions())
+    ]
+    return build(resolver.result())
 
 
 def build(resolved: Resolved) -> TranslateOptions:
@@ -176,7 +192,9 @@ def cross_check(v: dict[str, Any]) -> list[str]:
             "raise beam_size or lower n_best"
         )
     if len(v["model"]) > 1:
-        problems.append(f"model: {len(v['model'])} paths given; give one, ensembles are not read yet")
+        problems.append(
+            f"model: {len(v['model'])} paths given; give one, ensembles are not read yet"
+        )
     if v["min_length"] > v["max_length"]:
         problems.append(f"min_length {v['min_length']} is more than max_length {v['max_length']}")
     if v["gpu"] is not None and v["device"] != "auto":
@@ -196,8 +214,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 
 
 def _is_device(name: str) -> bool:
-    kind, _, index = name.partition(":")
-    return name in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdecimal())
+    return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]{0,2})", name) is not None
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:

@@ -1,5 +1,6 @@
 """The values that travel through the pipeline, each made once and never changed."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,5 +74,6 @@ class Translation:
             "notes": list(self.notes),
         }
         if self.has_gold:
-            record["gold_log_prob"] = self.gold_log_prob
+            gold = self.gold_log_prob  # None for a blank line; JSON has no word for infinity
+            record["gold_log_prob"] = gold if gold is None or math.isfinite(gold) else None
         return record

@@ -67,8 +67,7 @@ class Summary:
         self.n_lines += 1
         for note in translation.notes:
             self.notes[note] = self.notes.get(note, 0) + 1
-        if translation.hyps[0].token_log_probs:
-            hyp = translation.hyps[0]
+        for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
             self.n_scored += 1
             self.n_words += len(hyp.tokens)
             self.score += hyp.score
@@ -96,21 +95,20 @@ class Summary:
             )
 
 
-def log_sentence(translation: Translation) -> None:
-    """What -verbose says of a line, in OpenNMT's form."""
+def log_sentence(translation: Translation, gold: str | None, verbose: bool) -> None:
+    """What OpenNMT says of a sentence with -verbose; its reference in any case."""
     i = translation.id + 1
-    LOG.info("")
-    LOG.info("SENT %d: %s", i, translation.src)
-    for hyp in translation.hyps[:1]:
-        LOG.info("PRED %d: %s", i, hyp.text)
-        LOG.info("PRED SCORE: %.4f", hyp.score)
-    if len(translation.hyps) > 1:
+    if verbose:
+        LOG.info("")
+        LOG.info("SENT %d: %s", i, translation.src.split())
+        for hyp in translation.hyps[:1]:
+            LOG.info("PRED %d: %s", i, hyp.text)
+            LOG.info("PRED SCORE: %.4f", hyp.score)
+    if gold is not None:
+        LOG.info("GOLD %d: %s", i, gold)
+        if translation.gold_log_prob is not None:
+            LOG.info("GOLD SCORE: %.4f", translation.gold_log_prob)
+    if verbose and len(translation.hyps) > 1:
         LOG.info("BEST HYP:")
         for hyp in translation.hyps:
             LOG.info("[%.4f] %s", hyp.score, hyp.tokens)
-
-
-def log_gold(translation: Translation, text: str) -> None:
-    LOG.info("GOLD %d: %s", translation.id + 1, text)
-    if translation.gold_log_prob is not None:
-        LOG.info("GOLD SCORE: %.4f", translation.gold_log_prob)

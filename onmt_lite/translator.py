@@ -19,6 +19,7 @@ from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import make_batches, pad_batch
 from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.text.vocab import Vocab
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
@@ -46,7 +47,6 @@ class Translator:
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
         self.tokenizer = _choose_tokenizer(checkpoint, options.model.tokenizer)
-        self.given: dict[str, Any] = {}
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
@@ -58,16 +58,20 @@ class Translator:
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
-        translator = cls(load_checkpoint(model_path(parsed)), parsed)
-        translator.given = options
-        return translator
+        return cls.load(parsed)
+
+    @classmethod
+    def load(cls, options: TranslateOptions) -> "Translator":
+        """The model that the options name."""
+        set_up(options.model)  # a device that is not there is found before a model is read
+        return cls(load_checkpoint(model_path(options)), options)
 
     def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
         """One Translation per line, in order.  `options` are the command line's, by name."""
         fixed = [name for name in options if name in FIXED]
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        parsed = TranslateOptions.of(**{**self.given, **options})
+        parsed = self.options.updated(**options)
         if isinstance(lines, str):
             raise TypeError("lines: expected a list of lines, got one string")
         numbered = [Line(i, line) for i, line in enumerate(lines)]
@@ -121,17 +125,21 @@ class Translator:
             notes = (*notes, "empty")
         elif len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
-        try:
-            ids = checkpoint.src_vocab.encode(tokens[:room])
-        except DataError as error:
-            raise DataError(f"line {line.id + 1}: {error}") from None
+        ids = self._ids(checkpoint.src_vocab, tokens[:room], line)
         src_ids = ids + list(checkpoint.src_end) if ids else []
         tgt_ids = None
         if tgt is not None:
-            tgt_ids = checkpoint.tgt_vocab.encode(self.tokenizer.encode(tgt.text))
+            tgt_ids = self._ids(checkpoint.tgt_vocab, self.tokenizer.encode(tgt.text), tgt, "tgt ")
             if len(tgt_ids) >= self.model.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         return Example(line, src_ids, len(ids), tgt_ids, notes)
+
+    @staticmethod
+    def _ids(vocab: Vocab, tokens: list[str], line: Line, side: str = "") -> list[int]:
+        try:
+            return vocab.encode(tokens)
+        except DataError as error:
+            raise DataError(f"{side}line {line.id + 1}: {error}") from None
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
         batch = options.batch

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_HEADER = 16 << 20
+MAX_SIZE = 1 << 48
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -38,7 +39,7 @@ def dump(tensors: dict[str, Tensor]) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, Tensor]:
-    """The tensors, sharing memory with a copy of `data`.  ValueError says what is wrong with it."""
+    """The tensors.  ValueError says what is wrong with the data."""
     if len(data) < 8:
         raise ValueError("shorter than its header")
     (n,) = struct.unpack("<Q", data[:8])
@@ -58,7 +59,8 @@ def parse(data: bytes) -> dict[str, Tensor]:
         size = math.prod(shape) * dtype.itemsize
         if start != end or stop - start != size or stop > len(data) - 8 - n:
             raise ValueError(f"tensor {name} does not lie where the header says")
-        tensors[name] = body[start:stop].view(dtype).view(shape)
+        # A copy starts where its type may start, which the file does not promise
+        tensors[name] = body[start:stop].clone().view(dtype).view(shape)
         end = stop
     if end != len(data) - 8 - n:
         raise ValueError("longer than its header says")
@@ -72,8 +74,8 @@ def _start(item: tuple[str, Any]) -> int:
 def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int]]:
     try:
         dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        assert len(offsets) == 2
-        assert all(type(n) is int and n >= 0 for n in [*shape, *offsets])
+        assert isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+        assert all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets)
     except (KeyError, TypeError, AssertionError):
         raise ValueError(f"tensor {name} has a header entry that is not understood") from None
     return dtype, shape, offsets

@@ -6,6 +6,7 @@ tokens, T target tokens, D model width, H heads.  Which variant runs is decided 
 """
 
 import math
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -48,6 +49,20 @@ class TransformerConfig:
     share_embeddings: bool = True  # source and target use one table
     tie_output: bool = True  # the output layer is the target table
     norm_eps: float = 1e-6
+
+    def __post_init__(self):
+        """ValueError for what cannot be built, whoever wrote it."""
+        hints = typing.get_type_hints(type(self))
+        for name, value in vars(self).items():
+            choices = typing.get_args(hints[name])
+            fits = value in choices if choices else type(value) is hints[name]
+            least = 0 if name == "position_offset" else 1
+            if not fits or (type(value) is int and value < least):
+                raise ValueError(f"config: {name} cannot be {value!r}")
+        if self.d_model % self.heads or self.d_model % 2:
+            raise ValueError(f"config: d_model {self.d_model} is odd or not divisible by heads")
+        if self.share_embeddings and self.src_vocab_size != self.tgt_vocab_size:
+            raise ValueError("config: vocabularies of different size cannot share a table")
 
 
 @dataclass(frozen=True)

@@ -24,4 +24,4 @@ def score_targets(
     log_probs = logits.float().log_softmax(2).gather(2, out[:, :, None])[:, :, 0]
     n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)
     inside = torch.arange(width, device=src.device) < n_scored[:, None]
-    return (log_probs * inside).sum(1).tolist()
+    return log_probs.where(inside, 0.0).sum(1).tolist()

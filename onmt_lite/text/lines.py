@@ -44,16 +44,15 @@ class LineReader:
         while chunk := self._read():
             *complete, rest = chunk.split(b"\n")
             for part in complete:
-                pending += part
-                yield pending[:MAX_LINE_BYTES], cut or len(pending) > MAX_LINE_BYTES
+                yield shorten(pending + part, cut)
                 pending, cut = b"", False
             pending += rest
-            if len(pending) > MAX_LINE_BYTES:
-                pending, cut = pending[:MAX_LINE_BYTES], True
+            if len(pending) > MAX_LINE_BYTES + 1:  # one more for a carriage return
+                pending, cut = pending[: MAX_LINE_BYTES + 1], True
             if not self._more_waits():
                 yield None, False
-        if pending or cut:
-            yield pending, cut
+        if pending:
+            yield shorten(pending, cut)
 
     def _read(self) -> bytes:
         try:
@@ -63,6 +62,12 @@ class LineReader:
 
     def _more_waits(self) -> bool:
         return bool(select.select([self.fd], [], [], 0)[0])  # a regular file is always ready
+
+
+def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
+    """At most MAX_LINE_BYTES, not counting a carriage return at the end; whether bytes are lost."""
+    room = MAX_LINE_BYTES + (raw.endswith(b"\r") and not cut)
+    return raw[:room], cut or len(raw) > room
 
 
 def to_line(raw: bytes, number: int, cut: bool = False) -> Line:

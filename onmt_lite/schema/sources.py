@@ -1,0 +1,163 @@
+"""Command line, YAML files and keyword arguments, merged into one set of values."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from onmt_lite.errors import OptionError
+from onmt_lite.schema.option import MetaOptions, Option, check, parse_words
+from onmt_lite.schema.yamlfile import read_yaml
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Values of all options, with where each came from: default, FILE:LINE, command line."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+    def build(self, group: type) -> Any:
+        """The dataclass of one group."""
+        return group(**{f.name: self.values[f.name] for f in dataclasses.fields(group)})
+
+    def to_yaml(self) -> str:
+        """A configuration that gives these values again, the origins as comments."""
+        lines = []
+        for name, value in self.values.items():
+            # A file's name may hold a line feed, and an origin must stay a comment
+            origin = " ".join(self.origins[name].split())
+            lines.append(f"{name}: {_dump(value)}  # {origin}\n")
+        return "".join(lines)
+
+    def without(self, group: type) -> "Resolved":
+        """All but the options of one group."""
+        left_out = {f.name for f in dataclasses.fields(group)}
+        names = [name for name in self.values if name not in left_out]
+        return Resolved({n: self.values[n] for n in names}, {n: self.origins[n] for n in names})
+
+
+def _dump(value: Any) -> str:
+    """A value on one line of YAML."""
+    plain = list(value) if isinstance(value, tuple) else value
+    texts = [item for item in (plain if isinstance(plain, list) else [plain]) if type(item) is str]
+    style = None if all(text.isprintable() for text in texts) else '"'
+    dumped = yaml.safe_dump(
+        plain, default_flow_style=True, default_style=style, allow_unicode=True, width=10**9
+    )
+    return dumped.removesuffix("\n").removesuffix("\n...")
+
+
+class Resolver:
+    """Takes values from one source after another, collecting problems on the way."""
+
+    def __init__(self, options: dict[str, Option], elsewhere: dict[str, str] | None = None):
+        self.options = options
+        self.elsewhere = elsewhere or {}  # names that other programs use -> what to say
+        self.values = {name: option.default for name, option in options.items()}
+        self.origins = dict.fromkeys(options, "default")
+        self.problems: list[str] = []
+
+    def put(self, name: str, value: Any, origin: str) -> None:
+        """Take a value from YAML or Python; None is as if it were not there."""
+        if value is not None or name not in self.options:
+            self._take(name, value, origin, check)
+
+    def put_words(self, name: str, words: list[str]) -> None:
+        """Take words of the command line."""
+        self._take(name, words, "command line", parse_words)
+
+    def _take(self, name: str, raw: Any, origin: str, read: Callable[[Option, Any], Any]) -> None:
+        if name not in self.options:
+            self.problems.append(f"{self._unknown(name)} ({origin})")
+            return
+        try:
+            self.values[name] = read(self.options[name], raw)
+            self.origins[name] = origin
+        except ValueError as error:
+            self.problems.append(f"{name}: {error} ({origin})")
+
+    def _unknown(self, name: str) -> str:
+        shown = name[:50]
+        if name in self.elsewhere:
+            return f"unknown option {shown}; {self.elsewhere[name]}"
+        starts = [known for known in self.options if name and known.startswith(name)]
+        near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
+        if not near:
+            return f"unknown option {shown}; -help lists all"
+        return f"unknown option {shown}; did you mean {' or '.join(near)}?"
+
+    def command_line(self, argv: Sequence[str]) -> None:
+        given, stray = split_argv(argv)
+        for word in stray:
+            self.problems.append(
+                f"{word!r} belongs to no option; name the input with -src (command line)"
+            )
+        gathered: dict[str, list[str]] = {}
+        for name, words in given:
+            # -config a -config b is -config a b; of single values the last one counts
+            if name in self.options and self.options[name].many and words:
+                words = gathered[name] = gathered.get(name, []) + words
+            self.put_words(name, words)
+
+    def yaml_file(self, path: str) -> None:
+        try:
+            for name, value, line in read_yaml(path):
+                self.put(name, value, f"{path}:{line}")
+        except ValueError as error:
+            self.problems.append(f"config: {error}")
+
+    def keywords(self, given: dict[str, Any]) -> None:
+        for name, value in given.items():
+            plain = str(value) if isinstance(value, Path) else value
+            self.put(name, plain, "keyword argument")
+
+    def result(self) -> Resolved:
+        """Raises OptionError with every problem found so far."""
+        if self.problems:
+            raise OptionError(*self.problems)
+        return Resolved(self.values, self.origins)
+
+
+def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """["x", "-a", "1", "--b=2"] -> [("a", ["1"]), ("b", ["2"])] and the words before any option."""
+    given: list[tuple[str, list[str]]] = []
+    stray = []
+    for word in argv:
+        if re.match(r"--?[A-Za-z_]", word):
+            name, equals, value = word.lstrip("-").partition("=")
+            given.append((name, [value] if equals else []))
+        elif given:
+            given[-1][1].append(word)
+        else:
+            stray.append(word)
+    return given, stray
+
+
+def load(
+    argv: Sequence[str],
+    options: dict[str, Option],
+    cross_check: Callable[[dict[str, Any]], list[str]],
+    elsewhere: dict[str, str] | None = None,
+) -> Resolved:
+    """The command line and the YAML files that it names.  OptionError lists all problems."""
+    command_line = Resolver(options, elsewhere)
+    command_line.command_line(argv)
+    merged = Resolver(options, elsewhere)
+    for path in command_line.values["config"]:
+        merged.yaml_file(path)
+    for f in dataclasses.fields(MetaOptions):
+        if merged.origins[f.name] != "default":
+            origin = merged.origins[f.name]
+            merged.problems.append(f"{f.name} belongs on the command line ({origin})")
+    merged.problems += command_line.problems
+    for name, origin in command_line.origins.items():
+        if origin != "default":
+            merged.values[name], merged.origins[name] = command_line.values[name], origin
+    merged.problems += cross_check(merged.values)
+    return merged.result()

@@ -1,0 +1,147 @@
+"""Ways to run translate.py, and a small table model whose translations are known by heart."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPT = ROOT / "translate.py"
+sys.path.insert(0, str(ROOT))
+
+END = [5.0, 0.0, 0.0, 0.0, -9.0]  # logits after the first token
+FIRST = {
+    "one": [-2.0, 3.0, 1.0, 0.0, -9.0],
+    "two": [-2.0, 1.0, 3.0, 0.0, -9.0],
+    "odd": [-9.0, -9.0, -9.0, -9.0, 5.0],
+}
+VOCAB = ["</s>", "ein", "ü", "b", "x\u2028y\nz"]
+BEST = {"one": "ein", "two": "ü", "odd": "x y z", "": ""}
+
+
+@dataclass
+class Result:
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def lines(self):
+        return self.out.decode("utf-8").split("\n")[:-1]
+
+    def failed(self, code, *errors):
+        """These errors and nothing else were said, one line each."""
+        assert self.err == "".join(f"onmt_lite: error: {error}\n" for error in errors)
+        assert (self.code, self.out) == (code, b"")
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory):
+    """Path of a table model: see FIRST, VOCAB and BEST."""
+    path = tmp_path_factory.mktemp("table") / "model.json"
+    sources = {
+        name: {"length": 1, "rows": {"": first}, "default": END} for name, first in FIRST.items()
+    }
+    model = {"format": "onmt_lite-table-1", "vocab": VOCAB, "sources": sources}
+    path.write_text(json.dumps(model), encoding="ascii")
+    return path
+
+
+@pytest.fixture
+def src(tmp_path):
+    path = tmp_path / "src.txt"
+    path.write_bytes(b"one\ntwo\n\nodd\n")
+    return path
+
+
+@pytest.fixture
+def main(table, tmp_path, capfdbinary, monkeypatch):
+    """main(*argv) -> Result, in this process and in tmp_path; -model is the table unless given."""
+    import translate
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in signals}
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv, stdin=None):
+        words = [str(word) for word in argv]
+        if stdin is not None:
+            (tmp_path / "stdin").write_bytes(stdin)
+            monkeypatch.setattr(sys, "stdin", open(tmp_path / "stdin", "rb"))  # noqa: SIM115
+        capfdbinary.readouterr()
+        code = translate.main(words if "-model" in words else [*words, "-model", str(table)])
+        out, err = capfdbinary.readouterr()
+        text = err.decode("utf-8")
+        assert "Traceback" not in text, text
+        return Result(code, out, text)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def command(table):
+    """The words that start translate.py as a process."""
+    return lambda *argv: [sys.executable, str(SCRIPT), "-model", str(table), *map(str, argv)]
+
+
+@pytest.fixture
+def env():
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def process(command, tmp_path, env):
+    """process(*argv, **popen) -> Popen in tmp_path; killed at the end of the test."""
+    started = []
+
+    def start(*argv, **popen):
+        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env, **popen}
+        started.append(subprocess.Popen(command(*argv), cwd=tmp_path, **popen))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+        one.wait()
+        for stream in (one.stdin, one.stdout, one.stderr):
+            with contextlib.suppress(BrokenPipeError):  # what it did not read
+                stream and stream.close()
+
+
+@pytest.fixture
+def shell(command, tmp_path, env):
+    """shell(redirections, *argv) -> Result of a process started with those redirections."""
+
+    def run(redirections, *argv, **kwargs):
+        words = ["sh", "-c", f'exec "$@" {redirections}', "sh", *command(*argv)]
+        kwargs = {"env": env, **kwargs}
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=200, **kwargs)
+        text = done.stderr.decode("utf-8")
+        assert "Traceback" not in text, text
+        return Result(done.returncode, done.stdout, text)
+
+    return run
+
+
+@pytest.fixture
+def until():
+    """Wait for something that must come true soon."""
+
+    def wait(condition):
+        end = time.monotonic() + 200
+        while not (found := condition()):
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.01)
+        return found
+
+    return wait

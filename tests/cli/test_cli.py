@@ -1,0 +1,381 @@
+"""translate.py from the outside: exit codes, messages, files. Only what needs no real process."""
+
+import fcntl
+import json
+import math
+import os
+import re
+
+import pytest
+import yaml
+
+MATCH = "they must match line by line"
+
+
+def log_softmax(logits, i):
+    return logits[i] - math.log(sum(math.exp(x) for x in logits))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_output_and_summary(main, src):
+    done = main("-src", src)
+    assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
+    assert done.err == "empty: 1 of 4 lines\n"
+
+
+def test_n_best_lines_per_line(main, src):
+    done = main("-src", src, "-n_best", 2, "-beam_size", 3)
+    assert done.code == 0
+    assert done.lines[:6] == ["ein", "ü", "ü", "ein", "", ""]
+    assert len(done.lines) == 8
+
+
+def test_jsonl_output(main, src):
+    done = main("-src", src, "-output_format", "jsonl")
+    records = [json.loads(line) for line in done.out.splitlines()]
+    assert [r["id"] for r in records] == [0, 1, 2, 3]
+    assert [r["src"] for r in records] == ["one", "two", "", "odd"]
+    assert [r["notes"] for r in records] == [[], [], ["empty"], []]
+    assert set(records[0]) == {"id", "src", "hyps", "notes"}
+    assert [h["text"] for r in records for h in r["hyps"]] == ["ein", "ü", "", "x\u2028y\nz"]
+    (hyp,) = records[0]["hyps"]
+    assert (hyp["text"], hyp["tokens"], hyp["ended"]) == ("ein", ["ein"], True)
+    expected = [log_softmax([-2, 3, 1, 0, -9], 1), log_softmax([5, 0, 0, 0, -9], 0)]
+    assert hyp["token_log_probs"] == pytest.approx(expected, abs=1e-5)
+    assert hyp["log_prob"] == pytest.approx(sum(expected), abs=1e-5)
+    assert hyp["score"] == pytest.approx(sum(expected) / 2, abs=1e-5)
+
+
+def test_gold_is_logged_and_leaves_the_output_alone(main, src, tmp_path):
+    (tmp_path / "tgt.txt").write_bytes("ü\nein b\nb\nein\n".encode())
+    plain, gold = main("-src", src), main("-src", src, "-tgt", "tgt.txt")
+    assert gold.out == plain.out
+    first, end = [-2, 3, 1, 0, -9], [5, 0, 0, 0, -9]
+    expected = log_softmax(first, 2) + log_softmax(end, 0)
+    assert f"GOLD 1: ü\nGOLD SCORE: {expected:.4f}\n" in gold.err
+    assert "GOLD 3: b\nGOLD 4:" in gold.err  # a blank line has no score
+    assert "GOLD AVG SCORE" in gold.err
+    done = main("-src", src, "-tgt", "tgt.txt", "-output_format", "jsonl", "-quiet")
+    assert done.err == ""
+    scores = [json.loads(line)["gold_log_prob"] for line in done.out.splitlines()]
+    assert scores[0] == pytest.approx(expected, abs=1e-5)
+    longer = log_softmax([-2, 1, 3, 0, -9], 1) + log_softmax(end, 3) + log_softmax(end, 0)
+    assert scores[1] == pytest.approx(longer, abs=1e-5)
+    assert scores[2] is None
+
+
+def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
+    """n lines in, n * n_best lines out, whatever the lines hold."""
+    lines = [b"\xef\xbb\xbfder hund", b"", b" \t", "a\u2028b\x85c".encode(), b"a\0b", b"a\rb"]
+    lines += [b"\xff\xfe x", "\u00a0\u3000".encode(), b"</s> <unk>", "😀 \u202e".encode(), b"end"]
+    for end in (b"\n", b"\r\n"):
+        (tmp_path / "odd.txt").write_bytes(end.join(lines))  # the last one without line feed
+        argv = ["-src", "odd.txt", "-model", tiny_checkpoint, "-max_length", 9, "-n_best", 2]
+        done = main(*argv, "-output", "out.txt")
+        assert (done.code, done.out) == (0, b"")
+        out = (tmp_path / "out.txt").read_bytes()
+        assert out.endswith(b"\n")
+        assert len(out.decode("utf-8").splitlines()) == out.count(b"\n") == 2 * len(lines)
+        assert "invalid-utf8: 1 of 11 lines" in done.err
+        assert "empty: 3 of 11 lines" in done.err
+
+
+def test_an_empty_file_gives_an_empty_file(main, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    done = main("-src", "empty", "-output", "out", "-report_time")
+    assert (done.code, (tmp_path / "out").read_bytes()) == (0, b"")
+
+
+def test_what_the_log_says(main, src, tmp_path):
+    done = main("-src", src, "-verbose", "-report_time", "-log_file", "log.txt", "-n_best", 2)
+    assert done.out.count(b"\n") == 8
+    assert "SENT 1: ['one']\nPRED 1: ein\nPRED SCORE: -0." in done.err
+    assert "BEST HYP:\n[-0." in done.err
+    assert "PRED AVG SCORE: " in done.err
+    time = r"TIME: \d+\.\d\d s to load, .*\d sentences/s, \d+\.\d tokens/s\n"
+    assert re.search(time, done.err)
+    logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ INFO\] ", "", logged)
+    assert told == done.err
+
+
+def test_quiet_says_nothing_but_logs_to_the_file(main, src, tmp_path):
+    done = main("-src", src, "-quiet", "-report_time", "-log_file", "log.txt")
+    assert (done.code, done.err) == (0, "")
+    assert "TIME: " in (tmp_path / "log.txt").read_text(encoding="utf-8")
+
+
+def test_quiet_does_not_hide_errors(main):
+    main("-src", "no.txt", "-quiet").failed(5, "cannot read no.txt: No such file or directory")
+
+
+def test_print_config(main, tmp_path):
+    (tmp_path / "a.yaml").write_text("beam_size: 3\n")
+    done = main("-print_config", "-config", "a.yaml", "-alpha", "0.5", "-model", "no/such")
+    assert (done.code, done.err) == (0, "")
+    values = yaml.safe_load(done.out)
+    assert (values["beam_size"], values["alpha"], values["model"]) == (3, 0.5, ["no/such"])
+    assert "beam_size: 3  # a.yaml:1" in done.lines
+    assert "alpha: 0.5  # command line" in done.lines
+
+
+@pytest.mark.parametrize("words", ["-help", "--help", "-h", "-nonsense -help", "--help=true"])
+def test_help(main, words):
+    """`-help true` must not start a job."""
+    done = main(*words.split(), "-src", "no/such")
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[0].startswith("python translate.py")
+    assert "  -beam_size N" in done.lines
+
+
+def test_bad_options_are_told_before_the_model_is_looked_at(main):
+    argv = ["-model", "no/such", "-n_best", "6", "-beam_siez", "3", "-alpha", "x"]
+    main(*argv).failed(
+        2,
+        "unknown option beam_siez; did you mean beam_size? (command line)",
+        "alpha: expected a number at least -10 and at most 10, got 'x' (command line)",
+        "n_best 6 is more than beam_size 5; raise beam_size or lower n_best",
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-gpu", "63"],
+        ["-gpu", "300"],
+        ["-gpu", "99999999999"],
+        ["-device", "cuda:63"],
+        ["-device", "cuda:007"],
+        ["-device", "cuda:99999999999"],
+    ],
+)
+def test_a_gpu_that_is_not_there_is_a_wrong_option(main, src, argv):
+    done = main("-src", src, *argv)
+    assert (done.code, done.out) == (2, b"")
+    assert re.fullmatch(r"onmt_lite: error: .*(gpu|device).*\n", done.err)
+
+
+def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
+    done = main("-src", src, "-gpu", "63", "-model", "no/such")
+    assert (done.code, done.out) == (2, b"")
+
+
+def test_options_that_need_the_model_to_be_judged(main, src):
+    for argv, word in [
+        (["-tokenizer", "sentencepiece"], "space"),
+        (["-ignore_when_blocking", "zz"], "zz"),
+        (["-model", "a", "b"], "model"),
+    ]:
+        done = main("-src", src, "-output", "out", *argv)
+        assert (done.code, done.out) == (2, b"")
+        assert done.err.count("\n") == 1
+        assert word in done.err
+        assert not os.path.exists("out")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("none.txt", "No such file or directory"),
+        (".", "it is a directory"),
+        ("x" * 300, "File name too long"),
+        ("src.txt/x", "Not a directory"),
+        ("/proc/self/mem", "Input/output error"),  # opens, but cannot be read
+    ],
+)
+def test_unreadable_inputs(main, src, path, reason):
+    expected = f"cannot read {path}: {reason}"
+    main("-src", path, "-model", "no/such").failed(5, expected)
+    main("-src", src, "-tgt", path, "-model", "no/such").failed(5, expected)
+
+
+def test_an_output_that_is_an_input_is_refused(main, src, tmp_path):
+    os.symlink(src, tmp_path / "soft")
+    os.link(src, tmp_path / "hard")
+    (tmp_path / "tgt").write_bytes(b"ein\n" * 4)
+    before = src.read_bytes()
+    same = "output is the same file as {}; choose another"
+    for output in ("src.txt", "./src.txt", "soft", "hard", src):
+        main("-src", src, "-output", output).failed(2, same.format("src"))
+    main("-src", "soft", "-output", "hard").failed(2, same.format("src"))
+    main("-src", src, "-tgt", "tgt", "-output", "tgt").failed(2, same.format("tgt"))
+    assert src.read_bytes() == before
+    assert (tmp_path / "tgt").read_bytes() == b"ein\n" * 4
+    assert names(tmp_path) == ["hard", "soft", "src.txt", "tgt"]
+
+
+@pytest.mark.parametrize("name", ["x.part", "link.part"])
+def test_an_input_named_as_the_unfinished_output_survives(main, src, tmp_path, name):
+    """-output x works in x.part: a source of that name must not be emptied."""
+    if name == "x.part":
+        src.rename(tmp_path / name)
+    else:
+        os.symlink(src, tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    done = main("-src", name, "-output", name.removesuffix(".part"))
+    assert (tmp_path / name).read_bytes() == before
+    assert done.code in (2, 5)
+
+
+@pytest.mark.parametrize("argv", [["-src", "in", "-output", "out"], ["-src", "in"]])
+def test_a_log_file_that_is_an_input_or_the_output_is_refused(main, tmp_path, argv):
+    (tmp_path / "in").write_bytes(b"one\n\n")
+    done = main(*argv, "-log_file", argv[-1])
+    assert (tmp_path / "in").read_bytes() == b"one\n\n"
+    assert done.code == 2
+
+
+def test_outputs_that_cannot_be_written(main, src, tmp_path):
+    (tmp_path / "folder").mkdir()
+    for output, reason in [
+        ("no/such/out", "No such file or directory"),
+        ("folder", "it is a directory"),
+        ("src.txt/out", "Not a directory"),
+        ("x" * 300, "File name too long"),
+    ]:
+        # Before the model is looked at: a long load must not end in this
+        done = main("-src", src, "-output", output, "-model", "no/such")
+        done.failed(5, f"cannot write {output}: {reason}")
+    done = main("-src", src, "-log_file", "no/such/log", "-model", "no/such")
+    done.failed(5, "cannot write no/such/log: No such file or directory")
+    assert names(tmp_path) == ["folder", "src.txt"]
+
+
+def test_a_full_disk(main, src):
+    main("-src", src, "-quiet", "-output", "/dev/full").failed(
+        5, "cannot write /dev/full: No space left on device"
+    )
+
+
+def test_a_log_file_on_a_full_disk_is_one_line(main, src):
+    done = main("-src", src, "-log_file", "/dev/full")
+    assert "Logging error" not in done.err
+    full = "onmt_lite: error: cannot write /dev/full: No space left on device\n"
+    assert done.code == 0 or (done.code == 5 and done.err.endswith(full))
+
+
+def test_a_failed_run_leaves_the_older_output(main, tmp_path):
+    (tmp_path / "src").write_bytes(b"one\nzz\n")
+    (tmp_path / "out").write_bytes(b"older\n")
+    done = main("-src", "src", "-output", "out")
+    done.failed(3, "line 2: 'zz' is not in the vocabulary, which has no token for unknown ones")
+    assert (tmp_path / "out").read_bytes() == b"older\n"
+    assert names(tmp_path) == ["out", "src"]
+
+
+def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
+    (tmp_path / "tgt").write_bytes(b"ein\nzz\n\n\n")
+    done = main("-src", src, "-tgt", "tgt")
+    assert (done.code, done.out) == (3, b"")
+    assert "'zz' is not in the vocabulary" in done.err
+    assert "line 2" in done.err
+    assert "tgt" in done.err
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (None, "no such file or directory"),
+        (b"", "the file is empty"),
+        (b"PK\x03\x04", "zip archive"),
+        (b"{}", "not a table model"),
+        (b"[" * 100_000, "unknown kind"),
+        (b'{"a":' + b"[" * 100_000, "not a table model"),
+    ],
+)
+def test_models_that_are_none(main, src, tmp_path, model, word):
+    if model is not None:
+        (tmp_path / "model").write_bytes(model)
+    done = main("-src", src, "-output", "out", "-model", "model")
+    assert (done.code, done.out) == (4, b"")
+    assert re.fullmatch(r"onmt_lite: error: .*model.*\n", done.err)
+    assert word in done.err
+    assert not {"out", "out.part"} & set(names(tmp_path))
+
+
+def test_a_model_that_returns_nan(main, src, table, tmp_path):
+    (tmp_path / "nan.json").write_text(table.read_text().replace("3.0", "NaN"))
+    done = main("-src", src, "-model", "nan.json", "-output", "out")
+    assert done.code == 4
+    assert re.fullmatch(r"onmt_lite: error: .*NaN \(line \d, step 1\).*\n", done.err)
+    assert names(tmp_path) == ["nan.json", "src.txt"]
+
+
+def test_an_impossible_reference_does_not_break_the_output(main, src, table, tmp_path):
+    """In a table -Infinity is probability 0; JSON has no word for its logarithm."""
+    (tmp_path / "never.json").write_text(table.read_text().replace("1.0", "-Infinity"))
+    (tmp_path / "tgt").write_bytes("ü\n\n\n\n".encode())
+    argv = ["-src", src, "-tgt", "tgt", "-model", "never.json", "-output_format", "jsonl"]
+    done = main(*argv)
+    assert (done.code, len(done.lines)) == (0, 4)
+    assert "Infinity" not in done.out.decode("utf-8")
+
+
+def test_a_line_for_which_nothing_is_possible(main, src, table, tmp_path):
+    """Every token is impossible or not allowed yet: a blank line, not a missing one."""
+    end, *others = json.loads(table.read_text())["vocab"]
+    row = [0.0] + [-math.inf] * len(others)
+    sources = {n: {"length": 1, "rows": {}, "default": row} for n in ("one", "two", "odd")}
+    model = {"format": "onmt_lite-table-1", "vocab": [end, *others], "sources": sources}
+    (tmp_path / "end.json").write_text(json.dumps(model))
+    for output_format in ("text", "jsonl", "moses"):
+        argv = ["-model", "end.json", "-min_length", 1, "-output_format", output_format]
+        done = main("-src", src, *argv, "-verbose")
+        assert (done.code, len(done.lines)) == (0, 4)
+
+
+@pytest.mark.parametrize("n_tgt", [0, 3, 5])
+def test_src_and_tgt_of_different_length(main, src, tmp_path, n_tgt):
+    (tmp_path / "tgt").write_bytes(b"ein\n" * n_tgt)
+    argv = ["-tgt", "tgt", "-output", "out"]
+    done = main("-src", src, *argv, "-model", "no/such")
+    done.failed(3, f"src has 4 lines, tgt has {n_tgt}; {MATCH}")
+    done = main(*argv, stdin=src.read_bytes())  # cannot be counted beforehand
+    assert done.code == 3
+    assert MATCH in done.err
+    assert not {"out", "out.part"} & set(names(tmp_path))
+
+
+def test_src_and_tgt_of_equal_length_from_a_stream(main, src, tmp_path):
+    (tmp_path / "tgt").write_bytes(b"ein\nein\n\nein")
+    done = main("-tgt", "tgt", stdin=src.read_bytes())
+    assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
+
+
+def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
+    (tmp_path / "out").write_bytes(b"older\n")
+    with open(tmp_path / "out.part", "wb", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"theirs\n")
+        done = main("-src", src, "-output", "out", "-model", "no/such")
+        done.failed(5, "cannot write out: another job is writing it")
+        assert (tmp_path / "out.part").read_bytes() == b"theirs\n"
+    assert (tmp_path / "out").read_bytes() == b"older\n"
+    # What a killed job has left behind is in nobody's way
+    assert main("-src", src, "-output", "out").code == 0
+    assert (tmp_path / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()
+    assert names(tmp_path) == ["out", "src.txt"]
+
+
+def test_a_link_as_output_stays_a_link(main, src, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "real").write_bytes(b"older\n")
+    os.symlink("there/real", tmp_path / "out")
+    os.symlink("there/new", tmp_path / "dangling")
+    for link, real in (("out", "real"), ("dangling", "new")):
+        assert main("-src", src, "-output", link).code == 0
+        assert os.path.islink(link)
+        assert (tmp_path / "there" / real).read_bytes() == "ein\nü\n\nx y z\n".encode()
+    assert names(tmp_path / "there") == ["new", "real"]
+
+
+def test_messages_stay_on_one_line(main, tmp_path):
+    """A file name may hold what ends a line."""
+    done = main("-src", "a\nb\u2028c")
+    assert done.code == 5
+    assert len(done.err.splitlines()) == 1
+    done = main("-src", b"\xff".decode("utf-8", "surrogateescape"))
+    assert done.code == 5

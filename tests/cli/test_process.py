@@ -1,0 +1,190 @@
+"""What only a real process shows: signals, closed and broken streams, environment, streaming."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+
+import pytest
+
+NO_TORCH = "-print_config"  # ends before torch is loaded
+
+
+def finish(process):
+    """(exit code, what is left of stdout, stderr) of a process that must end by itself."""
+    out, err = process.communicate(timeout=200)
+    text = err.decode("utf-8")
+    assert "Traceback" not in text, text
+    return process.returncode, out, text
+
+
+@pytest.fixture
+def running(process, tmp_path, until):
+    """A job that has written one line of `out.part` and waits for more input."""
+
+    def start(*argv, **popen):
+        (tmp_path / "out").write_bytes(b"older\n")
+        job = process("-output", "out", *argv, stdin=subprocess.PIPE, **popen)
+        job.stdin.write(b"one\n")
+        job.stdin.flush()
+        part = tmp_path / "out.part"
+        until(lambda: job.poll() is not None or (part.exists() and part.stat().st_size))
+        assert job.poll() is None, job.communicate()
+        return job
+
+    return start
+
+
+def untouched(tmp_path):
+    assert (tmp_path / "out").read_bytes() == b"older\n"
+    assert not (tmp_path / "out.part").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_leaves_nothing(running, tmp_path, number):
+    job = running()
+    job.send_signal(number)
+    assert finish(job) == (128 + number, b"", "")
+    untouched(tmp_path)
+
+
+def test_an_ignored_hangup_stays_ignored_and_ctrl_c_works(running, until, tmp_path):
+    """nohup starts its command with SIGHUP ignored."""
+    job = running(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    job.send_signal(signal.SIGHUP)
+    job.stdin.write(b"two\n")
+    job.stdin.flush()
+    part = tmp_path / "out.part"
+    done = "ein\nü\n".encode()
+    until(lambda: job.poll() is not None or part.read_bytes() == done)
+    assert job.poll() is None, "ended by a signal that was ignored"
+    job.send_signal(signal.SIGINT)
+    assert finish(job) == (130, b"", "")
+    untouched(tmp_path)
+
+
+def test_two_signals_at_once(running, tmp_path):
+    """Both wait when the process goes on: the second must not break the work of the first."""
+    job = running()
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+        job.send_signal(number)
+    code, out, err = finish(job)
+    assert code in (143, 129)
+    assert (out, err) == (b"", "")
+    untouched(tmp_path)
+
+
+def test_lines_are_answered_at_once_and_a_closed_reader_ends_it(process):
+    """As in `translate.py | head -1`: silent, and the exit code of SIGPIPE."""
+    job = process(stdin=subprocess.PIPE)
+    for line, answer in [(b"one\n", b"ein\n"), (b"two\none\n", "ü\n".encode())]:
+        job.stdin.write(line)
+        job.stdin.flush()
+        assert job.stdout.readline() == answer
+    assert job.stdout.readline() == b"ein\n"
+    job.stdout.close()
+    job.stdin.write(b"one\n")
+    job.stdin.close()
+    assert job.wait(timeout=200) == 141
+    assert job.stderr.read() == b""
+
+
+def test_a_pipe_as_output_whose_reader_leaves(process, tmp_path, until):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    job = process("-output", "pipe", stdin=subprocess.PIPE)
+    job.stdin.write(b"one\n")
+    job.stdin.flush()
+
+    def answer():
+        try:
+            return os.read(reader, 100)
+        except BlockingIOError:
+            return b""
+
+    assert until(answer) == b"ein\n"
+    os.close(reader)
+    job.stdin.write(b"one\n")
+    assert finish(job) == (141, b"", "")
+
+
+def test_a_named_pipe_as_source(process, tmp_path):
+    """Opening it twice would lose its writer."""
+    os.mkfifo(tmp_path / "pipe")
+
+    def write():
+        try:
+            (tmp_path / "pipe").write_bytes(b"one\n\ntwo\n")
+        except BrokenPipeError:
+            pass
+
+    threading.Thread(target=write, daemon=True).start()
+    job = process("-src", "pipe", "-quiet")
+    try:
+        out, err = job.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.fail("waits for a second writer")
+    assert (job.returncode, out, err) == (0, "ein\n\nü\n".encode(), b"")
+
+
+def test_dev_stdout_is_standard_output(shell):
+    done = shell("", "-output", "/dev/stdout", input=b"one\n")
+    assert (done.code, done.out, done.err) == (0, b"ein\n", "")
+
+
+def test_a_full_standard_output(shell):
+    done = shell("> /dev/full", input=b"one\n")
+    done.failed(5, "cannot write standard output: No space left on device")
+
+
+def test_a_closed_standard_output_or_input(shell, src):
+    done = shell(">&-", "-src", src)
+    done.failed(5, "cannot write standard output: it is closed")
+    done = shell("<&-")
+    done.failed(5, "cannot read standard input: it is closed")
+
+
+def test_a_closed_stderr_does_not_matter(shell):
+    done = shell("2>&-", input=b"one\n\n")
+    assert (done.code, done.out) == (0, b"ein\n\n")
+
+
+def test_an_error_without_stderr_does_not_go_to_standard_output(shell):
+    done = shell("2>&-", "-nope")
+    assert (done.code, done.out) == (2, b"")
+
+
+@pytest.mark.parametrize("word", ["-help", NO_TORCH])
+def test_help_and_configuration_to_a_broken_standard_output(shell, process, word):
+    done = shell("> /dev/full", word)
+    assert done.code == 5
+    assert re.fullmatch(r"onmt_lite: error: .*No space left on device\n", done.err)
+    reading, writing = os.pipe()
+    os.close(reading)
+    job = process(word, stdout=writing)
+    os.close(writing)
+    _, err = job.communicate(timeout=200)
+    assert (job.returncode, err) == (141, b"")
+
+
+def test_the_environment_does_not_change_a_byte(shell, env, tmp_path, table):
+    """An ASCII locale, no UTF-8 mode, no HOME, another folder; names that are not ASCII."""
+    names = ["quelle-ü.txt", "ziel-ü.txt", "log-ü.txt"]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / names[0]).write_bytes(b"two\n\nodd\n")
+    bare = {k: v for k, v in env.items() if k not in ("HOME", "LANG")}
+    bare |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    src, output, log = (f"sub/{name}" for name in names)
+    done = shell("", "-src", src, "-output", output, "-verbose", "-log_file", log, env=bare)
+    assert (done.code, done.out) == (0, b"")
+    assert "PRED 1: " in done.err
+    assert (tmp_path / output).read_bytes() == "ü\n\nx y z\n".encode()
+    assert "PRED 1: ü\n" in (tmp_path / log).read_text(encoding="utf-8")
+    assert sorted(os.listdir(tmp_path)) == ["sub"]
+
+
+def test_wrong_options_do_not_load_the_model_or_the_input(shell):
+    missing = ["-model", "no/such", "-src", "no/such", "-output", "no/such/out"]
+    done = shell("<&-", *missing, "-n_best", 9)
+    done.failed(2, "n_best 9 is more than beam_size 5; raise beam_size or lower n_best")

@@ -1,0 +1,35 @@
+"""What several test files need, made once."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+from onmt_lite import Translator
+from tests.support import tiny
+
+# The same examples in every run: a failure comes from a change, not from the dice
+settings.register_profile("onmt_lite", deadline=None, derandomize=True, database=None)
+settings.load_profile("onmt_lite")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_pieces() -> bytes:
+    return tiny.train_pieces()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory, tiny_pieces):
+    """Directory of a model; tests that change it work on a copy."""
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("tiny"), tiny_pieces)
+
+
+@pytest.fixture(scope="session")
+def translator(tiny_checkpoint) -> Translator:
+    return Translator.from_pretrained(tiny_checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def space_translator(tiny_checkpoint) -> Translator:
+    """Lines are pieces already: what goes in and comes out is not segmented anew."""
+    return Translator.from_pretrained(tiny_checkpoint, device="cpu", tokenizer="space")

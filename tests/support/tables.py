@@ -1,0 +1,222 @@
+"""Tiny table models, and two ways to search them that share nothing with `onmt_lite.search`."""
+
+import itertools
+import math
+import struct
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.search.beam import Beam, BeamRules
+from onmt_lite.search.candidates import CandidateRules
+from onmt_lite.search.decode import decode
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+EOS, START = 0, -1
+TINY = 2.0**-126  # smallest normal float32: what a token without any attention counts as
+WORDS = "$ a b c d e f".split()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a search, as both searches here understand them."""
+
+    beam_size: int
+    max_length: int
+    min_length: int = 0
+    length_penalty: str = "avg"
+    alpha: float = 1.0
+    block_ngram_repeat: int = 0
+    exempt: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    coverage_penalty: str = "none"
+    beta: float = 0.0
+    stepwise: bool = False
+
+
+class Hyp(NamedTuple):
+    tokens: tuple[int, ...]  # the end token included
+    score: float
+    ended: bool
+
+
+def logits(*probabilities: float) -> list[float]:
+    return [math.log(p) if p else -math.inf for p in probabilities]
+
+
+def make_source(rows: dict, default: list[float], attn: dict | None = None, length: int = 2):
+    return TableSource(length, rows, default, attn or {}, [1 / length] * length)
+
+
+def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
+    """Source i is the line `s<i>`; tokens are words from WORDS."""
+    vocab_size = len(sources[0].default)
+    return Checkpoint(
+        TableModel(sources, vocab_size),
+        src_vocab=Vocab([f"s{i}" for i in range(len(sources))]),
+        tgt_vocab=Vocab(WORDS[:vocab_size], eos_id=EOS),
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=START,
+    )
+
+
+def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
+    """The search under test, all sources in one batch."""
+    s = settings
+    rules = BeamRules(s.beam_size, START, EOS, s.length_penalty, s.alpha, s.stepwise)
+    candidate_rules = CandidateRules(
+        s.beam_size,
+        EOS,
+        never_ids=s.banned,
+        min_length=s.min_length,
+        block_ngram_repeat=s.block_ngram_repeat,
+        exempt_ids=s.exempt,
+        coverage_penalty=s.coverage_penalty,
+        beta=s.beta,
+        stepwise_penalty=s.stepwise,
+    )
+    beams = [Beam(rules, s.max_length) for _ in sources]
+    lengths = torch.tensor([source.length for source in sources])
+    src = torch.arange(len(sources))[:, None].expand(-1, int(lengths.max()))
+    model = TableModel(sources, len(sources[0].default))
+    decode(model, src, lengths, list(beams), candidate_rules)
+    return beams
+
+
+def hypotheses(beam: Beam) -> list[Hyp]:
+    found = beam.best()
+    return [Hyp(tuple(beam.get_hyp(f.step, f.row)[0]), f.score, f.ended) for f in found]
+
+
+def f32(x: float) -> float:
+    """Rounded to float32, so that what ties on the device ties here."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def log_softmax(row: list[float]) -> list[float]:
+    """The only tensor in here: the normaliser in the device's own rounding."""
+    norm = torch.tensor([row]).logsumexp(1).item()
+    return [f32(f32(x) - norm) for x in row]
+
+
+def normalised(settings: Settings, log_prob: float, cost: float, length: int) -> float:
+    forms = {"none": 1.0, "avg": length, "wu": (5 + length) / 6}
+    norm = forms[settings.length_penalty] ** settings.alpha
+    return (log_prob - cost) / norm if settings.stepwise else log_prob / norm - cost
+
+
+def coverage_cost(settings: Settings, covered: list[float]) -> float:
+    if settings.coverage_penalty == "wu":
+        return settings.beta * sum(-math.log(max(min(c, 1.0), TINY)) for c in covered)
+    if settings.coverage_penalty == "summary":
+        return settings.beta * (sum(max(c, 1.0) for c in covered) - len(covered))
+    return 0.0
+
+
+def brute_force(source: TableSource, settings: Settings) -> list[Hyp]:
+    """Every sequence that can be produced, best first.  No ties, blocking or coverage."""
+    found = []
+    for length in range(1, settings.max_length + 1):
+        for words in itertools.product(range(1, len(source.default)), repeat=length - 1):
+            last_tokens = range(len(source.default)) if length == settings.max_length else [EOS]
+            for last in last_tokens:
+                tokens = (*words, last)
+                steps = [log_softmax(source.logits(tokens[:t]))[y] for t, y in enumerate(tokens)]
+                score = normalised(settings, sum(steps), 0.0, length)
+                allowed = last != EOS or length > settings.min_length
+                if allowed and score > -math.inf:
+                    found.append(Hyp(tokens, score, last == EOS))
+    return sorted(found, key=lambda hyp: -hyp.score)
+
+
+def reference(source: TableSource, settings: Settings) -> list[Hyp]:
+    """The default search as DESIGN.md 3.1 words it."""
+    rows = [{"tokens": (), "sum": 0.0, "covered": [0.0] * source.length}]
+    finished: list[Hyp] = []
+    top_was_end = False
+    for length in range(1, settings.max_length + 1):
+        fresh, repeating = [], []
+        for row in rows:
+            for candidate in continuations(source, settings, row, length):
+                blocked = repeats(settings, candidate["tokens"])
+                (repeating if blocked else fresh).append(candidate)
+        # Python's sort is stable and candidates come in flat order, so lower indices win ties
+        best = sorted(fresh or repeating, key=lambda c: -c["rank"])[: settings.beam_size]
+        rows = []
+        for place, c in enumerate(best):
+            ended = c["tokens"][-1] == EOS
+            if ended or length == settings.max_length:
+                score = normalised(settings, c["sum"], c["cost"], length)
+                finished.append(Hyp(c["tokens"], score, ended))
+                top_was_end |= ended and place == 0
+            else:
+                rows.append(c)
+        if not rows or (top_was_end and len(finished) >= settings.beam_size):
+            break
+    return sorted(finished, key=lambda hyp: -hyp.score)
+
+
+def continuations(source: TableSource, settings: Settings, row: dict, length: int) -> list[dict]:
+    attention = source.attention(row["tokens"])
+    covered = [c + a for c, a in zip(row["covered"], attention, strict=True)]
+    cost = coverage_cost(settings, covered)
+    found = []
+    for token, log_prob in enumerate(log_softmax(source.logits(row["tokens"]))):
+        too_short = token == EOS and length - 1 < settings.min_length
+        if log_prob == -math.inf or token in settings.banned or too_short:
+            continue
+        total = f32(row["sum"] + log_prob)
+        rank = total - cost if settings.stepwise else total
+        tokens = (*row["tokens"], token)
+        found.append(
+            {"tokens": tokens, "sum": total, "covered": covered, "cost": cost, "rank": rank}
+        )
+    return found
+
+
+def repeats(settings: Settings, tokens: tuple[int, ...]) -> bool:
+    """Whether the newest token completes an n-gram for the second time."""
+    n = settings.block_ngram_repeat
+    if n == 0 or len(tokens) <= n:
+        return False
+    newest = tokens[-n:]
+    earlier = {tokens[i : i + n] for i in range(len(tokens) - n)}
+    return newest in earlier and not set(newest) & set(settings.exempt)
+
+
+@st.composite
+def sources(draw, vocab_sizes=range(2, 6), tied=False, holes=True, depth=2):
+    """A random table with a row for every prefix up to `depth`, made from one drawn seed.
+
+    `tied` takes logits from a few values; `holes` makes some of them -inf, never that of the
+    first word, so that something can always follow.
+    """
+    random = Random(draw(st.integers(0, 2**32)))
+    vocab_size = draw(st.sampled_from(vocab_sizes))
+    length = random.randint(1, 4)
+
+    def row() -> list[float]:
+        values = [
+            random.choice([-2.0, -1.0, 0.0]) if tied else random.gauss(0, 2)
+            for _ in range(vocab_size)
+        ]
+        return [
+            -math.inf if holes and i != 1 and random.random() < 0.15 else x
+            for i, x in enumerate(values)
+        ]
+
+    def attention() -> list[float]:
+        weights = [random.random() + 0.05 for _ in range(length)]
+        return [w / sum(weights) for w in weights]
+
+    words = range(1, vocab_size)
+    prefixes = [p for n in range(depth + 1) for p in itertools.product(words, repeat=n)]
+    keys = [" ".join(map(str, p)) for p in prefixes] + [f"*{depth + 1}"]
+    rows, attn = {key: row() for key in keys}, {key: attention() for key in keys}
+    return TableSource(length, rows, row(), attn, attention())

@@ -1,0 +1,68 @@
+"""A Transformer of a few thousand random weights, with a real sentencepiece model."""
+
+import io
+from pathlib import Path
+
+import sentencepiece as spm
+import torch
+
+from onmt_lite.checkpoints import native
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+
+SENTENCES = [
+    "der hund sieht den alten garten",
+    "die katze trinkt gern kalte milch",
+    "ein kind liest das rote buch",
+    "das haus steht neben dem see",
+    "heute regnet es in der stadt",
+    "the dog sees the old garden",
+    "a child reads the red book",
+    "it rains in the city today",
+]
+UNK, PAD, BOS, EOS = 0, 1, 2, 3
+VOCAB_SIZE = 40
+MAX_POSITIONS = 64
+SMALL = dict(d_model=16, heads=4, d_ff=32, enc_layers=2, dec_layers=2)
+
+
+def train_pieces() -> bytes:
+    """The sentencepiece model, as the bytes of its file."""
+    out = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_writer=out,
+        vocab_size=VOCAB_SIZE,
+        character_coverage=1.0,
+        unk_id=UNK,
+        pad_id=PAD,
+        bos_id=BOS,
+        eos_id=EOS,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return out.getvalue()
+
+
+def make_model(seed: int = 1, **config) -> Transformer:
+    """Every weight random, norms and biases too, so that none can be left out unnoticed."""
+    sizes = dict(src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS)
+    model = Transformer(TransformerConfig(**{**SMALL, **sizes, **config})).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            std = 0.3 if weight.dim() == 2 else 0.2
+            weight.copy_(noise * std + ("norm.weight" in name))
+    return model.requires_grad_(False)
+
+
+def write_checkpoint(path: Path, pieces: bytes) -> Path:
+    """A model directory as `onmt_lite.train` leaves it.
+
+    Seed and scale are chosen so that outputs vary, some end early and some are cut off.
+    """
+    model = make_model(seed=3, tie_output=False)
+    model.output.weight.mul_(2)
+    model.output.bias[EOS] += 0.5
+    native.save(path, model, pieces)
+    return path

@@ -1,0 +1,74 @@
+"""Grouping examples into batches, and padding them."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.records import Example, Line
+from onmt_lite.text.batching import make_batches, pad_batch
+
+LENGTHS = st.lists(st.integers(1, 12), max_size=30)
+
+
+def examples_of(lengths):
+    return [Example(Line(i, f"line {i}"), [7 + i] * n, n) for i, n in enumerate(lengths)]
+
+
+def padded_size(batch, batch_type):
+    width = max(len(e.src_ids) for e in batch)
+    return len(batch) * (width if batch_type == "tokens" else 1)
+
+
+@settings(max_examples=200)
+@given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
+@example([12, 1, 1], 5, "tokens")
+def test_batches_hold_each_example_once_within_the_budget(lengths, budget, batch_type):
+    examples = examples_of(lengths)
+    batches = make_batches(examples, budget, batch_type)
+    assert sorted(e.line.id for batch in batches for e in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert batch
+        assert len(batch) == 1 or padded_size(batch, batch_type) <= budget
+
+
+@settings(max_examples=100)
+@given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
+def test_the_longest_come_first_and_equals_keep_their_order(lengths, budget, batch_type):
+    batches = make_batches(examples_of(lengths), budget, batch_type)
+    order = [(-len(e.src_ids), e.line.id) for batch in batches for e in batch]
+    assert order == sorted(order)
+
+
+@settings(max_examples=100)
+@given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
+def test_a_batch_is_closed_only_when_the_next_does_not_fit(lengths, budget, batch_type):
+    batches = make_batches(examples_of(lengths), budget, batch_type)
+    for batch, following in zip(batches, batches[1:]):
+        assert padded_size([*batch, following[0]], batch_type) > budget
+
+
+def test_a_worked_example():
+    batches = make_batches(examples_of([2, 5, 2, 3, 2]), 8, "tokens")
+    assert [[len(e.src_ids) for e in batch] for batch in batches] == [[5], [3, 2], [2, 2]]
+    batches = make_batches(examples_of([2, 5, 2, 3, 2]), 2, "sents")
+    assert [[len(e.src_ids) for e in batch] for batch in batches] == [[5, 3], [2, 2], [2]]
+    assert make_batches([], 8, "tokens") == []
+
+
+def test_making_batches_leaves_the_examples_alone():
+    examples = examples_of([1, 3, 2])
+    make_batches(examples, 4, "tokens")
+    assert [len(e.src_ids) for e in examples] == [1, 3, 2]
+    pad_batch(examples, 9, torch.device("cpu"))
+    assert [len(e.src_ids) for e in examples] == [1, 3, 2]
+
+
+@pytest.mark.parametrize("pad_id", [0, 9])
+def test_padding_goes_to_the_right_and_lengths_tell_it(pad_id):
+    examples = examples_of([1, 3, 2])
+    batch = pad_batch(examples, pad_id, torch.device("cpu"))
+    assert batch.src.tolist() == [[7, pad_id, pad_id], [8, 8, 8], [9, 9, pad_id]]
+    assert batch.src_lengths.tolist() == [1, 3, 2]
+    assert batch.examples == examples
+    assert batch.src.dtype == batch.src_lengths.dtype == torch.long

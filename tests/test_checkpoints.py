@@ -1,0 +1,407 @@
+"""Models on disk: what was saved comes back, and nothing else is taken for a model."""
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import struct
+import zipfile
+from random import Random
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.checkpoints import load_checkpoint, native, safetensors
+from onmt_lite.errors import CheckpointError
+from tests.support import tiny
+
+ATOL = 1e-6
+SRC, LENGTHS = torch.tensor([[5, 6, 7, 3]]), torch.tensor([4])
+TGT = torch.tensor([[2, 8, 9, 10]])
+FILES = ["model.json", "weights.safetensors", "sentencepiece.model"]
+
+TABLE = {
+    "format": "onmt_lite-table-1",
+    "vocab": ["</s>", "a", "b"],
+    "sources": {
+        "s0": {
+            "length": 2,
+            "rows": {"": [0.0, 1.0, 2.0], "1": [3.0, 4.0, 5.0], "*1": [6, 7, 8]},
+            "default": [-1.0, 0.5, 0.0],
+            "attn": {"1 2": [0.25, 0.75]},
+        },
+        "s1": {"length": 3, "rows": {}, "default": [1, 2, 3], "attn_default": [0, 0, 1]},
+    },
+}
+
+
+def logits_of(model) -> torch.Tensor:
+    return model.forward(model.encode(SRC, LENGTHS), TGT)
+
+
+def assert_refused(path, *words: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.fixture
+def copy(tiny_checkpoint, tmp_path):
+    return shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+
+
+def describe(checkpoint):
+    """All that decides what a loaded model does."""
+    weights = {name: tensor.tolist() for name, tensor in checkpoint.model.state_dict().items()}
+    pieces = checkpoint.tokenizers["sentencepiece"].processor.serialized_model_proto()
+    ids = (checkpoint.start_id, checkpoint.src_end, checkpoint.never_ids)
+    return checkpoint.model.cfg, weights, checkpoint.tgt_vocab, pieces, ids
+
+
+class TestNative:
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {},
+            dict(tie_output=False),
+            dict(share_embeddings=False),
+            dict(share_embeddings=False, tie_output=False),
+            dict(positions="learned", embedding_norm=True, output_bias=False, attn_bias=False),
+            dict(pre_norm=False, final_norm=False, activation="gelu", position_offset=2),
+        ],
+        ids=str,
+    )
+    def test_what_is_saved_comes_back(self, tmp_path, tiny_pieces, config):
+        model = tiny.make_model(**config)
+        native.save(tmp_path, model, tiny_pieces)
+        loaded = load_checkpoint(tmp_path).model
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.half().float())
+        assert loaded.cfg == model.cfg
+        torch.testing.assert_close(logits_of(loaded), logits_of(model), atol=ATOL, rtol=0)
+
+    def test_vocabulary_and_special_tokens(self, tiny_checkpoint):
+        checkpoint = load_checkpoint(tiny_checkpoint)
+        vocab = checkpoint.tgt_vocab
+        assert (checkpoint.start_id, checkpoint.src_end) == (tiny.BOS, (tiny.EOS,))
+        assert set(checkpoint.never_ids) == {tiny.PAD, tiny.BOS}
+        assert (vocab.eos_id, vocab.unk_id, len(vocab)) == (tiny.EOS, tiny.UNK, tiny.VOCAB_SIZE)
+        tokenizer = next(iter(checkpoint.tokenizers.values()))
+        assert tokenizer.decode(tokenizer.encode(tiny.SENTENCES[0])) == tiny.SENTENCES[0]
+
+    def test_a_second_save_replaces_the_first(self, copy, tiny_pieces):
+        native.save(copy, tiny.make_model(seed=7), tiny_pieces)
+        loaded = load_checkpoint(copy).model
+        torch.testing.assert_close(
+            logits_of(loaded), logits_of(tiny.make_model(seed=7)), atol=0.1, rtol=0
+        )
+
+    @pytest.mark.parametrize("name", FILES)
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+    def test_truncated(self, copy, name, share):
+        data = (copy / name).read_bytes()
+        # The description ends in a line feed, which it can do without
+        (copy / name).write_bytes(data[: min(int(len(data) * share), len(data) - 2)])
+        assert_refused(copy)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_lengthened(self, copy, name):
+        with open(copy / name, "ab") as f:
+            f.write(b"x")
+        assert_refused(copy)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_one_byte_changed(self, copy, name):
+        data, random = (copy / name).read_bytes(), Random(0)
+        expected, n_refused = describe(load_checkpoint(copy)), 0
+        for _ in range(60):
+            place, change = random.randrange(len(data)), random.randrange(1, 256)
+            damaged = bytes([*data[:place], data[place] ^ change, *data[place + 1 :]])
+            (copy / name).write_bytes(damaged)
+            try:
+                assert describe(load_checkpoint(copy)) == expected
+            except CheckpointError as error:
+                n_refused += 1
+                assert "\n" not in str(error)
+        assert n_refused > 30
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_missing_or_a_directory(self, copy, name):
+        (copy / name).unlink()
+        assert_refused(copy, name)
+        (copy / name).mkdir()
+        assert_refused(copy)
+
+    def test_files_of_another_model(self, copy, tmp_path, tiny_pieces):
+        other = tmp_path / "other"
+        other.mkdir()
+        native.save(other, tiny.make_model(seed=9), tiny_pieces)
+        shutil.copy(other / "weights.safetensors", copy)
+        assert_refused(copy, "weights.safetensors", "checksum")
+
+    def test_numbers_that_are_not_finite(self, tmp_path, tiny_pieces):
+        model = tiny.make_model()
+        model.output.bias[5] = 1e6  # too large for half precision
+        native.save(tmp_path, model, tiny_pieces)
+        assert_refused(tmp_path, "output.bias", "not finite")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            dict(enc_layers=3),
+            dict(dec_layers=1),
+            dict(dec_layers=3),
+            dict(d_ff=64),
+            dict(src_vocab_size=41),
+            dict(heads=3),
+            dict(heads=0),
+            dict(d_model="16"),
+            dict(activation="swish"),
+            dict(positions="rotary"),
+            dict(max_positions=-5),
+            dict(unknown=1),
+        ],
+        ids=str,
+    )
+    def test_a_description_that_does_not_fit_though_its_checksum_does(self, copy, change):
+        manifest = json.loads((copy / "model.json").read_text())
+        del manifest["sha256"]
+        manifest["config"].update(change)
+        manifest["sha256"] = hashlib.sha256(
+            json.dumps(manifest, sort_keys=True).encode()
+        ).hexdigest()
+        (copy / "model.json").write_text(json.dumps(manifest))
+        assert_refused(copy)
+
+    def test_pieces_of_another_size(self, tmp_path, tiny_pieces):
+        native.save(tmp_path, tiny.make_model(tgt_vocab_size=50, src_vocab_size=50), tiny_pieces)
+        assert_refused(tmp_path, "40", "50")
+
+    def test_a_later_format(self, copy):
+        manifest = json.loads((copy / "model.json").read_text())
+        (copy / "model.json").write_text(json.dumps({**manifest, "format": "onmt_lite-model-2"}))
+        assert_refused(copy, "onmt_lite-model-2")
+
+
+class TestForeign:
+    @staticmethod
+    def zipped() -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr("data.pkl", b"x")
+        return out.getvalue()
+
+    @pytest.mark.parametrize(
+        "data, words",
+        [
+            (zipped(), ["zip"]),
+            (pickle.dumps({"model": 1}, protocol=2), ["pickle"]),
+            (gzip.compress(b"{}"), ["gzip"]),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ["LFS"]),
+            (b"<!DOCTYPE html><html></html>", ["HTML"]),
+            (b"", ["empty"]),
+            (b"\x00" * 100, ["unknown kind"]),
+            (b'{"model_type": "marian"}', ["not a table model"]),
+            (b'{"format": "other"}', ["other"]),
+            (b'{"format": ', ["not a table model"]),
+            (b"[1, 2]", ["unknown kind"]),
+        ],
+        ids=[
+            "zip",
+            "pickle",
+            "gzip",
+            "lfs",
+            "html",
+            "empty",
+            "zeros",
+            "hf",
+            "other",
+            "cut",
+            "list",
+        ],
+    )
+    def test_files_are_refused_by_kind(self, tmp_path, data, words):
+        path = tmp_path / "model.bin"
+        path.write_bytes(data)
+        assert_refused(path, "model.bin", *words)
+
+    def test_no_file_and_no_model_in_the_directory(self, tmp_path):
+        assert_refused(tmp_path / "nothing", "no such file")
+        assert_refused(tmp_path, "model.json")
+        assert_refused(tmp_path / ("x" * 300))
+        assert_refused("with\0nul")
+
+
+class TestTable:
+    @pytest.fixture
+    def write(self, tmp_path):
+        def write(table):
+            path = tmp_path / "table.json"
+            path.write_text(json.dumps(table))
+            return path
+
+        return write
+
+    def test_rows_are_found_by_prefix_then_length_then_default(self, write):
+        checkpoint = load_checkpoint(write(TABLE))
+        assert checkpoint.src_vocab.tokens == ["s0", "s1"]
+        assert (checkpoint.tgt_vocab.tokens, checkpoint.eos_id) == (["</s>", "a", "b"], 0)
+        first, second = checkpoint.model.sources
+        assert [first.logits(p) for p in [(), (1,), (2,), (1, 2)]] == [
+            [0, 1, 2],
+            [3, 4, 5],
+            [6, 7, 8],
+            [-1, 0.5, 0],
+        ]
+        assert [first.attention(p) for p in [(), (1, 2)]] == [[0.5, 0.5], [0.25, 0.75]]
+        assert second.attention((2,)) == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            dict(length=0),
+            dict(length=True),
+            dict(length="2"),
+            dict(rows={"": [0, 1]}),
+            dict(rows={"": [0, 1, 2, 3]}),
+            dict(rows={"": 1}),
+            dict(rows=[[0, 1, 2]]),
+            dict(rows={"": [0, "x", 1]}),
+            dict(rows={"": [0, None, 1]}),
+            dict(default=[1, 2]),
+            dict(default=None),
+            dict(attn={"": [1.0]}),
+            dict(attn_default=[1, 0, 0]),
+        ],
+        ids=str,
+    )
+    def test_wrong_sources_are_refused(self, write, source):
+        table = {**TABLE, "sources": {"s0": {**TABLE["sources"]["s0"], **source}}}
+        assert_refused(write(table), "table.json", "not a table model")
+
+    @pytest.mark.parametrize(
+        "change",
+        [dict(format="onmt_lite-table-2"), dict(vocab=[]), dict(vocab=3), dict(sources={})],
+        ids=str,
+    )
+    def test_wrong_tables_are_refused(self, write, change):
+        assert_refused(write({**TABLE, **change}), "table.json", "not a table model")
+
+    @pytest.mark.parametrize("key", ["format", "vocab", "sources"])
+    def test_missing_keys_are_refused(self, write, key):
+        assert_refused(write({k: v for k, v in TABLE.items() if k != key}), "table.json", key)
+
+    def test_deep_nesting_is_refused(self, tmp_path):
+        path = tmp_path / "deep.json"
+        path.write_text('{"format":' + "[" * 100_000)
+        assert_refused(path, "not a table model")
+
+
+dtypes = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
+shapes = st.lists(st.integers(0, 3), max_size=3)
+odd = st.one_of(
+    st.integers(-2, 9), st.text(max_size=2), st.none(), st.just([]), st.just({}), st.just(2**70)
+)
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.one_of(st.sampled_from(["F32", "F16", "I64"]), odd),
+        "shape": st.one_of(st.lists(st.one_of(st.integers(0, 3), odd), max_size=3), odd),
+        "data_offsets": st.one_of(st.just([0, 4]), st.lists(odd, max_size=3), odd),
+    }
+)
+
+
+def with_header(header: object, body: bytes = b"") -> bytes:
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + body
+
+
+def one(dtype: object = "F32", shape: object = (1,), data_offsets: object = (0, 4)) -> bytes:
+    return with_header({"a": dict(dtype=dtype, shape=shape, data_offsets=data_offsets)}, b"\0" * 4)
+
+
+class TestSafetensors:
+    @settings(deadline=None, max_examples=100)
+    @given(st.lists(st.tuples(dtypes, shapes), max_size=4))
+    def test_what_is_dumped_is_parsed(self, kinds):
+        tensors = {
+            f"t{i}": torch.arange(torch.Size(shape).numel()).view(shape).to(dtype) + i
+            for i, (dtype, shape) in enumerate(kinds)
+        }
+        found = safetensors.parse(safetensors.dump(tensors))
+        assert set(found) == set(tensors)
+        for name, tensor in tensors.items():
+            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(found[name], tensor)
+
+    def test_layout_is_that_of_the_format(self):
+        data = safetensors.dump({"a": torch.tensor([[1.0, -2.0]]), "b": torch.tensor(0.5).half()})
+        (n,) = struct.unpack("<Q", data[:8])
+        assert json.loads(data[8 : 8 + n]) == {
+            "a": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
+            "b": {"dtype": "F16", "shape": [], "data_offsets": [8, 10]},
+        }
+        assert data[8 + n :] == struct.pack("<ffe", 1.0, -2.0, 0.5)
+
+    def test_metadata_is_no_tensor(self):
+        header = {"__metadata__": {"format": "pt"}}
+        header["a"] = dict(dtype="F32", shape=[1], data_offsets=[0, 4])
+        found = safetensors.parse(with_header(header, struct.pack("<f", 1.5)))
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1.5]}
+
+    @settings(deadline=None, max_examples=150)
+    @given(st.binary(max_size=40))
+    def test_any_bytes(self, data):
+        with pytest.raises(ValueError):
+            safetensors.parse(data + b"!")  # no valid file ends so: nothing precedes its numbers
+
+    @settings(deadline=None, max_examples=400)
+    @given(st.dictionaries(st.text(max_size=2), entries, min_size=1, max_size=2))
+    @example({"a": dict(dtype="F32", shape={}, data_offsets=[0, 4])})
+    @example({"a": dict(dtype="F32", shape=[2**70, 0], data_offsets=[0, 0])})
+    def test_any_header_is_read_or_refused(self, header):
+        end = max(
+            (e["data_offsets"][1] for e in header.values() if e["data_offsets"] == [0, 4]),
+            default=0,
+        )
+        try:
+            found = safetensors.parse(with_header(header, b"\0" * end))
+        except ValueError:
+            return
+        assert {name: list(tensor.shape) for name, tensor in found.items()} == {
+            name: entry["shape"] for name, entry in header.items()
+        }
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            one(shape=[2]),
+            one(shape=[-1]),
+            one(shape=[True]),
+            one(shape="1"),
+            one(dtype="I64"),
+            one(dtype=["F32"]),
+            one(data_offsets=[0, 8]),
+            one(data_offsets=[4, 8]),
+            one(data_offsets=[0]),
+            one() + b"\0",
+            one()[:-1],
+            one()[:7],
+            with_header(b"\xff" * 8),
+            with_header(b"[" * 50_000),
+            with_header([1, 2]),
+            with_header({"a": 1}),
+            struct.pack("<Q", 2**63) + b"{}",
+        ],
+    )
+    def test_each_false_claim_is_refused(self, data):
+        with pytest.raises(ValueError):
+            safetensors.parse(data)

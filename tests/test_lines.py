@@ -1,0 +1,190 @@
+"""Bytes to lines, compared with `bytes.split(b"\\n")` and nothing cleverer."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.errors import FileError
+from onmt_lite.text import lines as lines_module
+from onmt_lite.text.lines import LineReader, count_lines, to_line
+
+BOM = b"\xef\xbb\xbf"
+ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]
+ODD += [text.encode() for text in ("\x85", "\u2028", "\u2029", "ü", "😀", "word")]
+ODD += [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xc0\xaf"]  # not UTF-8
+DATA = st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=3)), max_size=12).map(b"".join)
+
+
+def naive(data):
+    """(text, notes) of each line."""
+    parts = data.removeprefix(BOM).split(b"\n")
+    if parts[-1] == b"" and data != BOM:  # a mark alone is a line without text
+        parts.pop()  # what follows the last line feed is no line
+    found = []
+    for part in parts:
+        part = part[:-1] if part.endswith(b"\r") else part
+        try:
+            found.append((part.decode("utf-8"), ()))
+        except UnicodeDecodeError:
+            found.append((part.decode("utf-8", "replace"), ("invalid-utf8",)))
+    return found
+
+
+def read_file(path, data, **options):
+    path.write_bytes(data)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return list(LineReader(fd, str(path), **options).windows())
+    finally:
+        os.close(fd)
+
+
+def read_pipe(pieces, **options):
+    """Read what another thread writes piece by piece."""
+    reading, writing = os.pipe()
+
+    def write():
+        for piece in pieces:
+            os.write(writing, piece)
+        os.close(writing)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        return list(LineReader(reading, "pipe", **options).windows())
+    finally:
+        thread.join()
+        os.close(reading)
+
+
+def flat(windows):
+    found = [line for window in windows for line in window]
+    assert [line.id for line in found] == list(range(len(found)))
+    assert all(windows), "an empty window"
+    return [(line.text, line.notes) for line in found]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("lines") / "file"
+
+
+@settings(max_examples=250)
+@given(DATA, st.integers(1, 7), st.sampled_from([1, 2, 3, 7, 1 << 16]))
+@example(b"", 1, 1)
+@example(b"\n", 1, 1)
+@example(BOM, 1, 1)
+@example(BOM + BOM + b"a\n" + BOM, 1, 1)
+@example(BOM + b"\n", 1, 2)
+@example(b"a\r\r\n\rb\r", 2, 1)
+@example("a\u2028b\x85c\x0bd\x1ce\u2029\n".encode(), 1, 3)
+@example(b"a\0b\n\0\n", 3, 2)
+@example("ü\n😀".encode(), 1, 1)  # characters cut by reads of one byte
+def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "CHUNK", chunk)
+        windows = read_file(path, data, window_lines=window_lines)
+    assert flat(windows) == naive(data)
+    assert all(len(window) == window_lines for window in windows[:-1])
+    assert all(len(window) <= window_lines for window in windows)
+    assert count_lines(str(path)) == len(naive(data))
+
+
+@settings(max_examples=100)
+@given(st.lists(DATA.filter(len), max_size=6), st.integers(1, 7))
+@example([b"a", b"\n", b"b\r", b"\nc"], 3)
+@example([BOM[:1], BOM[1:] + b"x\n"], 3)
+@example([b"\xc3", b"\xbc\n"], 3)
+def test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut(pieces, window_lines):
+    windows = read_pipe(pieces, window_lines=window_lines)
+    assert flat(windows) == naive(b"".join(pieces))
+    assert all(len(window) <= window_lines for window in windows)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.sampled_from([b"", b"a", b"abcd", b"abcde", b"abcdefghij"]), max_size=6))
+@example([b"abcde"])
+def test_a_line_above_the_limit_is_cut_and_says_so(path, texts):
+    data = b"\n".join(texts)
+    expected = [
+        (part[:4].decode(), ("truncated",) if len(part) > 4 else ()) for part in data.split(b"\n")
+    ]
+    if data.endswith(b"\n") or not data:
+        expected.pop()
+    for chunk in (1, 3, 64):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lines_module, "MAX_LINE_BYTES", 4)
+            patch.setattr(lines_module, "CHUNK", chunk)
+            assert flat(read_file(path, data)) == expected
+
+
+def test_a_cut_through_a_character_drops_it(path, monkeypatch):
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 6)
+    for text, kept in [("abcdeü", "abcde"), ("abc😀", "abc"), ("abcdü", "abcdü"), ("€€€", "€€")]:
+        notes = ("truncated",) if kept != text else ()
+        assert flat(read_file(path, f"{text}\nz".encode())) == [(kept, notes), ("z", ())]
+
+
+def test_a_cut_does_not_hide_invalid_bytes(path, monkeypatch):
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 8)
+    ((text, notes),) = flat(read_file(path, b"a\xffcdefghij"))
+    assert text == "a\ufffdcdefgh"
+    assert sorted(notes) == ["invalid-utf8", "truncated"]
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 16])
+def test_the_line_ending_does_not_count_as_length(path, monkeypatch, chunk):
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(lines_module, "CHUNK", chunk)
+    assert flat(read_file(path, b"abcd\r\nefgh\n")) == [("abcd", ()), ("efgh", ())]
+
+
+def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
+    """Few long lines fill a window as many short ones do."""
+    monkeypatch.setattr(lines_module, "MAX_WINDOW_BYTES", 10)
+    windows = read_file(path, b"abcdef\n" * 5 + b"a\n" * 3)
+    assert [len(window) for window in windows] == [2, 2, 4]
+
+
+@pytest.mark.timeout(60)  # a reader that waits for more would wait for ever
+def test_a_line_is_handed_out_before_the_next_is_written():
+    reading, writing = os.pipe()
+    try:
+        windows = LineReader(reading, "pipe").windows()
+        os.write(writing, b"first\n")
+        assert [line.text for line in next(windows)] == ["first"]
+        os.write(writing, b"second\nthird\nfour")  # the rest of a line is still to come
+        assert [line.text for line in next(windows)] == ["second", "third"]
+        os.write(writing, b"th\n")
+        assert [line.text for line in next(windows)] == ["fourth"]
+        os.write(writing, b"last")
+        os.close(writing)
+        assert [(line.id, line.text) for line in next(windows)] == [(4, "last")]
+        assert next(windows, None) is None
+    finally:
+        os.close(reading)
+
+
+def test_notes_and_numbers_of_to_line():
+    assert to_line(BOM + b"a", 0).text == "a"
+    assert to_line(BOM + b"a", 1).text == "\ufeffa"
+    assert to_line(b"a\r", 5).text == "a"
+    assert to_line(b"a\r\r", 5).text == "a\r"
+    line = to_line(b"\xffabcdefg", 5, cut=True)
+    assert (line.id, line.text) == (5, "\ufffdabcdefg")
+    assert set(line.notes) == {"truncated", "invalid-utf8"}
+
+
+def test_reading_errors_name_the_file(tmp_path):
+    fd = os.open(tmp_path, os.O_RDONLY)  # a directory can be opened, not read
+    try:
+        with pytest.raises(FileError, match="the-name.*directory"):
+            list(LineReader(fd, "the-name").windows())
+    finally:
+        os.close(fd)
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(FileError, match=str(path)):
+            count_lines(str(path))

@@ -1,0 +1,311 @@
+"""The options of translate.py: names, defaults, contradictions, and the printed configuration."""
+
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.errors import OptionError
+from onmt_lite.options import OPTIONS, TranslateOptions, cross_check, load_options
+from onmt_lite.schema import MetaOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+META = ("config", "print_config", "help")  # where options come from: no configuration holds them
+
+
+def problems_of(*argv):
+    with pytest.raises(OptionError) as caught:
+        load_options(list(argv))
+    return caught.value.problems
+
+
+def printed(resolved):
+    """What -print_config prints."""
+    assert {f.name for f in dataclasses.fields(MetaOptions)} == set(META)
+    return resolved.without(MetaOptions).to_yaml()
+
+
+def test_defaults_are_those_of_the_design():
+    options, resolved = load_options([])
+    assert set(resolved.origins.values()) == {"default"}
+    search = options.search
+    assert (search.beam_size, search.n_best, search.length_penalty) == (5, 1, "avg")
+    assert (search.alpha, search.min_length, search.max_length) == (1.0, 0, 250)
+    assert (search.max_length_ratio, search.block_ngram_repeat) == (2.0, 0)
+    assert (search.coverage_penalty, search.stepwise_penalty) == ("none", False)
+    assert (options.data.src, options.data.output, options.data.tgt) == ("-", "-", None)
+    assert options.data.output_format == "text"
+    assert (options.batch.batch_type, options.batch.batch_size) == ("tokens", None)
+    assert (options.model.tokenizer, options.model.device) == ("auto", "auto")
+
+
+def test_every_option_has_help_and_its_default_is_valid():
+    for name, option in OPTIONS.items():
+        assert len(option.help.split()) >= 2, name
+        assert option.help == option.help.strip() and not option.help.endswith("."), name
+        assert name == name.lower() and name.replace("_", "a").isalnum(), name
+    for name in OPTIONS:
+        assert "\n" not in OPTIONS[name].help
+    assert len({option.help for option in OPTIONS.values()}) == len(OPTIONS)
+
+
+def test_defaults_pass_their_own_checks():
+    """Given again by name, every default must be taken."""
+    given_again = {n: o.default for n, o in OPTIONS.items() if o.default is not None}
+    given_again = {n: default for n, default in given_again.items() if n not in META}
+    options = TranslateOptions.of(**given_again)
+    assert options == TranslateOptions.of()
+
+
+def test_every_option_takes_all_three_spellings():
+    for name, option in OPTIONS.items():
+        if name in META:
+            continue
+        word = {bool: "true", int: "3", float: "0.5", str: "x"}[option.kind]
+        word = option.choices[-1] if option.choices else "cpu" if name == "device" else word
+        for argv in (["-" + name, word], ["--" + name, word], [f"--{name}={word}"]):
+            _, resolved = load_options(argv)
+            assert resolved.origins[name] == "command line"
+            others = {n for n, origin in resolved.origins.items() if origin != "default"}
+            assert others == {name}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["-n_best", "6"], ["n_best 6", "beam_size 5"]),
+        (["-beam_size", "2", "-n_best", "3"], ["n_best 3", "beam_size 2"]),
+        (["-min_length", "9", "-max_length", "8"], ["min_length 9", "max_length 8"]),
+        (["-gpu", "0", "-device", "cpu"], ["gpu", "device"]),
+        (["-gpu", "-1", "-device", "cuda"], ["gpu", "device"]),
+        (["-verbose", "-quiet"], ["verbose", "quiet"]),
+        (["-tgt", "-"], ["src", "tgt", "standard input"]),
+        (["-device", "gpu"], ["device", "cuda:N"]),
+        (["-device", "cuda:x"], ["device", "cuda:N"]),
+        (["-device", "cuda:-1"], ["device", "cuda:N"]),
+        (["-device", ""], ["device", "cuda:N"]),
+        (["-src", ""], ["src", "empty"]),
+        (["-output", ""], ["output", "empty"]),
+        (["-tgt", ""], ["tgt", "empty"]),
+        (["-log_file", ""], ["log_file", "empty"]),
+        (["-beam_size", "0"], ["beam_size", "at least 1"]),
+        (["-beam_size", "1000000000"], ["beam_size", "at most"]),
+        (["-batch_size", "0"], ["batch_size", "at least 1"]),
+        (["-max_length", "0"], ["max_length", "at least 1"]),
+        (["-min_length", "-1"], ["min_length", "at least 0"]),
+        (["-block_ngram_repeat", "-1"], ["block_ngram_repeat", "at least 0"]),
+        (["-gpu", "-2"], ["gpu", "at least -1"]),
+        (["-beam", "3"], ["unknown option beam;", "beam_size"]),
+        (["-b", "3"], ["unknown option b;", "beam_size", "batch_size"]),
+        (["-n_be", "3"], ["unknown option n_be;", "n_best"]),
+        (["-beam-size", "3"], ["unknown option beam-size;", "beam_size"]),
+        (["-num_beams", "3"], ["unknown option num_beams;", "beam_size"]),
+        (["-train_steps", "3"], ["train_steps", "onmt_lite.train"]),
+        (["-length_penalty", "averg"], ["length_penalty", "did you mean avg?"]),
+        (["-output_format", "json"], ["output_format", "did you mean jsonl?"]),
+    ],
+)
+def test_contradictions_and_wrong_values(argv, words):
+    (problem,) = problems_of(*argv)
+    for word in words:
+        assert word in problem
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-n_best", "5"],
+        ["-min_length", "8", "-max_length", "8"],
+        ["-gpu", "-1"],
+        ["-gpu", "0", "-device", "auto"],
+        ["-verbose", "-quiet", "false"],
+        ["-src", "a", "-tgt", "-"],
+        ["-device", "cuda:1"],
+    ],
+)
+def test_what_only_looks_like_a_contradiction(argv):
+    load_options(argv)
+
+
+def test_problems_of_all_sources_and_cross_checks_come_together(tmp_path):
+    config = tmp_path / "a.yaml"
+    config.write_text("beam_size: 2\nn_best: 3\nbeam_siez: 4\nalpha: x\nconfig: b.yaml\n")
+    found = problems_of("-config", str(config), str(tmp_path / "no.yaml"), "-batch_size", "0")
+    text = "\n".join(found)
+    assert len(found) == 6
+    for word in ("beam_siez", "alpha", "config", "no.yaml", "batch_size", "n_best 3"):
+        assert word in text
+
+
+@pytest.mark.parametrize("line", ["config: x.yaml", "print_config: true", "help: true"])
+def test_configurations_do_not_name_sources(tmp_path, line):
+    config = tmp_path / "a.yaml"
+    config.write_text(line)
+    (problem,) = problems_of("-config", str(config))
+    assert problem.startswith(line.split(":")[0])
+    assert "command line" in problem
+    assert f"{config}:1" in problem
+
+
+def test_precedence_from_left_to_right(tmp_path):
+    for name, text in [("a", "beam_size: 2\nalpha: 0.5\nverbose: true"), ("b", "beam_size: 3")]:
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+    options, resolved = load_options(["-config", *files, "-verbose", "false"])
+    assert (options.search.beam_size, options.search.alpha) == (3, 0.5)
+    assert options.report.verbose is False
+    assert resolved.origins["beam_size"] == f"{files[1]}:1"
+    assert resolved.origins["alpha"] == f"{files[0]}:2"
+    options, resolved = load_options(["-beam_size", "5", "-config", *files])
+    assert options.search.beam_size == 5  # typed, although it is the default
+    assert resolved.origins["beam_size"] == "command line"
+
+
+def test_a_second_config_is_not_dropped_silently(tmp_path):
+    """`-config a -config b` reads both or is refused; forgetting one would go unnoticed."""
+    for name, text in [("a", "beam_size: 2"), ("b", "alpha: 0.5")]:
+        (tmp_path / f"{name}.yaml").write_text(text)
+    argv = ["-config", str(tmp_path / "a.yaml"), "-config", str(tmp_path / "b.yaml")]
+    try:
+        options, _ = load_options(argv)
+    except OptionError:
+        return
+    assert (options.search.beam_size, options.search.alpha) == (2, 0.5)
+
+
+def test_python_has_the_command_lines_checks_and_messages():
+    assert TranslateOptions.of(beam_size=4, model=Path("m")).model.model == ("m",)
+    for wrong in ({"beam_size": 0}, {"beam_siez": 3}, {"n_best": 9}, {"alpha": math.nan}):
+        with pytest.raises(OptionError) as caught:
+            TranslateOptions.of(**wrong)
+        ((name, value),) = wrong.items()
+        (said,) = problems_of(f"-{name}", str(value))
+        said = said.replace(repr(str(value)), repr(value))
+        assert caught.value.problems == (said.replace("command line", "keyword argument"),)
+
+
+def test_python_takes_none_numbers_and_strings_strictly():
+    assert TranslateOptions.of(alpha=2).search.alpha == 2.0
+    assert TranslateOptions.of(gpu=None) == TranslateOptions.of()
+    for wrong in ({"beam_size": 5.0}, {"beam_size": True}, {"verbose": 1}, {"alpha": 10**400}):
+        with pytest.raises(OptionError):
+            TranslateOptions.of(**wrong)
+
+
+def value_of(option):
+    """Any valid value of an option."""
+    if option.choices:
+        one = st.sampled_from(option.choices)
+    elif option.name == "device":
+        one = st.sampled_from(["auto", "cpu", "cuda", "cuda:0", "cuda:7"])
+    elif option.kind is bool:
+        one = st.booleans()
+    elif option.kind is str:
+        one = st.text(st.characters(exclude_characters="\0"), min_size=1)
+    else:
+        low, high = option.bounds["min"], option.bounds["max"]
+        # Small values often, so that contradictions between options come up and are avoided
+        if option.kind is int:
+            few = low + 9 if high is None else min(low + 9, high)
+            one = st.one_of(st.integers(low, few), st.integers(low, high))
+        else:
+            above = option.bounds["above"]
+            one = st.floats(low if above is None else above, high, exclude_min=above is not None)
+            one = one.filter(math.isfinite)
+    return st.lists(one, min_size=1, max_size=3).map(tuple) if option.many else one
+
+
+SOME = st.sets(st.sampled_from([n for n in OPTIONS if n not in META]), max_size=8)
+VALID = SOME.flatmap(lambda names: st.fixed_dictionaries({n: value_of(OPTIONS[n]) for n in names}))
+
+
+@settings(deadline=None, max_examples=120)
+@given(VALID)
+@example({"model": ("a", "-b", "5", "null")})
+@example({"gpu": -1, "alpha": -1e-9})
+@example({"src": " a: b # c\n'", "tgt": "\x85"})
+def test_printed_configuration_loads_back(tmp_path_factory, values):
+    try:
+        options = TranslateOptions.of(**values)
+    except OptionError:
+        assume(False)  # two of them contradict each other
+    base = tmp_path_factory.getbasetemp()
+    first, second = base / "first.yaml", base / "second.yaml"
+    plain = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+    first.write_text(yaml.safe_dump(plain), encoding="ascii")
+    loaded, resolved = load_options(["-config", str(first)])
+    # Lists that are empty by default have a test of their own in test_schema.py
+    text = re.sub(r"(?m)^\w+: \[\]  # default\n", "", printed(resolved))
+    second.write_text(text, encoding="utf-8", newline="\n")
+    again, _ = load_options(["-config", str(second)])
+    for name in ("model", "data", "search", "batch", "report"):
+        assert getattr(loaded, name) == getattr(options, name)
+        assert getattr(again, name) == getattr(options, name)
+    for name in values:
+        assert f"# {first}:" in text.split(f"{name}: ", 1)[1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(VALID)
+def test_command_line_and_python_agree(values):
+    """Values as words give what the same values give as numbers; -name=VALUE takes any text."""
+    argv = []
+    for name, value in values.items():
+        if OPTIONS[name].many:
+            assume(not any(word.startswith("-") for word in value))
+            argv += ["-" + name, *value]
+        else:
+            word = repr(value) if isinstance(value, float) else str(value)
+            argv.append(f"--{name}={word.lower() if isinstance(value, bool) else word}")
+    try:
+        expected = TranslateOptions.of(**values)
+    except OptionError as error:
+        assert len(problems_of(*argv)) == len(error.problems)
+    else:
+        assert load_options(argv)[0] == expected
+
+
+WORDS = st.one_of(
+    st.sampled_from([f"-{name}" for name in OPTIONS if name != "config"]),
+    st.sampled_from([f"--{name}=" for name in OPTIONS if name != "config"]),
+    st.sampled_from("0 1 -1 2.5 1e400 true false none avg - -- cuda:0 jsonl x -beam".split()),
+    st.text(max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(WORDS, max_size=8))
+def test_any_command_line_gives_options_or_an_option_error(argv):
+    assume(not any(word.lstrip("-").startswith("config") for word in argv))
+    try:
+        options, resolved = load_options(argv)
+    except OptionError as error:
+        assert error.problems
+        assert all(isinstance(problem, str) and problem for problem in error.problems)
+    else:
+        assert not cross_check(resolved.values)
+        assert 1 <= options.search.n_best <= options.search.beam_size
+        assert options.search.min_length <= options.search.max_length
+
+
+def test_options_are_read_without_torch():
+    """A wrong option must be told at once, not after seconds of loading."""
+    code = (
+        "import sys, onmt_lite, onmt_lite.options, onmt_lite.schema, onmt_lite.errors\n"
+        "import onmt_lite.interrupt, translate\n"
+        "assert translate.main(['-nope']) == 2\n"
+        "assert translate.main(['-print_config']) == 0\n"
+        "found = {'torch', 'numpy', 'sentencepiece', 'tqdm'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {found}' if found else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

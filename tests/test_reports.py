@@ -1,0 +1,194 @@
+"""Translations made by hand, and the exact text they become."""
+
+import json
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.options import DataOptions
+from onmt_lite.records import Hypothesis, Translation
+from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
+
+# Everything that some reader takes for the end of a line: str.splitlines and \r
+BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+def hyp(text="a b", score=-0.25, log_prob=-0.75, tokens=None, ended=True):
+    tokens = text.split(" ") if tokens is None else tokens
+    return Hypothesis(text, tokens, score, log_prob, [log_prob / 3] * (len(tokens) + ended), ended)
+
+
+NOTHING = hyp("", 0.0, 0.0, [], ended=False)  # what a blank line translates to
+
+
+def write(translation, n_best=1, **data):
+    return build_writer(DataOptions(**data), n_best)(translation)
+
+
+@pytest.fixture
+def log():
+    """What the log was told."""
+    records, handler = [], logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    before = LOG.handlers, LOG.level, LOG.propagate
+    LOG.handlers, LOG.propagate = [handler], False
+    LOG.setLevel(logging.INFO)
+    yield records
+    LOG.handlers, LOG.propagate = before[0], before[2]
+    LOG.setLevel(before[1])
+
+
+def test_text_is_the_hypotheses_best_first():
+    two = Translation(3, "x", [hyp("best"), hyp("second", -1.5)])
+    assert write(two, 2) == "best\nsecond\n"
+    assert write(two, 2, with_score=True) == "best\t-0.2500\nsecond\t-1.5000\n"
+
+
+def test_text_has_n_best_lines_whatever_was_found():
+    assert write(Translation(0, "x", [hyp("one")]), 3) == "one\n\n\n"
+    assert write(Translation(0, "", [NOTHING]), 1) == "\n"
+    assert write(Translation(0, "", [NOTHING]), 3) == "\n\n\n"
+    assert write(Translation(0, "x"), 2) == "\n\n"
+    assert write(Translation(0, "x", [hyp("")]), 1) == "\n"
+
+
+def test_scores_are_aligned_with_padding_too():
+    """With scores a reader splits at the tab; a line without hypothesis has no score to give."""
+    for hyps, expected in [([hyp("one")], "one\t-0.2500\n\n"), ([NOTHING], "\n\n")]:
+        assert write(Translation(0, "x", hyps), 2, with_score=True) == expected
+
+
+def test_moses():
+    two = Translation(3, "x", [hyp("a b"), hyp("c", -1.23456, -2.34567)])
+    assert write(two, 2, output_format="moses") == (
+        "3 ||| a b ||| log_prob= -0.7500 ||| -0.2500\n3 ||| c ||| log_prob= -2.3457 ||| -1.2346\n"
+    )
+
+
+def test_moses_has_n_best_lines_of_four_fields():
+    for hyps in ([], [NOTHING], [hyp("a")]):
+        lines = write(Translation(7, "x", hyps), 3, output_format="moses").split("\n")
+        assert lines.pop() == ""
+        assert len(lines) == 3
+        for line in lines:
+            number, _, _, score = line.split(" ||| ")
+            assert number == "7"
+            float(score)
+
+
+def test_jsonl_record():
+    """The keys of the contract, in its order."""
+    one = Hypothesis("Hi!", ["▁Hi", "!"], -0.21, -0.84, [-0.3, -0.3, -0.24], True)
+    line = write(Translation(0, "Hé", [one], ("truncated",)), output_format="jsonl")
+    assert line == (
+        '{"id": 0, "src": "Hé", "hyps": [{"text": "Hi!", "tokens": ["▁Hi", "!"], "score": -0.21, '
+        '"log_prob": -0.84, "token_log_probs": [-0.3, -0.3, -0.24], "ended": true}], '
+        '"notes": ["truncated"]}\n'
+    )
+
+
+def test_jsonl_gold():
+    """The key is there with a reference and only then, null where nothing could be scored."""
+    cases = [(False, None, "absent"), (True, None, None), (True, -1.5, -1.5)]
+    for has_gold, value, expected in cases:
+        translation = Translation(0, "a", [], ("empty",), value, has_gold)
+        record = json.loads(write(translation, output_format="jsonl"))
+        assert record.get("gold_log_prob", "absent") == expected
+        assert record["hyps"] == []
+        assert record["notes"] == ["empty"]
+
+
+def test_jsonl_of_an_impossible_reference_is_still_json():
+    """A table model gives a token probability 0 by -Infinity, which JSON cannot say."""
+    translation = Translation(0, "a", [hyp()], (), -float("inf"), True)
+    line = write(translation, output_format="jsonl")
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    json.loads(line, parse_constant=refuse)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.text(st.sampled_from(BREAKS + "ab|\t ü😀\0")), max_size=3), st.integers(0, 2))
+def test_nothing_in_a_hypothesis_ends_a_line(texts, extra):
+    hyps = [hyp(text, tokens=[text]) for text in texts]
+    translation = Translation(5, "".join(texts), hyps)
+    n_best = len(texts) + extra
+    for data in ({}, {"with_score": True}, {"output_format": "moses"}):
+        assert len(write(translation, n_best, **data).splitlines()) == n_best
+    line = write(translation, n_best, output_format="jsonl")
+    assert len(line.splitlines()) == 1
+    assert line.endswith("\n")
+    record = json.loads(line)
+    assert record["src"] == "".join(texts)
+    assert [h["text"] for h in record["hyps"]] == texts
+    assert [h["tokens"] for h in record["hyps"]] == [[text] for text in texts]
+
+
+def test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl():
+    text = "a" + "b".join(BREAKS) + "c"
+    expected = "a" + "b".join(" " for _ in BREAKS) + "c\n"
+    translation = Translation(0, text, [hyp(text, tokens=[])])
+    assert write(translation) == expected
+    line = write(translation, output_format="jsonl")
+    for escape in ("\\n", "\\r", "\\u0085", "\\u2028", "\\u2029", "\\u001c"):
+        assert escape in line
+
+
+def test_verbose_log_in_opennmts_form(log):
+    translation = Translation(4, "x y", [hyp("a b", -0.25), hyp("c", -1.5)], (), -2.5, True)
+    log_sentence(translation, "the reference", verbose=True)
+    assert log == [
+        "",
+        "SENT 5: ['x', 'y']",
+        "PRED 5: a b",
+        "PRED SCORE: -0.2500",
+        "GOLD 5: the reference",
+        "GOLD SCORE: -2.5000",
+        "BEST HYP:",
+        "[-0.2500] ['a', 'b']",
+        "[-1.5000] ['c']",
+    ]
+
+
+def test_verbose_log_of_one_hypothesis_and_of_none(log):
+    log_sentence(Translation(0, "x", [hyp("a", -1.0)]), None, verbose=True)
+    assert log == ["", "SENT 1: ['x']", "PRED 1: a", "PRED SCORE: -1.0000"]
+    log.clear()
+    log_sentence(Translation(0, "", [NOTHING]), None, verbose=True)
+    assert log[:2] == ["", "SENT 1: []"]
+    assert "BEST HYP:" not in log
+
+
+def test_a_reference_is_logged_without_verbose_too(log):
+    log_sentence(Translation(1, "x", [hyp(), hyp()], (), -2.5, True), "ref", verbose=False)
+    assert log == ["GOLD 2: ref", "GOLD SCORE: -2.5000"]
+    log.clear()
+    log_sentence(Translation(1, "", [NOTHING], ("empty",), None, True), "ref", verbose=False)
+    assert log == ["GOLD 2: ref"]
+
+
+def test_summary_averages_over_sentences_and_words(log):
+    summary = Summary()
+    summary.add(Translation(0, "x", [hyp("a b", -1.0, -3.0), hyp("z", -9.0, -9.0)], (), -4.0, True))
+    summary.add(Translation(1, "x", [hyp("a b c d", -2.0, -6.0)], ("truncated",), -8.0, True))
+    summary.add(Translation(2, "", [NOTHING], ("empty",), None, True))
+    summary.log(scores=True)
+    assert log == [
+        "empty: 1 of 3 lines",
+        "truncated: 1 of 3 lines",
+        "PRED AVG SCORE: -1.5000 per sentence, LOG PROB: -1.5000 per token, 2 sentences",
+        "GOLD AVG SCORE: -6.0000 per sentence, 2 sentences",
+    ]
+
+
+def test_summary_without_scores_and_of_nothing(log):
+    summary = Summary()
+    summary.log(scores=True)
+    assert log == []
+    summary.add(Translation(0, "x", [hyp()]))
+    summary.log(scores=False)
+    assert log == []

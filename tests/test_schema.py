@@ -1,0 +1,525 @@
+"""How option sources are read and merged, on a small schema of the test's own."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.errors import OptionError
+from onmt_lite.schema import Resolver, help_text, markdown_table, opt, options_of
+
+
+@dataclass(frozen=True)
+class Shape:
+    count: int = opt(5, "how many", min=1, max=10)
+    cap: int | None = opt(None, "no more than this", min=-1)
+    flag: bool = opt(False, "switch")
+    mode: Literal["none", "wu", "avg"] = opt("avg", "which form")
+
+
+@dataclass(frozen=True)
+class Words:
+    rate: float = opt(1.0, "how fast", min=-2, max=2)
+    share: float = opt(0.5, "part of the whole", above=0, max=1)
+    name: str = opt("", "what it is called")
+    names: tuple[str, ...] = opt((), "all it is called")
+
+
+OPTIONS = options_of((Shape, Words))
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    """resolve(argv, yaml, yaml, ...) -> Resolved; files are a.yaml, b.yaml, ... in tmp_path."""
+
+    def run(argv=(), *texts):
+        resolver = Resolver(OPTIONS, {"num_beams": "here it is count"})
+        for letter, text in zip("abc", texts):
+            path = tmp_path / f"{letter}.yaml"
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            resolver.yaml_file(str(path))
+        resolver.command_line(list(argv))
+        return resolver.result()
+
+    return run
+
+
+@pytest.fixture
+def problems(resolve):
+    """The list of problems, where there must be some."""
+
+    def run(argv=(), *texts):
+        with pytest.raises(OptionError) as caught:
+            resolve(argv, *texts)
+        assert all(caught.value.problems)
+        return caught.value.problems
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        (["-count", "3"], "count", 3),
+        (["--count", "3"], "count", 3),
+        (["--count=3"], "count", 3),
+        (["-count=3"], "count", 3),
+        (["-cap", "-1"], "cap", -1),
+        (["-rate", "-0.5"], "rate", -0.5),
+        (["-rate=-.5"], "rate", -0.5),
+        (["-rate", "-5e-1"], "rate", -0.5),
+        (["-rate", "1e-3"], "rate", 0.001),
+        (["-rate", "2"], "rate", 2.0),
+        (["-flag"], "flag", True),
+        (["-flag", "true"], "flag", True),
+        (["-flag", "false"], "flag", False),
+        (["--flag=false"], "flag", False),
+        (["-name", "-"], "name", "-"),
+        (["-name=-x"], "name", "-x"),
+        (["-name", "a=b"], "name", "a=b"),
+        (["--name=a=b"], "name", "a=b"),
+        (["-name", "5"], "name", "5"),
+        (["-names", "a"], "names", ("a",)),
+        (["-names", "a", "b"], "names", ("a", "b")),
+        (["-count", "3", "-count", "4"], "count", 4),
+        (["-flag", "-count", "3"], "flag", True),
+    ],
+)
+def test_command_line_spellings(resolve, argv, name, value):
+    resolved = resolve(argv)
+    assert resolved.values[name] == value
+    assert type(resolved.values[name]) is type(value)
+    assert resolved.origins[name] == "command line"
+
+
+def test_later_sources_win_also_with_the_default_value(resolve, tmp_path):
+    got = resolve(["-count", "5"], "count: 2\nrate: 2\nname: a", "count: 3\nname: b")
+    assert got.values["count"] == 5  # typed, although it is the default
+    assert (got.values["name"], got.values["rate"]) == ("b", 2.0)
+    assert got.origins["count"] == "command line"
+    assert got.origins["name"] == f"{tmp_path}/b.yaml:2"
+    assert got.origins["rate"] == f"{tmp_path}/a.yaml:2"
+    assert got.origins["mode"] == "default"
+
+
+def test_a_switch_set_in_yaml_can_be_switched_off(resolve):
+    assert resolve([], "flag: true").values["flag"] is True
+    assert resolve(["-flag", "false"], "flag: true").values["flag"] is False
+    assert resolve([], "flag: true", "flag: false").values["flag"] is False
+
+
+def test_every_problem_is_listed_at_once(problems):
+    found = problems(["-count", "x", "-mode", "b", "stray_of_mode"], "rate: 9\nnope: 1\nflag: 3")
+    assert len(found) == 5
+    for word in ("count", "mode", "rate", "nope", "flag"):
+        assert sum(word in problem for problem in found) == 1, word
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cuont", "did you mean count?"),  # a near name
+        ("coun", "did you mean count?"),  # an abbreviation
+        ("sha", "did you mean share?"),
+        ("ra", "did you mean rate?"),
+        ("name_", "did you mean name"),
+        ("Count", "did you mean count?"),
+        ("num_beams", "here it is count"),  # a name from another program
+        ("zzzzzz", "-help"),
+    ],
+)
+def test_unknown_names_say_what_to_write(problems, name, hint):
+    for found in (problems([f"-{name}", "1"]), problems([], f"{name}: 1")):
+        assert len(found) == 1
+        assert found[0].startswith(f"unknown option {name};")
+        assert hint in found[0]
+
+
+def test_an_abbreviation_that_fits_two_names_lists_both(problems):
+    (problem,) = problems(["-nam", "x"])
+    assert "name or names" in problem
+
+
+def test_an_empty_name_does_not_list_every_option(problems):
+    (problem,) = problems([], "'': 1")
+    assert len(problem) < 200, problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "count: true",  # a bool is not a number
+        "count: 5.0",
+        "count: '5'",
+        'count: "5"',
+        "count: [5]",
+        "count: {a: 5}",
+        "count: 1e1",
+        "count: .inf",
+        "count: 0",
+        "count: 11",
+        "count: 99999999999999999999999",
+        "count: five",
+        "count: 2020-01-01",
+        "cap: -2",
+        "rate: true",
+        "rate: .nan",
+        "rate: .inf",
+        "rate: -.inf",
+        "rate: 2.0001",
+        "rate: -3",
+        "rate: abc",
+        "share: 0",
+        "share: 1.5",
+        "flag: 1",
+        "flag: 1.0",
+        "flag: 'true'",
+        "flag: maybe",
+        "flag: [true]",
+        "mode: 5",
+        "mode: [wu]",
+        "mode: no",
+        "mode: ''",
+        "name: 5",
+        "name: true",
+        "name: [a]",
+        "name: {a: b}",
+        'name: "a\\0b"',
+        "names: [a, 5]",
+        "names: 5",
+        "names: {a: b}",
+        "names: [[a]]",
+    ],
+)
+def test_wrong_yaml_values_are_refused_with_key_and_line(problems, tmp_path, text):
+    (problem,) = problems([], "# comment\n" + text)
+    assert problem.startswith(text.partition(":")[0] + ": expected ")
+    assert problem.endswith(f"({tmp_path}/a.yaml:2)")
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("name", ["count", "rate"])
+def test_numbers_too_long_for_a_float_are_refused(problems, name, digits):
+    """int to float overflows above 1e308, text to int above 4300 digits."""
+    assert len(problems(["-" + name, "1" * digits])) == 1
+    assert len(problems([], f"{name}: {'1' * digits}")) == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-count", "5.0"],
+        ["-count", "1e1"],
+        ["-count", "true"],
+        ["-count", "0"],
+        ["-count", "11"],
+        ["-count", " 5"],
+        ["-count", "5\n"],
+        ["-count", "1_0"],
+        ["-count", "0x5"],
+        ["-count", ""],
+        ["-count="],
+        ["-count", "--5"],
+        ["-rate", "nan"],
+        ["-rate", "inf"],
+        ["-rate", "1e999"],
+        ["-rate", "1,5"],
+        ["-rate", "."],
+        ["-share", "0"],
+        ["-flag", "1"],
+        ["-flag", "yes"],
+        ["-flag="],
+        ["-mode", "AVG"],
+        ["-name", "a\0b"],
+        ["-count"],
+        ["-name"],
+        ["-names"],
+        ["-count", "1", "2"],
+        ["-name", "a", "b"],
+        ["-flag", "true", "false"],
+    ],
+)
+def test_wrong_command_line_values_are_refused(problems, argv):
+    (problem,) = problems(argv)
+    assert problem.startswith(argv[0].strip("-=") + ": ")
+    assert problem.endswith("(command line)")
+
+
+def test_messages_name_value_and_what_was_expected(problems):
+    assert problems(["-count", "11", "-mode", "avgg"]) == (
+        "count: expected a whole number at least 1 and at most 10, got 11 (command line)",
+        "mode: expected one of none, wu, avg, got 'avgg'; did you mean avg? (command line)",
+    )
+    assert "above 0 and at most 1" in problems(["-share", "0"])[0]
+
+
+@pytest.mark.parametrize("words", [["x"], ["-"], ["--"], ["5", "-flag"], ["---count", "3"]])
+def test_words_before_any_option_are_refused(problems, words):
+    assert repr(words[0]) in problems(words)[0]
+
+
+def test_null_is_as_if_absent(resolve):
+    got = resolve([], "count: 3\ncap: 4", "count: null\ncap: ~\nname:")
+    assert (got.values["count"], got.values["cap"], got.values["name"]) == (3, 4, "")
+    assert got.origins["name"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("rate: 1e-3", "rate", 0.001),  # YAML 1.1 takes this for text
+        ("rate: 2", "rate", 2.0),
+        ("-count: 3", "count", 3),
+        ("--count: 3", "count", 3),
+        ("names: a", "names", ("a",)),
+        ("names: [a, b]", "names", ("a", "b")),
+        ("names:\n- a\n- b", "names", ("a", "b")),
+        ("\ufeffcount: 3", "count", 3),
+        ("count: 3\r\nflag: true\r\n", "count", 3),
+        ("---\ncount: 3\n...\n", "count", 3),
+        ("{count: 3}", "count", 3),
+        ("name: Üß 😀", "name", "Üß 😀"),
+        ("name: $HOME/~", "name", "$HOME/~"),  # nothing is expanded
+        ("mode: none", "mode", "none"),
+    ],
+)
+def test_yaml_values(resolve, text, name, value):
+    got = resolve([], text).values[name]
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "\ufeff"])
+def test_an_empty_file_sets_nothing(resolve, text):
+    assert set(resolve([], text).origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word"),
+    [
+        ("count: 3\nflag: true\ncount: 4", 3, "lines 1 and 3"),
+        ("count: 3\n--count: 4", 2, "lines 1 and 2"),
+        ("name: &x a\nnames: [*x]", 2, "alias"),
+        ("names: &x [*x]", 1, "alias"),
+        ("\nnames: " + "[" * 30 + "]" * 30, 2, "nesting"),
+        ("name: " + "[" * 5000, 1, "nesting"),
+        ("a: 1\n---\nb: 2", 2, "document"),
+        ("count: 3\n...\nx", 3, "expected"),
+        ("- count: 3", 1, "option: value"),
+        ("just text", 1, "option: value"),
+        ("? [a]\n: b", 1, "key"),
+        ("count:\t3\n\tflag: 1", 1, "\\t"),
+        ("count: 3\n  flag: [1", 2, "not valid YAML"),
+        ("name: 'a", 1, "not valid YAML"),
+        ("name: !!python/object/apply:os.abort []", 1, "tag"),
+        ("name: !!python/name:os.abort", 1, "tag"),
+        ("name: !thing x", 1, "tag"),
+    ],
+)
+def test_what_a_flat_configuration_cannot_mean(problems, tmp_path, text, line, word):
+    (problem,) = problems([], text)
+    assert problem.startswith("config: ")
+    assert word in problem
+    assert f"({tmp_path}/a.yaml:{line})" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flag: !!bool x",
+        "name: !!timestamp x",
+        "count: !!int ''",
+        "count: !!int '-'",
+        "count: !!int x",
+        "count: !!int '5'",
+        "rate: !!float ''",
+        "name: !!str 5",
+        "name: !!binary aGk=",
+        "names: !!set {a, b}",
+        "flag: !!null x",
+    ],
+)
+def test_tags_are_refused(problems, text):
+    """A tag changes what a value is behind the reader's back, and PyYAML dies on wrong ones."""
+    assert len(problems([], text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"\xff\xfec\x00o\x00", "UTF-8"),
+        (b"name: \xff", "UTF-8"),
+        (b"name: a\0b", "YAML"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "UTF-8"),
+        (b"#" * (64 * 1024 + 1), "64 KiB"),
+    ],
+)
+def test_files_that_are_no_text(problems, tmp_path, data, word):
+    (problem,) = problems([], data)
+    assert word in problem
+    assert f"{tmp_path}/a.yaml" in problem
+
+
+def test_a_file_of_just_64_kib_is_read(resolve):
+    assert resolve([], b"count: 3\n".ljust(64 * 1024, b"#")).values["count"] == 3
+
+
+def test_missing_file_and_directory(tmp_path):
+    for path, word in [(tmp_path / "none.yaml", "No such file"), (tmp_path, "directory")]:
+        resolver = Resolver(OPTIONS)
+        resolver.yaml_file(str(path))
+        with pytest.raises(OptionError) as caught:
+            resolver.result()
+        (problem,) = caught.value.problems
+        assert word in problem
+        assert str(path) in problem
+
+
+TEXT = st.text(st.characters(exclude_characters="\0"))
+VALUES = st.fixed_dictionaries(
+    {"names": st.lists(TEXT, min_size=1)},  # none at all: the next test
+    optional={
+        "count": st.integers(1, 10),
+        "cap": st.integers(-1, 10**30),
+        "flag": st.booleans(),
+        "mode": st.sampled_from(["none", "wu", "avg"]),
+        "rate": st.floats(-2, 2),
+        "share": st.floats(0, 1, exclude_min=True),
+        "name": TEXT,
+    },
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(VALUES)
+@example({"names": ["a\nb: c"]})
+@example({"names": ["\x85"]})
+@example({"names": ["x # y"]})
+@example({"names": ["\x85\u2028\ufeff\ud800"]})
+@example({"name": "...", "names": ["", "null", "5", "- a", "*x", "!y"]})
+@example({"names": [" a "]})
+def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
+    resolver = Resolver(OPTIONS)
+    for name, value in values.items():
+        resolver.put(name, value, "here")
+    first = resolver.result()
+    path = tmp_path_factory.getbasetemp() / "printed.yaml"
+    path.write_text(first.to_yaml(), encoding="utf-8", newline="\n")
+    again = Resolver(OPTIONS)
+    again.yaml_file(str(path))
+    assert again.result().values == first.values
+
+
+def test_printed_yaml_of_defaults_loads(tmp_path):
+    """An empty list is the default of `names`, so it must be a value too."""
+    path = tmp_path / "printed.yaml"
+    first = Resolver(OPTIONS).result()
+    path.write_text(first.to_yaml(), encoding="utf-8", newline="\n")
+    again = Resolver(OPTIONS)
+    again.yaml_file(str(path))
+    assert again.result().values == first.values
+
+
+def test_printed_yaml_names_origins(resolve, tmp_path):
+    text = resolve(["-count", "3"], "flag: true").to_yaml()
+    assert "count: 3  # command line\n" in text
+    assert f"flag: true  # {tmp_path}/a.yaml:1\n" in text
+    assert "rate: 1.0  # default\n" in text
+
+
+def test_an_origin_cannot_add_lines_to_printed_yaml(tmp_path):
+    """A file name may hold a line feed; what follows it must stay a comment."""
+    path = tmp_path / "x\nname: stolen #.yaml"
+    path.write_text("count: 3", encoding="utf-8")
+    resolver = Resolver(OPTIONS)
+    resolver.yaml_file(str(path))
+    lines = resolver.result().to_yaml().split("\n")
+    assert [line.split(":")[0] for line in lines if line] == [*OPTIONS]
+
+
+YAML_WORDS = st.sampled_from(
+    "count cap flag mode rate share name names : - ? , [ ] { } & * ! !!bool !!int !!timestamp | > "
+    "' \" % @ ` # -- --- ... << = ~ null true no 5 1e3 .nan 1:30 0x1F 2001-99-99 a&b *a &a".split()
+)
+YAML_TEXT = st.lists(
+    st.one_of(YAML_WORDS, st.sampled_from([" ", "\n", ": ", "\n  ", "\t"]), st.text(max_size=3)),
+    max_size=12,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=250)
+@given(st.one_of(YAML_TEXT.map(lambda text: text.encode("utf-8", "ignore")), st.binary()))
+@example(b"flag: !!bool x")
+@example(b"rate: " + b"1" * 400)
+def test_any_file_gives_values_or_an_option_error(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(data)
+    resolver = Resolver(OPTIONS)
+    resolver.yaml_file(str(path))
+    check_values_or_error(resolver)
+
+
+ARGV_WORDS = st.one_of(
+    st.sampled_from(
+        "-count --count -count=3 -cap -flag --flag=false -mode avg wu -rate -share -name -names "
+        "-co 5 -1 0.5 nan true false - -- = -= --=x".split()
+    ),
+    st.text(max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(ARGV_WORDS, max_size=6))
+def test_any_command_line_gives_values_or_an_option_error(argv):
+    resolver = Resolver(OPTIONS)
+    resolver.command_line(argv)
+    check_values_or_error(resolver)
+
+
+def check_values_or_error(resolver):
+    try:
+        values = resolver.result().values
+    except OptionError as error:
+        assert error.problems
+        return
+    assert type(values["count"]) is int
+    assert 1 <= values["count"] <= 10
+    assert type(values["rate"]) is float
+    assert -2 <= values["rate"] <= 2
+    assert values["flag"] in (True, False)
+    assert values["mode"] in ("none", "wu", "avg")
+    assert type(values["name"]) is str
+    assert all(type(name) is str for name in values["names"])
+
+
+def test_groups_must_not_share_a_name():
+    @dataclass(frozen=True)
+    class Again:
+        count: int = opt(1, "again")
+
+    with pytest.raises(AssertionError, match="count"):
+        options_of((Shape, Again))
+
+
+def test_build_fills_each_group(resolve):
+    resolved = resolve(["-count", "3", "-names", "a"])
+    assert resolved.build(Shape) == Shape(count=3)
+    assert resolved.build(Words) == Words(names=("a",))
+    assert [*resolved.without(Shape).values] == ["rate", "share", "name", "names"]
+
+
+def test_help_and_table_name_every_option_with_default_and_choices():
+    text, table = help_text(OPTIONS, "usage"), markdown_table(OPTIONS)
+    assert text.startswith("usage\n")
+    for name, option in OPTIONS.items():
+        assert f"  -{name}" in text
+        assert option.help in text
+        assert option.help in table
+    assert "-mode {none,wu,avg}" in text
+    assert "how many (default 5)" in text
+    assert "| `-count N` | `5` | how many |" in table
+    # A bar inside a cell would end it
+    assert "{none,wu,avg}" in table
+    assert all(line.replace("\\|", "").count("|") == 4 for line in table.split("\n"))

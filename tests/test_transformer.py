@@ -1,0 +1,202 @@
+"""The Transformer against `torch.nn` modules with copied weights, and against itself."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from onmt_lite.models.transformer import (
+    CrossAttention,
+    DecoderLayer,
+    Dropout,
+    EncoderLayer,
+    SelfAttention,
+    Transformer,
+    sinusoids,
+)
+from tests.support import tiny
+
+ATOL = 1e-5
+
+VARIANTS = {
+    "default": {},
+    "post_norm": dict(pre_norm=False, final_norm=False),
+    "post_norm_with_final": dict(pre_norm=False),
+    "no_final_norm": dict(final_norm=False),
+    "no_attention_bias": dict(attn_bias=False),
+    "no_ffn_bias": dict(ffn_bias=False),
+    "no_output_bias": dict(output_bias=False),
+    "concat": dict(positions="concat"),
+    "learned": dict(positions="learned"),
+    "offset": dict(position_offset=2),
+    "learned_offset": dict(positions="learned", position_offset=2),
+    "gelu": dict(activation="gelu"),
+    "silu": dict(activation="silu"),
+    "no_scale": dict(scale_embedding=False),
+    "embedding_norm": dict(embedding_norm=True),
+    "untied": dict(tie_output=False),
+    "unshared": dict(share_embeddings=False, src_vocab_size=30),
+    "all_apart": dict(share_embeddings=False, tie_output=False),
+    "other_eps": dict(norm_eps=0.1),
+    "uneven_depth": dict(enc_layers=3, dec_layers=1),
+}
+SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1]])
+SRC_LENGTHS = torch.tensor([5, 3])
+TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5]])
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def model(request) -> Transformer:
+    return tiny.make_model(**request.param)
+
+
+def test_cached_steps_equal_a_full_forward(model):
+    memory = model.encode(SRC, SRC_LENGTHS)
+    full = model.forward(memory, TGT)
+    state = model.init_state(memory)
+    for t in range(TGT.size(1)):
+        logits, attn = model.step(TGT[:, t], state)
+        torch.testing.assert_close(logits, full[:, t], atol=ATOL, rtol=0)
+        torch.testing.assert_close(attn.sum(1), torch.ones(2))
+
+
+def test_whole_model_equals_torch_modules(model):
+    expected = reference_logits(model, SRC, SRC_LENGTHS, TGT)
+    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
+
+
+def test_padding_changes_nothing(model):
+    together = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1])
+        alone = model.forward(memory, TGT[b : b + 1])
+        torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
+
+
+def test_the_future_is_not_seen():
+    model = tiny.make_model()
+    memory = model.encode(SRC, SRC_LENGTHS)
+    other = TGT.clone()
+    other[:, 3:] = 20
+    same = model.forward(memory, TGT)[:, :3] - model.forward(memory, other)[:, :3]
+    assert same.abs().max() < ATOL
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+def test_sinusoids_follow_the_formula(layout):
+    n, d = 50, 6
+    table = sinusoids(n, d, layout)
+    assert table.shape == (n, d)
+    for position in range(n):
+        for i in range(d // 2):
+            angle = position / 10000 ** (2 * i / d)
+            sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, d // 2 + i)
+            assert table[position, sine].item() == pytest.approx(math.sin(angle), abs=ATOL)
+            assert table[position, cosine].item() == pytest.approx(math.cos(angle), abs=ATOL)
+
+
+class TestDropout:
+    def test_is_off_when_not_training(self):
+        plain = tiny.make_model()
+        dropping = Transformer(plain.cfg, dropout=0.5)
+        dropping.load_state_dict(plain.state_dict())
+        memory = dropping.eval().encode(SRC, SRC_LENGTHS)
+        logits = plain.forward(plain.encode(SRC, SRC_LENGTHS), TGT)
+        assert torch.equal(dropping.forward(memory, TGT), logits)
+        dropping.train()
+        dropped = dropping.forward(dropping.encode(SRC, SRC_LENGTHS), TGT)
+        assert (dropped - logits).abs().max() > 0.1
+
+    def test_one_mask_serves_all_positions_of_a_sentence(self):
+        torch.manual_seed(0)
+        x = Dropout(0.25).train()(torch.ones(3, 5, 1000))
+        assert torch.equal(x, x[:, :1].expand_as(x))
+        assert not torch.equal(x[0], x[1])
+        # What is kept is scaled up, so that the mean stays
+        assert x.unique().tolist() == pytest.approx([0, 1 / 0.75])
+        assert (x == 0).float().mean().item() == pytest.approx(0.25, abs=0.05)
+
+
+# -- the same computation with torch.nn's layers ----------------------------------------------
+
+
+def copy_linear(target: nn.Linear, source: nn.Linear) -> None:
+    target.weight.copy_(source.weight)
+    target.bias.copy_(0 if source.bias is None else source.bias)
+
+
+def copy_attention(target: nn.MultiheadAttention, source: SelfAttention | CrossAttention) -> None:
+    stacked = [source.qkv] if isinstance(source, SelfAttention) else [source.q, source.kv]
+    target.in_proj_weight.copy_(torch.cat([linear.weight for linear in stacked]))
+    biases = [torch.zeros(x.out_features) if x.bias is None else x.bias for x in stacked]
+    target.in_proj_bias.copy_(torch.cat(biases))
+    copy_linear(target.out_proj, source.out)
+
+
+@torch.no_grad()
+def torch_layer(kind: type[nn.Module], model: Transformer, layer: EncoderLayer | DecoderLayer):
+    cfg = model.cfg
+    activation = {"silu": nn.functional.silu}.get(cfg.activation, cfg.activation)
+    copy = kind(
+        cfg.d_model,
+        cfg.heads,
+        cfg.d_ff,
+        dropout=0.0,
+        activation=activation,
+        layer_norm_eps=cfg.norm_eps,
+        batch_first=True,
+        norm_first=cfg.pre_norm,
+    )
+    copy_attention(copy.self_attn, layer.self_attn)
+    copy_linear(copy.linear1, layer.ffn.up)
+    copy_linear(copy.linear2, layer.ffn.down)
+    residuals = [layer.self_attn_residual, layer.ffn_residual]
+    if isinstance(layer, DecoderLayer):
+        copy_attention(copy.multihead_attn, layer.cross_attn)
+        residuals.insert(1, layer.cross_attn_residual)
+    for i, residual in enumerate(residuals, 1):
+        getattr(copy, f"norm{i}").load_state_dict(residual.norm.state_dict())
+    return copy.eval()
+
+
+def embed(embedding: nn.Module, model: Transformer, ids: torch.Tensor) -> torch.Tensor:
+    cfg = model.cfg
+    scale = math.sqrt(cfg.d_model) if cfg.scale_embedding else 1.0
+    first = cfg.position_offset
+    if cfg.positions == "learned":
+        table = embedding.position
+    else:
+        table = sinusoids(first + ids.size(1), cfg.d_model, cfg.positions)
+    x = embedding.token.weight[ids] * scale + table[first : first + ids.size(1)]
+    if cfg.embedding_norm:
+        x = nn.functional.layer_norm(
+            x, (cfg.d_model,), embedding.norm.weight, embedding.norm.bias, cfg.norm_eps
+        )
+    return x
+
+
+def top_norm(norm: nn.Module, model: Transformer, x: torch.Tensor) -> torch.Tensor:
+    cfg = model.cfg
+    if not cfg.final_norm:
+        return x
+    return nn.functional.layer_norm(x, (cfg.d_model,), norm.weight, norm.bias, cfg.norm_eps)
+
+
+def reference_logits(model, src, src_lengths, tgt) -> torch.Tensor:
+    padding = torch.arange(src.size(1)) >= src_lengths[:, None]
+    bank = embed(model.src_embedding, model, src)
+    for layer in model.encoder:
+        copy = torch_layer(nn.TransformerEncoderLayer, model, layer)
+        bank = copy(bank, src_key_padding_mask=padding)
+    bank = top_norm(model.enc_norm, model, bank)
+    causal = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
+    x = embed(model.tgt_embedding, model, tgt)
+    for layer in model.decoder:
+        copy = torch_layer(nn.TransformerDecoderLayer, model, layer)
+        x = copy(x, bank, tgt_mask=causal, memory_key_padding_mask=padding)
+    x = top_norm(model.dec_norm, model, x)
+    bias = model.output.bias if model.cfg.output_bias else 0.0
+    tied = model.tgt_embedding.token.weight if model.cfg.tie_output else model.output.weight
+    return x @ tied.T + bias

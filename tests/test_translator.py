@@ -1,0 +1,343 @@
+"""Text in, translations out, through the Python interface."""
+
+import dataclasses
+import math
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite import translator as translator_module
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Line
+from tests.support import tables, tiny
+
+TOLERANCE = 1e-5
+HALF_TOLERANCE = 0.2  # of a score in bfloat16, on a model of random weights
+LINES = [*tiny.SENTENCES, "der see", "", "a", " \t ", "das rote haus der stadt regnet heute gern"]
+
+
+def assert_same(found, expected):
+    """Everything but the place in the input."""
+    for f, e in zip(found, expected, strict=True):
+        assert (f.src, f.notes) == (e.src, e.notes)
+        assert [(h.text, h.tokens, h.ended) for h in f.hyps] == [
+            (h.text, h.tokens, h.ended) for h in e.hyps
+        ]
+        assert [h.score for h in f.hyps] == pytest.approx([h.score for h in e.hyps], abs=TOLERANCE)
+
+
+def forced_log_probs(translator: Translator, src: str, tokens: list[str], ended: bool):
+    """Log-probability of each token, from one sentence, one full forward pass and the weights."""
+    ids = {token: i for i, token in enumerate(translator.checkpoint.tgt_vocab.tokens)}
+    src_ids = [ids.get(t, tiny.UNK) for t in translator.tokenizer.encode(src)] + [tiny.EOS]
+    out = [ids[token] for token in tokens] + [tiny.EOS] * ended
+    model = translator.model
+    memory = model.encode(torch.tensor([src_ids]), torch.tensor([len(src_ids)]))
+    log_probs = model.forward(memory, torch.tensor([[tiny.BOS, *out[:-1]]])).log_softmax(2)[0]
+    return [log_probs[t, y].item() for t, y in enumerate(out)]
+
+
+@pytest.fixture(scope="module")
+def alone(translator):
+    return [translator.translate([line], n_best=3)[0] for line in LINES]
+
+
+@pytest.fixture(scope="module")
+def found(translator):
+    found = [t for t in translator.translate(LINES, n_best=5) if t.src.strip()]
+    # The model must give both kinds, or half of what is tested on them tests nothing
+    assert {h.ended for t in found for h in t.hyps} == {True, False}
+    return found
+
+
+class TestASentenceIsAlone:
+    @pytest.mark.parametrize("batch_type", ["sents", "tokens"])
+    @pytest.mark.parametrize("batch_size", [None, 1, 3, 64])
+    def test_in_batches_of_any_size(self, translator, alone, batch_type, batch_size):
+        found = translator.translate(LINES, n_best=3, batch_type=batch_type, batch_size=batch_size)
+        assert_same(found, alone)
+        assert [t.id for t in found] == list(range(len(LINES)))
+
+    def test_in_any_order(self, translator, alone):
+        order = Random(0).sample(range(len(LINES)), len(LINES))
+        found = translator.translate([LINES[i] for i in order], n_best=3, batch_size=64)
+        assert_same(found, [alone[i] for i in order])
+
+    def test_beside_itself(self, translator, alone):
+        assert_same(translator.translate([LINES[0]] * 3, n_best=3), [alone[0]] * 3)
+
+    def test_with_options_that_keep_state_per_row(self, translator):
+        options = dict(block_ngram_repeat=2, coverage_penalty="wu", beta=0.3, stepwise_penalty=True)
+        found = translator.translate(LINES, n_best=3, **options)
+        assert_same(found, [translator.translate([x], n_best=3, **options)[0] for x in LINES])
+
+
+class TestScores:
+    def test_log_probs_equal_a_forward_pass(self, translator, found):
+        for t in found:
+            for hyp in t.hyps:
+                expected = forced_log_probs(translator, t.src, hyp.tokens, hyp.ended)
+                assert hyp.token_log_probs == pytest.approx(expected, abs=TOLERANCE)
+                assert hyp.log_prob == pytest.approx(sum(expected), abs=len(expected) * TOLERANCE)
+                assert hyp.score == pytest.approx(hyp.log_prob / len(expected), abs=TOLERANCE)
+
+    def test_log_prob_equals_the_score_of_the_output(self, space_translator):
+        lines = [
+            " ".join(space_translator.checkpoint.tokenizers["sentencepiece"].encode(x))
+            for x in LINES
+        ]
+        pairs = [
+            (t.src, hyp)
+            for t in space_translator.translate(lines, n_best=5)
+            for hyp in t.hyps
+            if hyp.ended
+        ]
+        assert len(pairs) > 5
+        scores = space_translator.score([src for src, _ in pairs], [hyp.text for _, hyp in pairs])
+        assert scores == pytest.approx([hyp.log_prob for _, hyp in pairs], abs=1e-4)
+
+    def test_gold(self, translator):
+        targets = [*reversed(tiny.SENTENCES), "", "the dog", "a", "red", "book"]
+        lines = [Line(i + 100, text) for i, text in enumerate(LINES)]
+        references = [Line(i + 100, text) for i, text in enumerate(targets)]
+        found = translator.translate_lines(lines, references)
+        for t, target in zip(found, targets, strict=True):
+            tokens = translator.tokenizer.encode(target)
+            known = [y if y in translator.checkpoint.tgt_vocab.ids else "<unk>" for y in tokens]
+            expected = None
+            if t.src.strip():
+                expected = pytest.approx(
+                    sum(forced_log_probs(translator, t.src, known, True)), abs=1e-4
+                )
+            assert t.gold_log_prob == expected
+            assert t.has_gold
+        assert translator.score(LINES, targets) == [
+            None if t.gold_log_prob is None else pytest.approx(t.gold_log_prob, abs=1e-4)
+            for t in found
+        ]
+        assert_same(found, translator.translate(LINES))
+
+    def test_score_needs_as_many_targets(self, translator):
+        with pytest.raises(DataError, match="2 source lines but 1 target"):
+            translator.score(["a", "a"], ["a"])
+
+    def test_score_of_an_impossible_end_beside_a_longer_target(self):
+        never_ends = tables.make_source({"": tables.logits(0.5, 0.5)}, tables.logits(0, 1))
+        checkpoint = tables.make_checkpoint([never_ends])
+        translator = Translator(checkpoint, TranslateOptions.of())
+        # The first target ends at once, so the padding after it must not count
+        scores = translator.score(["s0 s0", "s0 s0"], ["", "a a a"])
+        assert scores == [pytest.approx(math.log(0.5)), -math.inf]
+
+    def test_a_shorter_n_best_list_is_a_prefix(self, translator):
+        longest = translator.translate(LINES, n_best=5)
+        for n in (1, 2, 4):
+            shorter = [dataclasses.replace(t, hyps=t.hyps[:n]) for t in longest]
+            assert translator.translate(LINES, n_best=n) == shorter
+
+    def test_of_two_segmentations_of_a_text_the_better_counts(self, translator, space_translator):
+        pieces = translator.tokenizer
+        options = dict(beam_size=40, n_best=40, max_length=3)
+        (by_pieces,) = space_translator.translate([" ".join(pieces.encode("der see"))], **options)
+        best: dict[str, float] = {}
+        for hyp in by_pieces.hyps:
+            text = pieces.decode(hyp.tokens)
+            best[text] = max(hyp.score, best.get(text, -math.inf))
+        assert len(best) < len(by_pieces.hyps)  # else the example shows nothing
+        (found,) = translator.translate(["der see"], **options)
+        assert {hyp.text: hyp.score for hyp in found.hyps} == pytest.approx(best, abs=TOLERANCE)
+
+    def test_hypotheses_are_distinct_texts_best_first(self, found):
+        for t in found:
+            assert len({hyp.text for hyp in t.hyps}) == len(t.hyps)
+            scores = [hyp.score for hyp in t.hyps]
+            assert scores == sorted(scores, reverse=True)
+
+
+class TestLines:
+    def test_blank_lines_never_reach_the_model(self, translator, monkeypatch):
+        encoded = []
+        encode = translator.model.encode
+        monkeypatch.setattr(
+            translator.model, "encode", lambda src, n: encoded.extend(n.tolist()) or encode(src, n)
+        )
+        found = translator.translate(["", "a", "  ", "\t", "\u3000"])
+        assert len(encoded) == 1
+        assert found[1].hyps[0].tokens
+        assert all(t.hyps == found[0].hyps for t in found[2:])
+        assert [t.notes for t in found] == [("empty",), (), ("empty",), ("empty",), ("empty",)]
+
+    def test_only_blank_lines_and_none_at_all(self, translator):
+        for t in translator.translate(["", ""], n_best=3):
+            (hyp,) = t.hyps
+            assert (hyp.text, hyp.tokens, hyp.token_log_probs, hyp.ended) == ("", [], [], False)
+        assert translator.translate([]) == []
+
+    def test_a_line_that_is_too_long_is_cut_and_noted(self, space_translator):
+        room = tiny.MAX_POSITIONS - 1  # the end token needs a place
+        full, longer = " ".join(["s"] * room), " ".join(["s"] * room + ["t"] * 30)
+        fits, cut = space_translator.translate([full, longer], max_length=8)
+        assert (fits.notes, cut.notes) == ((), ("truncated",))
+        assert cut.src == longer
+        assert_same([dataclasses.replace(cut, src=full, notes=())], [fits])
+
+    def test_output_stops_where_the_model_has_no_position_left(self, space_translator):
+        (found,) = space_translator.translate(["s"], max_length_ratio=0, min_length=100)
+        assert [len(hyp.tokens) for hyp in found.hyps] == [tiny.MAX_POSITIONS]
+
+    def test_max_length_ratio_counts_the_lines_own_tokens(self, space_translator):
+        options = dict(max_length_ratio=1.5, min_length=100, batch_size=64)
+        found = space_translator.translate(["s", "s s s s s"], **options)
+        assert [len(t.hyps[0].tokens) for t in found] == [int(1.5 + 5), int(7.5 + 5)]
+
+
+class TestControlTokens:
+    TEXT = "<s> </s> <pad> s </s>"
+
+    @pytest.mark.parametrize("tokenizer", ["space", "sentencepiece"])
+    def test_of_a_line_never_become_control_ids(self, tiny_checkpoint, tokenizer, monkeypatch):
+        translator = Translator.from_pretrained(tiny_checkpoint, tokenizer=tokenizer, device="cpu")
+        seen = []
+        encode, forward = translator.model.encode, translator.model.forward
+        monkeypatch.setattr(
+            translator.model,
+            "encode",
+            lambda src, n: seen.extend(src[0, :-1].tolist()) or encode(src, n),
+        )
+        monkeypatch.setattr(
+            translator.model,
+            "forward",
+            lambda memory, tgt: seen.extend(tgt[0, 1:].tolist()) or forward(memory, tgt),
+        )
+        translator.translate([self.TEXT])
+        translator.score([self.TEXT], [self.TEXT])
+        assert len(seen) >= 15
+        assert not {tiny.BOS, tiny.EOS, tiny.PAD} & set(seen)
+
+    def test_are_never_produced(self, space_translator):
+        found = space_translator.translate(["s t s"], beam_size=40, n_best=40, max_length=3)
+        tokens = {token for hyp in found[0].hyps for token in hyp.tokens}
+        assert "<unk>" in tokens
+        assert not {"<s>", "</s>", "<pad>"} & tokens
+        banned = space_translator.translate(
+            ["s t s"], beam_size=40, n_best=40, max_length=3, ban_unk_token=True
+        )
+        assert "<unk>" not in {token for hyp in banned[0].hyps for token in hyp.tokens}
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "given, message",
+        [
+            (dict(beem_size=3), r"unknown option beem_size; did you mean beam_size\?"),
+            (dict(beam_size="many"), "beam_size: expected a whole number"),
+            (dict(beam_size=2.5), "beam_size: expected a whole number"),
+            (dict(beam_size=True), "beam_size: expected a whole number"),
+            (dict(beam_size=0), "beam_size: .*at least 1"),
+            (dict(alpha=math.nan), "alpha: expected a number"),
+            (dict(length_penalty="average"), "length_penalty: expected one of none, wu, avg"),
+            (dict(stepwise_penalty=1), "stepwise_penalty: expected true or false"),
+            (dict(n_best=6), "n_best 6 is more than beam_size 5"),
+            (dict(min_length=9, max_length=8), "min_length 9 is more than max_length 8"),
+            (dict(ignore_when_blocking=["xyz"]), "ignore_when_blocking: .*xyz"),
+            (dict(precision="bf16"), "precision: settled by from_pretrained"),
+            (dict(model="other", threads=2), "model, threads: settled by from_pretrained"),
+        ],
+    )
+    def test_wrong_ones_are_refused(self, translator, given, message):
+        with pytest.raises(OptionError, match=message):
+            translator.translate(["a"], **given)
+
+    def test_all_problems_are_told_at_once(self, translator):
+        with pytest.raises(OptionError) as caught:
+            translator.translate(["a"], beem_size=3, alpha="x", n_best=0)
+        assert len(caught.value.problems) == 3
+
+    def test_wrong_ones_of_from_pretrained(self, tiny_checkpoint):
+        with pytest.raises(OptionError, match="precision: expected one of"):
+            Translator.from_pretrained(tiny_checkpoint, precision="half")
+
+    def test_those_of_from_pretrained_are_defaults(self, tiny_checkpoint, translator):
+        mine = Translator.from_pretrained(tiny_checkpoint, device="cpu", beam_size=2, n_best=2)
+        expected = translator.translate(LINES, beam_size=2, n_best=2)
+        assert mine.translate(LINES) == expected
+        assert mine.translate(LINES, n_best=1) == translator.translate(LINES, beam_size=2)
+
+    def test_those_of_the_constructor_are_defaults(self, translator):
+        options = TranslateOptions.of(beam_size=2, n_best=2, device="cpu")
+        mine = Translator(translator.checkpoint, options)
+        assert mine.translate(LINES[:2]) == translator.translate(LINES[:2], beam_size=2, n_best=2)
+
+    def test_ignore_when_blocking_takes_tokens(self, space_translator):
+        options = dict(beam_size=1, max_length_ratio=0, max_length=30, min_length=29)
+        free, blocked, exempt = (
+            space_translator.translate(["s t s t"], **options, **more)[0].hyps[0].tokens
+            for more in (
+                dict(),
+                dict(block_ngram_repeat=1),
+                dict(
+                    block_ngram_repeat=1,
+                    ignore_when_blocking=space_translator.checkpoint.tgt_vocab.tokens,
+                ),
+            )
+        )
+        assert len(set(free)) < len(free)
+        assert len(set(blocked)) == len(blocked)
+        assert exempt == free
+
+
+class TestMemory:
+    LIMIT = 2
+
+    @pytest.fixture
+    def too_large(self, monkeypatch):
+        """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
+        sizes, decode = [], translator_module.decode
+
+        def small(model, src, src_lengths, beams, rules):
+            sizes.append(len(beams))
+            if len(beams) > self.LIMIT:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            decode(model, src, src_lengths, beams, rules)
+
+        monkeypatch.setattr(translator_module, "decode", small)
+        return sizes
+
+    def test_a_batch_that_does_not_fit_is_split(self, translator, too_large):
+        found = translator.translate(LINES, n_best=2, batch_type="sents", batch_size=64)
+        assert max(too_large) == len(LINES) - 2
+        assert sum(n for n in too_large if n <= self.LIMIT) == len(LINES) - 2
+        assert_same(found, [translator.translate([line], n_best=2)[0] for line in LINES])
+
+    def test_one_sentence_that_does_not_fit_is_named(self, translator, too_large, monkeypatch):
+        monkeypatch.setattr(TestMemory, "LIMIT", 0)
+        with pytest.raises(MemoryExhausted, match="line 2 alone"):
+            translator.translate(["", "a"])
+
+    def test_other_errors_are_not_taken_for_it(self, translator, monkeypatch):
+        calls = []
+
+        def broken(*args):
+            calls.append(args)
+            raise RuntimeError("sizes of tensors must match")
+
+        monkeypatch.setattr(translator_module, "decode", broken)
+        with pytest.raises(RuntimeError, match="must match"):
+            translator.translate(LINES)
+        assert len(calls) == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision(tiny_checkpoint, translator, precision):
+    half = Translator.from_pretrained(tiny_checkpoint, precision=precision, device="cpu")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert {p.dtype for p in half.model.parameters()} == {dtype}
+    for f, e in zip(half.translate(LINES), translator.translate(LINES), strict=True):
+        assert len(f.hyps) == len(e.hyps)
+        for hyp, full in zip(f.hyps, e.hyps, strict=True):
+            assert hyp.score == pytest.approx(full.score, abs=HALF_TOLERANCE)
+    scores = half.score(LINES[:3], tiny.SENTENCES[:3])
+    assert scores == pytest.approx(translator.score(LINES[:3], tiny.SENTENCES[:3]), rel=0.05)
