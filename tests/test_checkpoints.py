@@ -82,6 +82,9 @@ class TestNative:
         model = tiny.make_model(**config)
         native.save(tmp_path, model, tiny_pieces)
         loaded = load_checkpoint(tmp_path).model
+        stored = safetensors.parse((tmp_path / "weights.safetensors").read_bytes())
+        # What is tied is stored once
+        assert sum(x.numel() for x in stored.values()) == sum(p.numel() for p in model.parameters())
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.half().float())
@@ -132,6 +135,12 @@ class TestNative:
                 n_refused += 1
                 assert "\n" not in str(error)
         assert n_refused > 30
+
+    def test_one_option_of_the_model_changed(self, copy):
+        text = (copy / "model.json").read_text()
+        assert text.count("1e-06") == 1
+        (copy / "model.json").write_text(text.replace("1e-06", "2e-06"))
+        assert_refused(copy, "model.json", "checksum")
 
     @pytest.mark.parametrize("name", FILES)
     def test_missing_or_a_directory(self, copy, name):
@@ -391,6 +400,8 @@ class TestSafetensors:
             one(dtype=["F32"]),
             one(data_offsets=[0, 8]),
             one(data_offsets=[4, 8]),
+            one(data_offsets=[4, 8]) + b"\0" * 4,
+            one(data_offsets=[0, 8]) + b"\0" * 4,
             one(data_offsets=[0]),
             one() + b"\0",
             one()[:-1],

@@ -12,6 +12,10 @@ from onmt_lite import translator as translator_module
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny
 
 TOLERANCE = 1e-5
@@ -138,17 +142,22 @@ class TestScores:
             shorter = [dataclasses.replace(t, hyps=t.hyps[:n]) for t in longest]
             assert translator.translate(LINES, n_best=n) == shorter
 
-    def test_of_two_segmentations_of_a_text_the_better_counts(self, translator, space_translator):
-        pieces = translator.tokenizer
-        options = dict(beam_size=40, n_best=40, max_length=3)
-        (by_pieces,) = space_translator.translate([" ".join(pieces.encode("der see"))], **options)
-        best: dict[str, float] = {}
-        for hyp in by_pieces.hyps:
-            text = pieces.decode(hyp.tokens)
-            best[text] = max(hyp.score, best.get(text, -math.inf))
-        assert len(best) < len(by_pieces.hyps)  # else the example shows nothing
-        (found,) = translator.translate(["der see"], **options)
-        assert {hyp.text: hyp.score for hyp in found.hyps} == pytest.approx(best, abs=TOLERANCE)
+    def test_of_two_segmentations_of_a_text_the_better_counts(self):
+        class Glued(SpaceTokenizer):
+            def decode(self, tokens: list[str]) -> str:
+                return "".join(tokens)
+
+        # `a b` has .6 over three tokens, `ab` .4 over two
+        rows = {"": tables.logits(0, 0.6, 0, 0.4), "1": tables.logits(0, 0, 1, 0)}
+        checkpoint = dataclasses.replace(
+            tables.make_checkpoint([tables.make_source(rows, tables.logits(1, 0, 0, 0))]),
+            tgt_vocab=Vocab(["$", "a", "b", "ab"], eos_id=0),
+            tokenizers={"glued": Glued()},
+        )
+        translator = Translator(checkpoint, TranslateOptions.of())
+        ((hyp,),) = [t.hyps for t in translator.translate(["s0 s0"], beam_size=2, n_best=2)]
+        assert (hyp.text, hyp.tokens) == ("ab", ["a", "b"])
+        assert hyp.score == pytest.approx(math.log(0.6) / 3, abs=TOLERANCE)
 
     def test_hypotheses_are_distinct_texts_best_first(self, found):
         for t in found:

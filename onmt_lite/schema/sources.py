@@ -98,11 +98,11 @@ class Resolver:
             self.problems.append(
                 f"{word!r} belongs to no option; name the input with -src (command line)"
             )
-        gathered: dict[str, list[str]] = {}
+        configs: list[str] = []
         for name, words in given:
-            # -config a -config b is -config a b; of single values the last one counts
-            if name in self.options and self.options[name].many and words:
-                words = gathered[name] = gathered.get(name, []) + words
+            if name == "config":  # -config a -config b reads both; of others the last one counts
+                configs += words
+                words = configs
             self.put_words(name, words)
 
     def yaml_file(self, path: str) -> None:
