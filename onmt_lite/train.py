@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints import load_checkpoint, native
 from onmt_lite.cli import run_program
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
@@ -81,9 +81,10 @@ class Trainer:
         )
         self.device, _ = set_up(runtime)
         self.pairs = read_pairs(data.train, data.reverse)
+        if data.init_from is not None:
+            load_checkpoint(data.init_from)  # refuses what is damaged before anything is copied
         self.sp = self._sentencepiece()
-        self.model = Transformer(self._config(), options.model.dropout).to(self.device)
-        init_weights(self.model)
+        self.model = self._model().to(self.device)
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
@@ -95,23 +96,29 @@ class Trainer:
             self.load_state()
 
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
-        path = self.out / native.PIECES
-        if not path.exists():
+        path, start = self.out / native.PIECES, self.options.data.init_from
+        if start is not None:
+            path.write_bytes((Path(start) / native.PIECES).read_bytes())
+        elif not path.exists():
             train_sentencepiece(self.pairs, path, self.options.data.vocab_size)
         return spm.SentencePieceProcessor(model_file=str(path))
 
-    def _config(self) -> TransformerConfig:
-        m, n = self.options.model, self.sp.vocab_size()
-        return TransformerConfig(
-            n,
-            n,
-            m.d_model,
-            m.heads,
-            m.d_ff,
-            m.enc_layers,
-            m.dec_layers,
-            max_positions=m.max_positions,
-        )
+    def _model(self) -> Transformer:
+        """A new one, or what -init_from names with this run's dropout."""
+        m, start = self.options.model, self.options.data.init_from
+        if start is not None:
+            known = load_checkpoint(start).model
+            if not isinstance(known, Transformer):
+                raise OptionError(f"init_from: {start} is no Transformer")
+            model = Transformer(known.cfg, m.dropout)
+            model.load_state_dict(known.state_dict())
+            return model
+        n = self.sp.vocab_size()
+        sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
+        cfg = TransformerConfig(n, n, *sizes, max_positions=m.max_positions)
+        model = Transformer(cfg, m.dropout)
+        init_weights(model)
+        return model
 
     def progress(self) -> float:
         """Share of the run that is over, by whichever of its two limits is nearer."""

@@ -208,6 +208,14 @@ class TestNgramBlocking:
         (beam,) = search([source], Settings(1, 6, min_length=4, block_ngram_repeat=1))
         assert hypotheses(beam)[0].tokens == (1, 2, 1, 1, EOS)
 
+    def test_a_sentence_with_nothing_left_does_not_lift_the_ban_of_another(self):
+        blocked = make_source({}, logits(0.1, 0.5, 0.4, 0))
+        # After `b a` only a repetition may follow: one row dies, the other goes on to c
+        half_open = make_source({"2 1": logits(0.1, 0.5, 0.4, 0)}, logits(0.1, 0.4, 0.3, 0.2))
+        rules = Settings(2, 3, min_length=3, block_ngram_repeat=1)
+        together = [[h.tokens for h in hypotheses(b)] for b in search([blocked, half_open], rules)]
+        assert together == [[(1, 2, 1), (2, 1, 1)], [(1, 2, 3)]]
+
 
 class TestLimits:
     @pytest.mark.parametrize("min_length", [0, 1, 2, 3])

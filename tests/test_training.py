@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
@@ -65,6 +65,21 @@ def test_it_learns_and_its_model_translates(corpus, tmp_path):
     translator = Translator.from_pretrained(tmp_path / "run", device="cpu")
     found = translator.translate(["vier eins zwei.", "acht."])
     assert [t.hyps[0].text for t in found] == ["four one two.", "eight."]
+
+
+def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
+    train(options(corpus, tmp_path / "first", "-train_steps", "3"))
+    start = Trainer(
+        options(
+            corpus, tmp_path / "second", "-init_from", str(tmp_path / "first"), "-d_model", "64"
+        )
+    )
+    known = Translator.from_pretrained(tmp_path / "first", device="cpu").model
+    assert start.model.cfg == known.cfg
+    for name, weight in known.state_dict().items():
+        assert torch.equal(start.model.state_dict()[name], weight), name
+    with pytest.raises(CheckpointError):
+        Trainer(options(corpus, tmp_path / "third", "-init_from", str(tmp_path / "none")))
 
 
 def test_reverse_learns_the_other_direction(corpus):

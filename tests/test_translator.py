@@ -14,8 +14,6 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from onmt_lite.text.tokenizers import SpaceTokenizer
-from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny
 
 TOLERANCE = 1e-5

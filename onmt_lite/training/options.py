@@ -22,6 +22,9 @@ class DataOptions:
     train: str = opt("", "training pairs, one `source<TAB>target` a line, plain or .gz")
     valid: str = opt("", "held-out pairs in the same form")
     output: str = opt("", "directory for the model and for what -resume needs")
+    init_from: str | None = opt(
+        None, "model directory to start from; its pieces and shape are used instead of the options'"
+    )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
