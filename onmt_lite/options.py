@@ -47,7 +47,7 @@ class ModelOptions:
     )
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
     gpu: int | None = opt(
-        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=999
+        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=99
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
         "auto",
@@ -214,7 +214,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 
 
 def _is_device(name: str) -> bool:
-    return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]{0,2})", name) is not None
+    return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", name) is not None
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:

@@ -1,0 +1,164 @@
+"""Each option, turned, changes what it says it changes; and none is missing here."""
+
+import logging
+
+import pytest
+import torch
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.errors import OptionError
+from onmt_lite.models.table import TableModel
+from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.text.vocab import Vocab
+from tests.support import tables
+
+TOY = "data/toy.json"
+
+# option -> (what both runs have, what the second has besides); their JSONL records must differ
+RECORDS = {
+    "beam_size": ("", "-beam_size 1"),
+    "n_best": ("", "-n_best 2"),
+    "min_length": ("", "-min_length 4"),
+    "max_length": ("", "-max_length 2"),
+    "max_length_ratio": ("-min_length 6", "-max_length_ratio 0.1"),
+    "length_penalty": ("", "-length_penalty wu"),
+    "alpha": ("", "-alpha 0.5"),
+    "coverage_penalty": ("-beta 1", "-coverage_penalty summary"),
+    "beta": ("-coverage_penalty summary", "-beta 1"),
+    "stepwise_penalty": ("-coverage_penalty summary -beta 1", "-stepwise_penalty"),
+    "block_ngram_repeat": ("-min_length 4", "-block_ngram_repeat 1"),
+    "ignore_when_blocking": (
+        "-min_length 4 -block_ngram_repeat 1",
+        "-ignore_when_blocking the a cat cats",
+    ),
+    "tgt": ("", "-tgt {tgt}"),
+}
+# ... their standard output must differ
+OUTPUTS = {
+    "output_format": ("", "-output_format moses"),
+    "with_score": ("", "-with_score"),
+    "src": ("", "-src {other}"),
+    "output": ("", "-output {out}"),
+    "config": ("", "-config {config}"),
+    "print_config": ("", "-print_config"),
+    "help": ("", "-help"),
+}
+# ... or what is logged
+LOGS = {
+    "verbose": ("", "-verbose"),
+    "report_time": ("", "-report_time"),
+    "quiet": ("-report_time", "-quiet"),
+}
+APART = "model tokenizer device gpu precision threads seed batch_size batch_type log_file".split()
+APART += ["ban_unk_token"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Run translate.py in this process: its output and its log."""
+    files = {
+        "src": "katze\n",
+        "other": "katze\nkatze\n",
+        "tgt": "the cat\n",
+        "config": "beam_size: 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    paths = {name: tmp_path / name for name in [*files, "out", "log"]}
+
+    def run_once(argv):
+        words = f"-model {TOY} -src {{src}} {argv}".format(**paths).split()
+        assert translate.main(words) == 0
+        return capfd.readouterr()
+
+    yield run_once
+    logging.getLogger("onmt_lite").handlers.clear()
+
+
+def test_no_option_is_missing_here():
+    assert sorted([*RECORDS, *OUTPUTS, *LOGS, *APART]) == sorted(OPTIONS)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_it_changes_the_record(run, name):
+    base, more = RECORDS[name]
+    first = run(f"{base} -output_format jsonl")
+    second = run(f"{base} -output_format jsonl {more}")
+    assert first.out != second.out
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_it_changes_the_output(run, name):
+    base, more = OUTPUTS[name]
+    assert run(base).out != run(f"{base} {more}").out
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_it_changes_the_log_alone(run, name):
+    base, more = LOGS[name]
+    first, second = run(base), run(f"{base} {more}")
+    assert first.out == second.out
+    assert first.err != second.err
+
+
+def test_log_file(run, tmp_path):
+    run("-verbose -quiet false -log_file {log}")
+    assert "PRED 1: a cat" in (tmp_path / "log").read_text()
+
+
+def test_model_and_tokenizer(tiny_checkpoint):
+    pieces = Translator.from_pretrained(tiny_checkpoint, device="cpu")
+    spaces = Translator.from_pretrained(tiny_checkpoint, device="cpu", tokenizer="space")
+    (by_pieces,), (by_spaces,) = (t.translate(["der hund"]) for t in (pieces, spaces))
+    assert " ".join(by_spaces.hyps[0].tokens) == by_spaces.hyps[0].text
+    assert by_pieces.hyps[0].tokens != by_spaces.hyps[0].tokens
+    assert isinstance(Translator.from_pretrained(TOY, device="cpu").model, TableModel)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_precision(tiny_checkpoint, precision):
+    translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    assert {p.dtype for p in translator.model.parameters()} == {types[precision]}
+    assert translator.translate(["der hund"])[0].hyps[0].score < 0
+
+
+@pytest.mark.parametrize("asked", [{"device": "cuda:98"}, {"gpu": 98}])
+def test_a_missing_gpu_is_an_error(tiny_checkpoint, asked):
+    with pytest.raises(OptionError, match="GPU"):
+        Translator.from_pretrained(tiny_checkpoint, **asked)
+
+
+def test_threads_and_seed():
+    before = torch.get_num_threads()
+    try:
+        Translator.from_pretrained(TOY, device="cpu", threads=2, seed=4711)
+        assert torch.get_num_threads() == 2
+        assert torch.initial_seed() == 4711
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_batch_size_and_type(monkeypatch):
+    sizes = []
+    encode = TableModel.encode
+    monkeypatch.setattr(
+        TableModel, "encode", lambda self, src, n: (sizes.append(len(n)), encode(self, src, n))[1]
+    )
+    translator = Translator.from_pretrained(TOY, device="cpu")
+    lines = ["katze katze"] * 6
+    translator.translate(lines, batch_size=4)  # tokens
+    translator.translate(lines, batch_size=4, batch_type="sents")
+    assert sizes == [2, 2, 2, 4, 2]
+
+
+def test_ban_unk_token():
+    source = tables.make_source({"": tables.logits(0.1, 0.6, 0.3)}, tables.logits(1.0, 0.0, 0.0))
+    checkpoint = tables.make_checkpoint([source])
+    checkpoint = type(checkpoint)(
+        **{**vars(checkpoint), "tgt_vocab": Vocab(["$", "<unk>", "b"], eos_id=0, unk_id=1)}
+    )
+    translator = Translator(checkpoint, TranslateOptions.of())
+    assert translator.translate(["s0"])[0].hyps[0].tokens == ["<unk>"]
+    assert translator.translate(["s0"], ban_unk_token=True)[0].hyps[0].tokens == ["b"]
