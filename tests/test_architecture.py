@@ -222,3 +222,10 @@ def test_files_and_functions_can_be_read_at_once(trees, name):
 def test_every_module_says_what_it_is(trees, name):
     if (ROOT / name).stat().st_size:
         assert ast.get_docstring(trees[name])
+
+
+def test_every_package_is_declared():
+    """What pyproject.toml does not list is left out of an installed copy."""
+    declared = re.findall(r'"(onmt_lite[\w.]*)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    found = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in FILES[:-1]}
+    assert found <= set(declared)
