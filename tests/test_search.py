@@ -177,8 +177,8 @@ class TestTies:
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
         beam = Beam(BeamRules(2, START, EOS, "none"), max_length=9)
-        beam.advance([Candidate(-1.0, 0, 5, -1.0), Candidate(-2.0, 0, EOS, -2.0)], [0.0, 0.0])
-        beam.advance([Candidate(-2.0, 0, EOS, -1.0), Candidate(-3.0, 0, 5, -2.0)], [0.0, 0.0])
+        beam.advance([Candidate(-1.0, 0, 5, -1.0), Candidate(-2.0, 0, EOS, -2.0)])
+        beam.advance([Candidate(-2.0, 0, EOS, -1.0), Candidate(-3.0, 0, 5, -2.0)])
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

@@ -14,6 +14,7 @@ class Candidate(NamedTuple):
     row: int  # which row of this sentence it continues
     token: int
     log_prob: float  # of this token alone
+    cost: float = 0.0  # coverage penalty of the row it continues, this step's attention included
 
 
 @dataclass(frozen=True)
@@ -65,38 +66,35 @@ class Beam:
     def n_steps(self) -> int:
         return len(self.prev_ks)
 
-    def advance(self, candidates: list[Candidate], penalties: list[float]) -> None:
-        """Take the next rows, best first; penalties[k] is the coverage penalty of old row k."""
+    def advance(self, candidates: list[Candidate]) -> None:
+        """Take the next rows, best first; a score of -inf marks a row that does not exist."""
         rules, before = self.rules, self.scores
         self.next_ys.append([c.token for c in candidates])
         self.prev_ks.append([c.row for c in candidates])
         self.log_probs.append([c.log_prob for c in candidates])
-        costs = [penalties[c.row] for c in candidates]
         step = self.n_steps
-        self.scores = [
-            c.score + cost if rules.stepwise_penalty else c.score
-            for c, cost in zip(candidates, costs)
-        ]
+        stepwise = rules.stepwise_penalty
+        self.scores = [c.score + c.cost if stepwise else c.score for c in candidates]
         at_max = step >= self.max_length
-        for k, (candidate, cost) in enumerate(zip(candidates, costs)):
+        for k, candidate in enumerate(candidates):
             ended = candidate.token == rules.eos_id
             if candidate.score > -math.inf and (ended or at_max):
-                self._finish(self.scores[k], cost, step, k, ended)
+                self._finish(self.scores[k], candidate.cost, step, k, ended)
                 self.scores[k] = -math.inf  # nothing follows the end token
                 self.eos_top |= ended and k == 0
         exhausted = max(self.scores) == -math.inf
         if exhausted and not self.finished:
             # The model allows no continuation at all: the best row ends where it is
             k = before.index(max(before))
-            self._finish(before[k], penalties[k], step - 1, k, ended=False)
+            cost = next((c.cost for c in candidates if c.row == k), 0.0)
+            self._finish(before[k], cost, step - 1, k, ended=False)
         enough = self.eos_top and len(self.finished) >= rules.beam_size
         self.done = enough or exhausted
 
     def _finish(self, score: float, cost: float, step: int, k: int, ended: bool) -> None:
         """Row k of `step` is complete: rank it by its log-probability and coverage cost."""
         norm = length_norm(self.rules.length_penalty, self.rules.alpha, step)
-        stepwise = self.rules.stepwise_penalty
-        rank = (score - cost) / norm if stepwise else score / norm - cost
+        rank = (score - cost) / norm if self.rules.stepwise_penalty else score / norm - cost
         self.finished.append(Finished(rank, step, k, ended))
 
     def best(self) -> list[Finished]:

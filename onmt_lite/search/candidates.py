@@ -55,30 +55,29 @@ class CandidateSearch:
 
     def step(
         self, tokens: Tensor, scores: Tensor, logits: Tensor, attn: Tensor
-    ) -> tuple[list[list[Candidate]], list[list[float]]]:
+    ) -> list[list[Candidate]]:
         """Newest token and score of each row (R,), and what the model said of what comes next:
         logits (R, V), attn (R, S).
 
-        Returns per sentence its `beam_size` candidates, best first, and the coverage penalty
-        of each of its rows.  Equal scores are ordered by row, then by token.
+        Returns per sentence its `beam_size` candidates, best first.  Equal scores are ordered
+        by row, then by token.
         """
         rules = self.rules
         self.n_steps += 1
         if rules.block_ngram_repeat and self.n_steps > 1:
             self.history = torch.cat([self.history, tokens[:, None]], 1)
-        penalty = self._cover(attn)
+        cost = self._cover(attn)
         logits = logits.float()
         # Normalised before anything is masked: a mask takes a token away, it does not lift others
-        log_norm = logits.logsumexp(1)
-        offset = scores - penalty if rules.stepwise_penalty else scores
+        rows = Rows(logits.logsumexp(1), scores - cost if rules.stepwise_penalty else scores, cost)
         logits = self._mask(logits)
         blocked = self._block(logits)
-        sentences = self._rank(blocked, log_norm, offset)
+        sentences = self._rank(blocked, rows)
         if blocked is not logits and any(best[0].score == -math.inf for best in sentences):
             # A sentence whose every continuation repeats: the least bad one survives
-            unblocked = self._rank(logits, log_norm, offset)
+            unblocked = self._rank(logits, rows)
             sentences = [b if b[0].score > -math.inf else u for b, u in zip(sentences, unblocked)]
-        return sentences, penalty.view(-1, rules.beam_size).tolist()
+        return sentences
 
     def _cover(self, attn: Tensor) -> Tensor:
         """Add this step's attention; the penalty of each row (R,)."""
@@ -100,42 +99,59 @@ class CandidateSearch:
         repeats = repeating_tokens(self.history, n, self.exempt, self.vocab_size) if n else None
         return logits if repeats is None else logits.masked_fill(repeats, -math.inf)
 
-    def _rank(self, logits: Tensor, log_norm: Tensor, offset: Tensor) -> list[list[Candidate]]:
+    def _rank(self, logits: Tensor, rows: "Rows") -> list[list[Candidate]]:
         """Top candidates per sentence, in one transfer to the host."""
         k = self.rules.beam_size
         # One more than needed per row and per sentence, to see ties at the cut
         width = min(k + 1, self.vocab_size)
         log_probs, tokens = logits.topk(width, dim=1)
-        log_probs = log_probs - log_norm[:, None]
-        totals = (log_probs + offset[:, None]).view(-1, k * width)
+        log_probs = log_probs - rows.log_norm[:, None]
+        totals = (log_probs + rows.score[:, None]).view(-1, k * width)
         best, index = totals.topk(min(k + 1, k * width), dim=1)
+        row = index.div(width, rounding_mode="floor")
         parts = [
-            best.double(),
-            index.div(width, rounding_mode="floor").double(),
-            tokens.view(-1, k * width).gather(1, index).double(),
-            log_probs.view(-1, k * width).gather(1, index).double(),
+            best,
+            row,
+            tokens.view(-1, k * width).gather(1, index),
+            log_probs.view(-1, k * width).gather(1, index),
+            rows.cost.view(-1, k).gather(1, row),
         ]
-        sentences = [
-            [Candidate(s, int(r), int(y), lp) for s, r, y, lp in zip(*sentence)]
-            for sentence in torch.stack(parts, 1).tolist()
-        ]
+        sentences = to_host(parts)
         if any(_tied_at_cut(found, k) for found in sentences):
-            return self._rank_all(logits, log_norm, offset)
+            return self._rank_all(logits, rows)
         # topk leaves equals in any order; NaN, which it puts first, stays in
         return [sorted(found[:k], key=lambda c: (-c.score, c.row, c.token)) for found in sentences]
 
-    def _rank_all(self, logits: Tensor, log_norm: Tensor, offset: Tensor) -> list[list[Candidate]]:
+    def _rank_all(self, logits: Tensor, rows: "Rows") -> list[list[Candidate]]:
         """As `_rank`, for the rare step where equals straddle the cut: a stable sort of all."""
         k, v = self.rules.beam_size, self.vocab_size
-        log_probs = (logits - log_norm[:, None]).view(-1, k * v)
-        totals = (log_probs.view(-1, v) + offset[:, None]).view(-1, k * v)
+        log_probs = logits - rows.log_norm[:, None]
+        totals = (log_probs + rows.score[:, None]).view(-1, k * v)
         best, index = totals.sort(dim=1, descending=True, stable=True)
         best, index = best[:, :k], index[:, :k]
-        chosen = log_probs.gather(1, index)
-        return [
-            [Candidate(s, i // v, i % v, lp) for s, i, lp in zip(*sentence)]
-            for sentence in zip(best.tolist(), index.tolist(), chosen.tolist())
-        ]
+        row = index.div(v, rounding_mode="floor")
+        chosen = log_probs.view(-1, k * v).gather(1, index)
+        return to_host([best, row, index % v, chosen, rows.cost.view(-1, k).gather(1, row)])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Per row (R,): the normaliser of its logits, its score so far, its coverage penalty."""
+
+    log_norm: Tensor
+    score: Tensor
+    cost: Tensor
+
+
+def to_host(parts: list[Tensor]) -> list[list[Candidate]]:
+    """score, row, token, log_prob and cost, each (B, C), to the host in one piece.
+
+    As float64, which holds float32 and every token id exactly.
+    """
+    return [
+        [Candidate(score, int(row), int(token), *rest) for score, row, token, *rest in zip(*found)]
+        for found in torch.stack([part.double() for part in parts], 1).tolist()
+    ]
 
 
 def _tied_at_cut(found: list[Candidate], k: int) -> bool:

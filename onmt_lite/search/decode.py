@@ -43,11 +43,11 @@ def decode(
         tokens = torch.tensor([y for beam in beams for y in beam.next_ys[-1]], device=src.device)
         scores = torch.tensor([s for beam in beams for s in beam.scores], device=src.device)
         logits, attn = model.step(tokens, state)
-        candidates, penalties = search.step(tokens, scores, logits, attn)
-        for beam, found, penalty in zip(beams, candidates, penalties):
+        candidates = search.step(tokens, scores, logits, attn)
+        for beam, found in zip(beams, candidates):
             if any(math.isnan(candidate.score) for candidate in found):
                 raise NotANumber(beam)
-            beam.advance(found, penalty)
+            beam.advance(found)
         rows = select_indices(beams)
         beams = [beam for beam in beams if not beam.done]
 
