@@ -71,6 +71,9 @@ class Translator:
         fixed = [name for name in options if name in FIXED]
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        outside = {**vars(self.options.data), **vars(self.options.report)}
+        if names := [name for name in options if name in outside]:
+            raise OptionError(f"{', '.join(names)}: of the command line only")
         parsed = self.options.updated(**options)
         if isinstance(lines, str):
             raise TypeError("lines: expected a list of lines, got one string")

@@ -252,6 +252,7 @@ class TestOptions:
             (dict(ignore_when_blocking=["xyz"]), "ignore_when_blocking: .*xyz"),
             (dict(precision="bf16"), "precision: settled by from_pretrained"),
             (dict(model="other", threads=2), "model, threads: settled by from_pretrained"),
+            (dict(output="file", verbose=True), "output, verbose: of the command line only"),
         ],
     )
     def test_wrong_ones_are_refused(self, translator, given, message):

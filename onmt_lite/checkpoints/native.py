@@ -21,6 +21,7 @@ from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 FORMAT = "onmt_lite-model-1"
+MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
@@ -92,11 +93,15 @@ def _build(cfg: TransformerConfig, weights: dict[str, Tensor], path: Path) -> Tr
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name} holds numbers that are not finite")
-    layers = {name.split(".")[1] for name in weights if name.startswith("encoder.")}
-    if len(layers) != cfg.enc_layers:  # before building what no file could fill
-        raise CheckpointError(
-            f"{path}: {len(layers)} encoder layers, model.json says {cfg.enc_layers}"
-        )
+    # Sizes first: nothing is built that the weights do not fill
+    for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
+        found = len({name.split(".")[1] for name in weights if name.startswith(f"{kind}.")})
+        if found != n:
+            raise CheckpointError(f"{path}: {found} {kind} layers, model.json says {n}")
+    n_numbers = sum(tensor.numel() for tensor in weights.values())
+    sizes = (cfg.d_ff, cfg.src_vocab_size, cfg.tgt_vocab_size)
+    if max(sizes) * cfg.d_model > n_numbers or cfg.max_positions > MAX_POSITIONS:
+        raise CheckpointError(f"{path}: sizes in model.json are larger than the weights")
     try:
         model = Transformer(cfg)
         missing, unexpected = model.load_state_dict(weights, strict=False)

@@ -72,10 +72,14 @@ def _start(item: tuple[str, Any]) -> int:
 
 
 def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int]]:
+    """dtype, shape and offsets of one tensor, each of the right type."""
+    wrong = ValueError(f"tensor {name} has a header entry that is not understood")
     try:
         dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        assert isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-        assert all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets)
-    except (KeyError, TypeError, AssertionError):
-        raise ValueError(f"tensor {name} has a header entry that is not understood") from None
+    except (KeyError, TypeError):
+        raise wrong from None
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise wrong
+    if not all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets):
+        raise wrong
     return dtype, shape, offsets

@@ -26,7 +26,9 @@ def load(path: Path) -> Checkpoint:
         table = json.loads(path.read_bytes())
         if table["format"] != FORMAT:
             raise ValueError(f"format {table['format']!r} is not {FORMAT!r}")
-        vocab = [str(token) for token in table["vocab"]]
+        vocab = table["vocab"]
+        if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
+            raise ValueError("vocab is not a list of texts")
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
         if not vocab or not sources:
             raise ValueError("needs a vocabulary and a source")
@@ -48,10 +50,10 @@ def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSou
     uniform = [1 / length] * length
     table = TableSource(
         length,
-        {key: [float(x) for x in row] for key, row in source["rows"].items()},
-        [float(x) for x in source["default"]],
-        {key: [float(x) for x in row] for key, row in source.get("attn", {}).items()},
-        [float(x) for x in source.get("attn_default", uniform)],
+        {key: _numbers(row) for key, row in source["rows"].items()},
+        _numbers(source["default"]),
+        {key: _numbers(row) for key, row in source.get("attn", {}).items()},
+        _numbers(source.get("attn_default", uniform)),
     )
     for kind, rows, size in (
         ("logits", [*table.rows.values(), table.default], vocab_size),
@@ -60,3 +62,9 @@ def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSou
         if any(len(row) != size for row in rows):
             raise ValueError(f"source {name}: a row of {kind} does not have {size} numbers")
     return table
+
+
+def _numbers(row: Any) -> list[float]:
+    if not isinstance(row, list) or not all(type(x) in (int, float) for x in row):
+        raise ValueError(f"{str(row)[:50]} is not a list of numbers")
+    return [float(x) for x in row]
