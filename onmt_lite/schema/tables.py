@@ -4,6 +4,8 @@ from typing import Any
 
 from onmt_lite.schema.option import Option
 
+BAR = "\\|"  # a bar inside a cell of a Markdown table
+
 
 def help_text(options: dict[str, Option], usage: str) -> str:
     """What -help prints."""
@@ -19,9 +21,9 @@ def markdown_table(options: dict[str, Option]) -> str:
     """The table of options in the README."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in options.values():
-        head = f"-{option.name} {_metavar(option)}".rstrip().replace("|", "\\|")
+        head = f"-{option.name} {_metavar(option)}".rstrip()
         default = "" if option.default in (None, ()) else f"`{_show(option.default)}`"
-        lines.append(f"| `{head}` | {default} | {option.help.replace('|||', '&#124;' * 3)} |")
+        lines.append(f"| `{head}` | {default} | {option.help.replace('|', BAR)} |")
     return "\n".join(lines)
 
 
