@@ -1,7 +1,6 @@
 """Lines to translations: no files, no printing."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import make_batches, pad_batch
+from onmt_lite.text.lines import from_text
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -30,6 +30,7 @@ FIXED = ("model", "device", "gpu", "precision", "threads", "seed", "tokenizer")
 # bring no more speed
 BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
+GOLD_BATCH_TOKENS = 1024
 
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
@@ -77,7 +78,7 @@ class Translator:
         parsed = self.options.updated(**options)
         if isinstance(lines, str):
             raise TypeError("lines: expected a list of lines, got one string")
-        numbered = [Line(i, line) for i, line in enumerate(lines)]
+        numbered = [from_text(line, i) for i, line in enumerate(lines)]
         return self.translate_lines(numbered, options=parsed)
 
     def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[float | None]:
@@ -88,10 +89,10 @@ class Translator:
         if len(src_lines) != len(tgt_lines):
             raise DataError(f"{len(src_lines)} source lines but {len(tgt_lines)} target lines")
         examples = [
-            self._example(Line(i, src), Line(i, tgt))
+            self._example(from_text(src, i), from_text(tgt, i))
             for i, (src, tgt) in enumerate(zip(src_lines, tgt_lines))
         ]
-        return self._gold([e for e in examples if e.src_ids], len(examples))
+        return self._gold(examples)
 
     def translate_lines(
         self,
@@ -104,16 +105,16 @@ class Translator:
         options = options or self.options
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         examples = [self._example(line, tgt) for line, tgt in zip(lines, targets, strict=True)]
-        full = [(i, e) for i, e in enumerate(examples) if e.n_src_tokens]
+        full = [e for e in examples if e.src_ids]
+        place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
-        place = {id(e): i for i, e in full}
         hyps = [[NOTHING] for _ in examples]  # what a blank line translates to
-        for group in self._batches([e for _, e in full], options):
+        for group in self._batches(full, options):
             found = self._decode(group, options)
             for example, best in zip(group, found):
                 hyps[place[id(example)]] = best
             progress(len(group), sum(len(h.token_log_probs) for best in found for h in best[:1]))
-        gold = [None] * len(examples) if tgt_lines is None else self._gold_in_order(examples, place)
+        gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
         return [
             Translation(e.line.id, e.line.text, h, e.notes, g, tgt_lines is not None)
             for e, h, g in zip(examples, hyps, gold)
@@ -255,27 +256,23 @@ class Translator:
             found.setdefault(text, hyp)
         return list(found.values())
 
-    def _gold_in_order(self, examples: list[Example], place: dict[int, int]) -> list[float | None]:
-        scored = [replace(e, line=replace(e.line, id=i)) for i, e in enumerate(examples)]
-        return self._gold([e for e in scored if e.src_ids], len(examples))
-
-    def _gold(self, examples: list[Example], n: int) -> list[float | None]:
-        """Log-probabilities of the references, at the places their line ids say."""
-        checkpoint = self.checkpoint
-        gold: list[float | None] = [None] * n
-        for group in make_batches([e for e in examples if e.tgt_ids is not None], 1024, "tokens"):
+    def _gold(self, examples: list[Example]) -> list[float | None]:
+        """Log-probability of each example's reference; None where either side is missing."""
+        checkpoint, place = self.checkpoint, {id(e): i for i, e in enumerate(examples)}
+        gold: list[float | None] = [None] * len(examples)
+        scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
+        for group in make_batches(scorable, GOLD_BATCH_TOKENS, "tokens"):
             batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
-            targets = [e.tgt_ids or [] for e in group]
             scores = score_targets(
                 self.model,
                 batch.src,
                 batch.src_lengths,
-                targets,
+                [e.tgt_ids or [] for e in group],
                 checkpoint.start_id,
                 checkpoint.eos_id,
             )
             for example, score in zip(group, scores):
-                gold[example.line.id] = score
+                gold[place[id(example)]] = score
         return gold
 
 

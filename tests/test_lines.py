@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
+from onmt_lite.records import Line
 from onmt_lite.text import lines as lines_module
-from onmt_lite.text.lines import LineReader, count_lines, to_line
+from onmt_lite.text.lines import LineReader, count_lines, from_text, to_line
 
 BOM = b"\xef\xbb\xbf"
 ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]
@@ -58,6 +59,11 @@ def read_pipe(pieces, **options):
     finally:
         thread.join()
         os.close(reading)
+
+
+def test_text_with_half_a_character_is_mended():
+    assert from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
+    assert from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
 
 
 def flat(windows):

@@ -85,6 +85,15 @@ def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
         return Line(number, raw.decode("utf-8", "replace"), (*notes, "invalid-utf8"))
 
 
+def from_text(text: str, number: int) -> Line:
+    """A line that is text already.  Lone surrogates, which are no characters, are replaced."""
+    try:
+        text.encode("utf-8")
+        return Line(number, text)
+    except UnicodeEncodeError:
+        return Line(number, text.encode("utf-8", "replace").decode("utf-8"), ("invalid-utf8",))
+
+
 def count_lines(path: str) -> int:
     """Lines of a file, a last one without line feed included."""
     n, last = 0, b"\n"
