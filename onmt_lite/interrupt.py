@@ -14,8 +14,13 @@ class Interrupted(BaseException):
 def stop_on_signals() -> None:
     """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted, those that are not ignored."""
 
+    stopped = False
+
     def stop(signum: int, frame: object) -> None:
-        raise Interrupted(signum)
+        nonlocal stopped
+        if not stopped:  # a second signal must not break into the clean-up after the first
+            stopped = True
+            raise Interrupted(signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it

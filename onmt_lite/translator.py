@@ -17,8 +17,8 @@ from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import make_batches, pad_batch
-from onmt_lite.text.lines import from_text
-from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.text.lines import from_text, in_capitals
+from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
@@ -32,6 +32,7 @@ BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
 GOLD_BATCH_TOKENS = 1024
 
+CAPITALS = "capitals"  # the note of a line that was read in small letters
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], None]  # lines and target tokens that a batch has added
@@ -48,6 +49,8 @@ class Translator:
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
         self.tokenizer = _choose_tokenizer(checkpoint, options.model.tokenizer)
+        raw_text = not isinstance(self.tokenizer, SpaceTokenizer)
+        self.lowers_capitals = checkpoint.lower_capitals and raw_text
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
@@ -123,7 +126,8 @@ class Translator:
     def _example(self, line: Line, tgt: Line | None = None) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none."""
         checkpoint, notes = self.checkpoint, line.notes
-        tokens = self.tokenizer.encode(line.text)
+        capitals = self.lowers_capitals and in_capitals(line.text)
+        tokens = self._tokens(line.text, capitals)
         room = self.model.max_positions - len(checkpoint.src_end)
         if not tokens:
             notes = (*notes, "empty")
@@ -133,10 +137,16 @@ class Translator:
         src_ids = ids + list(checkpoint.src_end) if ids else []
         tgt_ids = None
         if tgt is not None:
-            tgt_ids = self._ids(checkpoint.tgt_vocab, self.tokenizer.encode(tgt.text), tgt, "tgt ")
+            tgt_tokens = self._tokens(tgt.text, capitals and in_capitals(tgt.text))
+            tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ")
             if len(tgt_ids) >= self.model.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
+        if capitals:
+            notes = (*notes, CAPITALS)
         return Example(line, src_ids, len(ids), tgt_ids, notes)
+
+    def _tokens(self, text: str, capitals: bool) -> list[str]:
+        return self.tokenizer.encode(text.lower() if capitals else text)
 
     @staticmethod
     def _ids(vocab: Vocab, tokens: list[str], line: Line, side: str = "") -> list[int]:
@@ -198,7 +208,10 @@ class Translator:
         except NotANumber as error:
             line = group[beams.index(error.beam)].line.id + 1
             raise NotANumber(error.beam, line) from None
-        return [self._hypotheses(beam, search.n_best) for beam in beams]
+        return [
+            self._hypotheses(beam, search.n_best, CAPITALS in e.notes)
+            for beam, e in zip(beams, group)
+        ]
 
     def _max_length(self, example: Example, options: TranslateOptions) -> int:
         """The option's limit, the line's own, or the model's: the lowest."""
@@ -241,7 +254,7 @@ class Translator:
             stepwise_penalty=search.stepwise_penalty,
         )
 
-    def _hypotheses(self, beam: Beam, n_best: int) -> list[Hypothesis]:
+    def _hypotheses(self, beam: Beam, n_best: int, capitals: bool) -> list[Hypothesis]:
         """The n best with distinct texts: two segmentations of one text count once."""
         found: dict[str, Hypothesis] = {}
         for finished in beam.best():
@@ -250,6 +263,7 @@ class Translator:
             ids, log_probs = beam.get_hyp(finished.step, finished.row)
             tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if finished.ended else ids)
             text = self.tokenizer.decode(tokens)
+            text = text.upper() if capitals else text
             hyp = Hypothesis(
                 text, tokens, finished.score, sum(log_probs), log_probs, finished.ended
             )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onmt_lite.errors import FileError
 from onmt_lite.records import Line
 from onmt_lite.text import lines as lines_module
-from onmt_lite.text.lines import LineReader, count_lines, from_text, to_line
+from onmt_lite.text.lines import LineReader, count_lines, from_text, in_capitals, to_line
 
 BOM = b"\xef\xbb\xbf"
 ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]
@@ -59,6 +59,16 @@ def read_pipe(pieces, **options):
     finally:
         thread.join()
         os.close(reading)
+
+
+@pytest.mark.parametrize("text", ["GUTEN TAG!", "ÄRGER", "UM 14 UHR", "DAS HAUS."])
+def test_lines_in_capitals(text):
+    assert in_capitals(text)
+
+
+@pytest.mark.parametrize("text", ["", "I", "ABC", "14:35", "Guten Tag", "IBM ist da", "你好吗朋友"])
+def test_lines_not_in_capitals(text):
+    assert not in_capitals(text)
 
 
 def test_text_with_half_a_character_is_mended():

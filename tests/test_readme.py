@@ -41,7 +41,7 @@ def test_the_second_line_installs_and_runs_these_tests():
 
 
 def test_the_one_liner():
-    assert shell(BLOCKS[2][1]) == "Good morning!\n"
+    assert re.fullmatch(r"Good morning[.!]\n", shell(BLOCKS[2][1]))
 
 
 def test_the_options_table_is_generated():
@@ -63,7 +63,7 @@ def test_the_python_example_runs():
         [sys.executable, "-c", example], cwd=ROOT, capture_output=True, check=True
     )
     out = done.stdout.decode("utf-8")
-    assert "Guten Morgen! Good morning!" in out
+    assert "Guten Morgen! Good morning" in out
     assert out.count("\n") == 3
 
 

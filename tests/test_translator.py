@@ -165,6 +165,16 @@ class TestScores:
 
 
 class TestLines:
+    def test_capitals_are_read_in_small_letters_and_given_back(self, translator, space_translator):
+        lines = ["DER HUND SIEHT DEN GARTEN", "der hund sieht den garten"]
+        loud, quiet = translator.translate(lines)
+        assert (loud.notes, quiet.notes) == (("capitals",), ())
+        assert loud.hyps[0].tokens == quiet.hyps[0].tokens
+        assert loud.hyps[0].text == quiet.hyps[0].text.upper()
+        scores = translator.score(lines, [loud.hyps[0].text, quiet.hyps[0].text])
+        assert scores[0] == pytest.approx(scores[1], abs=TOLERANCE)
+        assert space_translator.translate(["HUND HUND"])[0].notes == ()
+
     def test_blank_lines_never_reach_the_model(self, translator, monkeypatch):
         encoded = []
         encode = translator.model.encode

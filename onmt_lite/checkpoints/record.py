@@ -14,6 +14,7 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     never_ids  ids the model must not produce
+    lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     """
 
     model: EncoderDecoder
@@ -23,6 +24,7 @@ class Checkpoint:
     start_id: int
     src_end: tuple[int, ...] = ()
     never_ids: tuple[int, ...] = ()
+    lower_capitals: bool = False
 
     @property
     def eos_id(self) -> int:

@@ -94,6 +94,12 @@ def from_text(text: str, number: int) -> Line:
         return Line(number, text.encode("utf-8", "replace").decode("utf-8"), ("invalid-utf8",))
 
 
+def in_capitals(text: str) -> bool:
+    """Words in capitals and no small letter: GUTEN TAG, but neither I nor 14:35 nor ABC."""
+    n_letters = sum(char.isalpha() for char in text)
+    return text.isupper() and n_letters > 3
+
+
 def count_lines(path: str) -> int:
     """Lines of a file, a last one without line feed included."""
     n, last = 0, b"\n"
