@@ -1,6 +1,7 @@
 """One file job: windows of lines through a translator, from -src to -output."""
 
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -51,7 +52,9 @@ def translate_stream(
     writer = build_writer(data, options.search.n_best)
     summary, n_tokens = Summary(), 0
     hidden = report.quiet or sys.stderr is None or not sys.stderr.isatty()
-    with tqdm(total=total, unit=" lines", disable=hidden, dynamic_ncols=True) as bar:
+    # Some terminals say 0 x 0, which tqdm would believe
+    columns, rows = shutil.get_terminal_size()
+    with tqdm(total=total, unit=" lines", disable=hidden, ncols=columns, nrows=rows) as bar:
 
         def progress(n_lines: int, n_new_tokens: int) -> None:
             nonlocal n_tokens
@@ -62,7 +65,9 @@ def translate_stream(
 
         for lines, tgt_lines in read_windows(data):
             translations = translator.translate_lines(lines, tgt_lines, options, progress)
+            bar.clear()  # the output may go to the same terminal
             write_all(out, "".join(map(writer, translations)), data.output)
+            bar.refresh()
             for i, translation in enumerate(translations):
                 summary.add(translation)
                 gold = None if tgt_lines is None else tgt_lines[i].text
