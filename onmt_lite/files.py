@@ -55,13 +55,12 @@ def _count(path: str) -> int | None:
         return None
     try:
         # Looked at, not opened: opening a FIFO would take its writer's only reader away
-        regular = stat.S_ISREG(os.stat(path).st_mode)
-        directory = stat.S_ISDIR(os.stat(path).st_mode)
+        mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
-    if directory:
+    if stat.S_ISDIR(mode):
         raise FileError(f"cannot read {path}: it is a directory")
-    return count_lines(path) if regular else None
+    return count_lines(path) if stat.S_ISREG(mode) else None
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from onmt_lite.checkpoints import load_checkpoint, native
 from onmt_lite.cli import run_program
 from onmt_lite.errors import DataError, OptionError
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import ModelOptions as RuntimeOptions
 from onmt_lite.runtime import set_up
@@ -81,10 +82,10 @@ class Trainer:
         )
         self.device, _ = set_up(runtime)
         self.pairs = read_pairs(data.train, data.reverse)
-        if data.init_from is not None:
-            load_checkpoint(data.init_from)  # refuses what is damaged before anything is copied
+        # Loaded first, so that what is damaged is refused before its pieces are copied
+        start = None if data.init_from is None else load_checkpoint(data.init_from).model
         self.sp = self._sentencepiece()
-        self.model = self._model().to(self.device)
+        self.model = self._model(start).to(self.device)
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
@@ -103,15 +104,14 @@ class Trainer:
             train_sentencepiece(self.pairs, path, self.options.data.vocab_size)
         return spm.SentencePieceProcessor(model_file=str(path))
 
-    def _model(self) -> Transformer:
-        """A new one, or what -init_from names with this run's dropout."""
-        m, start = self.options.model, self.options.data.init_from
+    def _model(self, start: EncoderDecoder | None) -> Transformer:
+        """A new one, or the one to start from with this run's dropout."""
+        m = self.options.model
         if start is not None:
-            known = load_checkpoint(start).model
-            if not isinstance(known, Transformer):
-                raise OptionError(f"init_from: {start} is no Transformer")
-            model = Transformer(known.cfg, m.dropout)
-            model.load_state_dict(known.state_dict())
+            if not isinstance(start, Transformer):
+                raise OptionError(f"init_from: {self.options.data.init_from} is no Transformer")
+            model = Transformer(start.cfg, m.dropout)
+            model.load_state_dict(start.state_dict())
             return model
         n = self.sp.vocab_size()
         sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
