@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -42,14 +43,30 @@ COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
 
 def init_weights(model: Transformer) -> None:
-    """Xavier for matrices; sublayers start as the identity: their last weight is zero."""
+    """Xavier for matrices; sublayers start as the identity: what they end with is zero."""
     for name, p in model.named_parameters():
         if name.endswith("token.weight"):
             nn.init.normal_(p, std=model.cfg.d_model**-0.5)
-        elif name.endswith(("out.weight", "down.weight")):
+        elif name.endswith(("out.weight", "down.weight", "bias")):
             nn.init.zeros_(p)
         elif p.dim() == 2:
             nn.init.xavier_uniform_(p)
+
+
+def grow(start: Transformer, enc_layers: int, dec_layers: int, dropout: float) -> Transformer:
+    """`start` with new layers on top, up to these numbers, that change nothing until they learn.
+
+    A pre-norm layer whose last weights are zero is the identity (Net2Net, Chen et al. 2016).
+    """
+    cfg = replace(
+        start.cfg,
+        enc_layers=max(enc_layers, start.cfg.enc_layers),
+        dec_layers=max(dec_layers, start.cfg.dec_layers),
+    )
+    model = Transformer(cfg, dropout)
+    init_weights(model)
+    model.load_state_dict(model.state_dict() | start.state_dict())
+    return model
 
 
 def build_optimizers(
@@ -105,14 +122,12 @@ class Trainer:
         return spm.SentencePieceProcessor(model_file=str(path))
 
     def _model(self, start: EncoderDecoder | None) -> Transformer:
-        """A new one, or the one to start from with this run's dropout."""
+        """A new one, or the one to start from with this run's dropout and layers."""
         m = self.options.model
         if start is not None:
             if not isinstance(start, Transformer):
                 raise OptionError(f"init_from: {self.options.data.init_from} is no Transformer")
-            model = Transformer(start.cfg, m.dropout)
-            model.load_state_dict(start.state_dict())
-            return model
+            return grow(start, m.enc_layers, m.dec_layers, m.dropout)
         n = self.sp.vocab_size()
         sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
         cfg = TransformerConfig(n, n, *sizes, max_positions=m.max_positions)

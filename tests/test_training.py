@@ -82,6 +82,21 @@ def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
         Trainer(options(corpus, tmp_path / "third", "-init_from", str(tmp_path / "none")))
 
 
+def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, tmp_path):
+    train(options(corpus, tmp_path / "small", "-train_steps", "40"))
+    start = ("-init_from", str(tmp_path / "small"))
+    grown = Trainer(
+        options(corpus, tmp_path / "deep", *start, "-enc_layers", "3", "-dec_layers", "2")
+    )
+    same = Trainer(options(corpus, tmp_path / "same", *start))
+    assert (grown.model.cfg.enc_layers, grown.model.cfg.dec_layers) == (3, 2)
+    assert grown.validate() == pytest.approx(same.validate(), rel=1e-5)
+    before = grown.validate()
+    for batch in list(grown.valid) * 10:
+        grown.step(batch)
+    assert grown.validate() < before
+
+
 def test_reverse_learns_the_other_direction(corpus):
     forward, backward = data.read_pairs(corpus), data.read_pairs(corpus, reverse=True)
     assert [(b, a) for a, b in forward] == backward

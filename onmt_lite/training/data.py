@@ -15,7 +15,7 @@ from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.training.augment import Pair
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
-POOL = 20000  # pairs that are sorted by length together
+POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
 
 
 @dataclass(frozen=True)

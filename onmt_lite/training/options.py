@@ -23,7 +23,9 @@ class DataOptions:
     valid: str = opt("", "held-out pairs in the same form")
     output: str = opt("", "directory for the model and for what -resume needs")
     init_from: str | None = opt(
-        None, "model directory to start from; its pieces and shape are used instead of the options'"
+        None,
+        "model directory to start from; its pieces and widths are used instead of the options', "
+        "and more enc_layers or dec_layers than it has are put on top of its own",
     )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
