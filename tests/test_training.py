@@ -86,7 +86,12 @@ def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, 
     train(options(corpus, tmp_path / "small", "-train_steps", "40"))
     start = ("-init_from", str(tmp_path / "small"))
     grown = Trainer(
-        options(corpus, tmp_path / "deep", *start, "-enc_layers", "3", "-dec_layers", "2")
+        options(
+            corpus,
+            tmp_path / "deep",
+            *start,
+            *"-enc_layers 3 -dec_layers 2 -train_steps 200".split(),
+        )
     )
     same = Trainer(options(corpus, tmp_path / "same", *start))
     assert (grown.model.cfg.enc_layers, grown.model.cfg.dec_layers) == (3, 2)
