@@ -1,11 +1,12 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from onmt_lite.errors import OptionError
+from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import MetaOptions, Option, Resolved, Resolver, load, opt, options_of
 
 USAGE = """\
@@ -21,6 +22,18 @@ ELSEWHERE = {
     "num_return_sequences": "here it is n_best",
     "num_beams": "here it is beam_size",
     "no_repeat_ngram_size": "here it is block_ngram_repeat",
+    "lenpen": "here it is alpha",
+    "normalize": "here it is alpha",
+    "num_beam_groups": "here it is beam_groups",
+    "diversity_penalty": "here it is diversity_rate",
+    "diverse_beam_groups": "here it is beam_groups",
+    "diverse_beam_strength": "here it is diversity_rate",
+    "temperature": "here it is random_sampling_temp",
+    "top_k": "here it is random_sampling_topk",
+    "top_p": "here it is random_sampling_topp",
+    "sampling_topk": "here it is random_sampling_topk",
+    "sampling_topp": "here it is random_sampling_topp",
+    "sampling": "here it is do_sample",
     "max_decoding_length": "here it is max_length",
     "min_decoding_length": "here it is min_length",
     "max_sent_length": "here it is max_length",
@@ -77,8 +90,14 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Which translation is looked for."""
+    """Which translation is looked for.  What an option means, and what it is if it is not given,
+    can depend on `search`."""
 
+    search: str = opt(
+        "opennmt",
+        "whose beam search: `opennmt` is our own, the others equal their originals",
+        choices=tuple(PRESETS),
+    )
     beam_size: int = opt(5, "hypotheses kept per sentence; 1 is greedy search", min=1, max=1000)
     n_best: int = opt(1, "hypotheses returned per sentence, at most beam_size", min=1)
     min_length: int = opt(0, "least number of tokens before the end", min=0)
@@ -105,7 +124,58 @@ class SearchOptions:
     ignore_when_blocking: tuple[str, ...] = opt(
         (), "n-grams that hold one of these tokens may repeat"
     )
+    repetition_penalty: float = opt(
+        1.0, "log-probabilities of tokens already produced are multiplied by this", above=0, max=100
+    )
     ban_unk_token: bool = opt(False, "never produce the unknown token")
+    early_stopping: Literal["true", "false", "never"] | None = opt(
+        None,
+        "transformers: be done when beam_size hypotheses are finished (`true`), when no open one "
+        "is likely to be better (`false`), or when none can be (`never`)",
+    )
+    patience: float | None = opt(
+        None,
+        "ctranslate2: be done when beam_size * X hypotheses are finished",
+        above=0,
+        max=1000,
+    )
+
+
+@dataclass(frozen=True)
+class DiversityOptions:
+    """How translations are made to differ: by groups of beams, or by drawing at random."""
+
+    beam_groups: int = opt(
+        1, "diverse beam search (transformers, fairseq): the beam in N groups", min=1, max=1000
+    )
+    diversity_rate: float = opt(
+        0.0, "what a group pays for each time that an earlier one has a token", min=0, max=1000
+    )
+    do_sample: bool = opt(
+        False,
+        "draw tokens instead of taking the best: beam_size samples per sentence, of which the "
+        "n_best are returned (transformers: beam sampling)",
+    )
+    random_sampling_temp: float = opt(
+        1.0, "draw from the distribution raised to 1/X", above=0, max=1000
+    )
+    random_sampling_topk: int = opt(
+        0,
+        "draw from the N best tokens; 0 and -1 are no such limit.  Under the opennmt searches this "
+        "and random_sampling_topp switch drawing on by themselves",
+        min=-1,
+    )
+    random_sampling_topp: float = opt(
+        0.0,
+        "draw from the best tokens that together have this probability; 0 is no such limit",
+        min=0,
+        max=1,
+    )
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.do_sample or self.random_sampling_topk != 0 or self.random_sampling_topp > 0
 
 
 @dataclass(frozen=True)
@@ -140,32 +210,51 @@ class TranslateOptions:
     model: ModelOptions
     data: DataOptions
     search: SearchOptions
+    diversity: DiversityOptions
     batch: BatchOptions
     report: ReportOptions
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
         """From keyword arguments; OptionError lists everything that is wrong with them."""
-        return _from_keywords(Resolver(OPTIONS), given)
+        resolver = Resolver(OPTIONS)
+        resolver.keywords(given)
+        resolver.problems += [
+            f"{name} belongs on the command line"
+            for name in given
+            if name in vars(MetaOptions())
+        ]
+        resolver.apply(preset_defaults)
+        return build(resolver.result())
 
     def updated(self, **given: Any) -> "TranslateOptions":
-        """These options but for the given ones."""
-        resolver = Resolver(OPTIONS)
-        for group in vars(self).values():
-            resolver.values.update(vars(group))
-        return _from_keywords(resolver, given)
+        """These options but for the given ones; what nobody gave may get another default."""
+        return TranslateOptions.of(**{**self.given, **given})
 
 
-GROUPS = (ModelOptions, DataOptions, SearchOptions, BatchOptions, ReportOptions, MetaOptions)
-OPTIONS: dict[str, Option] = options_of(GROUPS)
+KINDS = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "search": SearchOptions,
+    "diversity": DiversityOptions,
+    "batch": BatchOptions,
+    "report": ReportOptions,
+    "meta": MetaOptions,
+}
+OPTIONS: dict[str, Option] = options_of(tuple(KINDS.values()))
 
 
-def _from_keywords(resolver: Resolver, given: dict[str, Any]) -> TranslateOptions:
-    resolver.keywords(given)
-    resolver.problems += [
-        f"{name} belongs on the command line" for name in given if name in vars(MetaOptions())
-    ]
-    return build(resolver.result())
+def preset_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The defaults of the system whose search is asked for."""
+    name = given.get("search", "opennmt")
+    preset = PRESETS[name]
+    defaults = dict(preset.defaults)
+    if given.get("do_sample"):
+        defaults |= preset.sampling_defaults
+    if preset.one_limit and "max_length" in given:
+        defaults["max_length_ratio"] = 0.0
+    return defaults, f"of {name}"
 
 
 def build(resolved: Resolved) -> TranslateOptions:
@@ -173,19 +262,13 @@ def build(resolved: Resolved) -> TranslateOptions:
     problems = cross_check(resolved.values)
     if problems:
         raise OptionError(*problems)
-    kinds = {
-        "meta": MetaOptions,
-        "model": ModelOptions,
-        "data": DataOptions,
-        "search": SearchOptions,
-    }
-    kinds |= {"batch": BatchOptions, "report": ReportOptions}
-    return TranslateOptions(**{name: resolved.build(kind) for name, kind in kinds.items()})
+    groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
+    return TranslateOptions(**groups, given=resolved.without(MetaOptions).given())
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
-    problems = []
+    problems = [*check_preset(v), *check_diversity(v)]
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
@@ -213,11 +296,46 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     return problems
 
 
+def check_preset(v: dict[str, Any]) -> list[str]:
+    """Options that the chosen search does not have."""
+    name, preset = v["search"], PRESETS[v["search"]]
+    absent = [n for n in SWITCHES if n not in preset.options and v[n] != OPTIONS[n].default]
+    problems = [f"{n}: -search {name} has no such option, as {preset.system}" for n in absent]
+    if v["length_penalty"] not in preset.forms:
+        forms = " and ".join(preset.forms)
+        problems.append(f"length_penalty {v['length_penalty']}: -search {name} has {forms}")
+    if v["coverage_penalty"] not in preset.coverage_forms:
+        forms = " and ".join(preset.coverage_forms)
+        problems.append(f"coverage_penalty {v['coverage_penalty']}: -search {name} has {forms}")
+    if v["early_stopping"] == "never" and "early_stopping=never" not in preset.stops:
+        problems.append(f"early_stopping never: -search {name} has true and false")
+    return problems
+
+
+def check_diversity(v: dict[str, Any]) -> list[str]:
+    """Groups and drawing."""
+    problems = []
+    groups, sampling = v["beam_groups"], PRESETS[v["search"]].sampling
+    filtered = v["random_sampling_topk"] != 0 or v["random_sampling_topp"] > 0
+    drawn = v["do_sample"] or filtered
+    if v["beam_size"] % groups:
+        problems.append(f"beam_groups {groups} does not divide beam_size {v['beam_size']}")
+    if v["diversity_rate"] and groups == 1:
+        problems.append("diversity_rate needs beam_groups of 2 or more")
+    if drawn and groups > 1:
+        problems.append("beam_groups and drawing at random exclude each other")
+    if filtered and not v["do_sample"] and sampling and not sampling.implied:
+        problems.append("random_sampling_topk and random_sampling_topp need do_sample")
+    if not drawn and v["random_sampling_temp"] != 1:
+        problems.append("random_sampling_temp needs do_sample")
+    return problems
+
+
 def _is_device(name: str) -> bool:
     return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", name) is not None
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
     """Options of `translate.py` and where each came from.  OptionError lists all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults)
     return build(resolved), resolved

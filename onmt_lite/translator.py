@@ -11,11 +11,12 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
+from onmt_lite.rules import SearchRules
 from onmt_lite.runtime import set_up
-from onmt_lite.search.beam import Beam, BeamRules
-from onmt_lite.search.candidates import CandidateRules
+from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
+from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.batching import make_batches, pad_batch
 from onmt_lite.text.lines import from_text, in_capitals
 from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
@@ -193,81 +194,37 @@ class Translator:
     def _decode_batch(
         self, group: list[Example], options: TranslateOptions
     ) -> list[list[Hypothesis]]:
-        search = options.search
-        rules = self._beam_rules(options)
-        beams = [Beam(rules, self._max_length(e, options)) for e in group]
+        rules = SearchRules(options, self.checkpoint)
+        beams = [
+            Beam(rules.beam, rules.max_steps(e), line_seed(rules.seed, e.line.id)) for e in group
+        ]
         batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
         try:
-            decode(
-                self.model,
-                batch.src,
-                batch.src_lengths,
-                list(beams),
-                self._candidate_rules(options),
-            )
+            decode(self.model, batch.src, batch.src_lengths, list(beams), rules.candidates)
         except NotANumber as error:
             line = group[beams.index(error.beam)].line.id + 1
             raise NotANumber(error.beam, line) from None
         return [
-            self._hypotheses(beam, search.n_best, CAPITALS in e.notes)
+            self._hypotheses(beam, CAPITALS in e.notes)
             for beam, e in zip(beams, group)
         ]
 
-    def _max_length(self, example: Example, options: TranslateOptions) -> int:
-        """The option's limit, the line's own, or the model's: the lowest."""
-        search = options.search
-        limit = min(search.max_length, self.model.max_positions)
-        if search.max_length_ratio:
-            limit = min(limit, int(search.max_length_ratio * example.n_src_tokens + 5))
-        return limit
-
-    def _beam_rules(self, options: TranslateOptions) -> BeamRules:
-        search = options.search
-        return BeamRules(
-            search.beam_size,
-            bos_id=self.checkpoint.start_id,
-            eos_id=self.checkpoint.eos_id,
-            length_penalty=search.length_penalty,
-            alpha=search.alpha,
-            stepwise_penalty=search.stepwise_penalty,
-        )
-
-    def _candidate_rules(self, options: TranslateOptions) -> CandidateRules:
-        search, vocab = options.search, self.checkpoint.tgt_vocab
-        never = self.checkpoint.never_ids
-        if search.ban_unk_token and vocab.unk_id is not None:
-            never = (*never, vocab.unk_id)
-        unknown = [token for token in search.ignore_when_blocking if token not in vocab.ids]
-        if unknown:
-            raise OptionError(
-                f"ignore_when_blocking: not in the target vocabulary: {' '.join(unknown)}"
-            )
-        return CandidateRules(
-            search.beam_size,
-            eos_id=self.checkpoint.eos_id,
-            never_ids=never,
-            min_length=search.min_length,
-            block_ngram_repeat=search.block_ngram_repeat,
-            exempt_ids=tuple(vocab.ids[token] for token in search.ignore_when_blocking),
-            coverage_penalty=search.coverage_penalty,
-            beta=search.beta,
-            stepwise_penalty=search.stepwise_penalty,
-        )
-
-    def _hypotheses(self, beam: Beam, n_best: int, capitals: bool) -> list[Hypothesis]:
-        """The n best with distinct texts: two segmentations of one text count once."""
-        found: dict[str, Hypothesis] = {}
-        for finished in beam.best():
-            if len(found) == n_best:
+    def _hypotheses(self, beam: Beam, capitals: bool) -> list[Hypothesis]:
+        """The n best that are distinct, as the search counts them."""
+        found: dict[Any, Hypothesis] = {}
+        for hyp in beam.best():
+            if len(found) == beam.rules.n_best:
                 break
-            ids, log_probs = beam.get_hyp(finished.step, finished.row)
-            tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if finished.ended else ids)
+            ids, log_probs = beam.get_hyp(hyp)
+            tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if hyp.ended else ids)
             text = self.tokenizer.decode(tokens)
             text = text.upper() if capitals else text
-            hyp = Hypothesis(
-                text, tokens, finished.score, sum(log_probs), log_probs, finished.ended
+            # Two segmentations of one text are two sequences of tokens
+            key = {"text": text, "tokens": tuple(ids), "copies": len(found)}
+            found.setdefault(
+                key[beam.rules.policy.distinct],
+                Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
             )
-            found.setdefault(text, hyp)
         return list(found.values())
 
     def _gold(self, examples: list[Example]) -> list[float | None]:

@@ -14,6 +14,7 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     never_ids  ids the model must not produce
+    forced_end  its configuration ends what reaches max_length (transformers' forced_eos_token_id)
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     """
 
@@ -25,6 +26,7 @@ class Checkpoint:
     src_end: tuple[int, ...] = ()
     never_ids: tuple[int, ...] = ()
     lower_capitals: bool = False
+    forced_end: bool = False
 
     @property
     def eos_id(self) -> int:

@@ -20,9 +20,13 @@ def opt(
     min: float | None = None,
     max: float | None = None,
     above: float | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is an option.  `min` and `max` are inclusive, `above` is not."""
-    metadata = {"help": help, "min": min, "max": max, "above": above}
+    """A dataclass field that is an option.  `min` and `max` are inclusive, `above` is not.
+
+    The type says what it may be; `choices` does where they are known only at run time.
+    """
+    metadata = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -78,6 +82,7 @@ def options_of(groups: tuple[type, ...]) -> dict[str, Option]:
             assert f.name not in found, f"two options named {f.name}"
             kind, choices, many = _read_type(hints[f.name])
             bounds = {k: f.metadata[k] for k in ("above", "min", "max")}
+            choices = choices or f.metadata["choices"]
             found[f.name] = Option(
                 f.name, kind, choices, many, f.default, f.metadata["help"], bounds
             )
@@ -86,7 +91,7 @@ def options_of(groups: tuple[type, ...]) -> dict[str, Option]:
 
 def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
     """int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> many str."""
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
     if typing.get_origin(hint) is Literal:
         return str, typing.get_args(hint), False
@@ -134,6 +139,8 @@ def check(option: Option, value: Any) -> Any:
 def _check_one(option: Option, value: Any) -> Any:
     wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
     if option.choices:
+        if isinstance(value, bool):  # YAML reads true, where a choice is "true"
+            value = str(value).lower()
         if value not in option.choices or not isinstance(value, str):
             near = difflib.get_close_matches(str(value), option.choices, n=1)
             raise ValueError(f"{wrong}" + (f"; did you mean {near[0]}?" if near else ""))

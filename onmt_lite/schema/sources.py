@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,14 @@ import yaml
 from onmt_lite.errors import OptionError
 from onmt_lite.schema.option import MetaOptions, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
+
+
+# From the values that are given to defaults that depend on them, and in words, of what
+Defaults = Callable[[dict[str, Any]], tuple[Mapping[str, Any], str]]
+
+
+def no_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
+    return {}, ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,10 @@ class Resolved:
             origin = " ".join(self.origins[name].split())
             lines.append(f"{name}: {_dump(value)}  # {origin}\n")
         return "".join(lines)
+
+    def given(self) -> dict[str, Any]:
+        """The values that no default has given."""
+        return {n: v for n, v in self.values.items() if not self.origins[n].startswith("default")}
 
     def without(self, group: type) -> "Resolved":
         """All but the options of one group."""
@@ -117,6 +129,14 @@ class Resolver:
             plain = str(value) if isinstance(value, Path) else value
             self.put(name, plain, "keyword argument")
 
+    def apply(self, defaults: Defaults) -> None:
+        """Defaults that depend on what has been given."""
+        given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
+        found, origin = defaults(given)
+        for name, value in found.items():
+            if name not in given:
+                self.values[name], self.origins[name] = value, f"default {origin}"
+
     def result(self) -> Resolved:
         """Raises OptionError with every problem found so far."""
         if self.problems:
@@ -144,6 +164,7 @@ def load(
     options: dict[str, Option],
     cross_check: Callable[[dict[str, Any]], list[str]],
     elsewhere: dict[str, str] | None = None,
+    defaults: Defaults = no_defaults,
 ) -> Resolved:
     """The command line and the YAML files that it names.  OptionError lists all problems."""
     command_line = Resolver(options, elsewhere)
@@ -159,5 +180,6 @@ def load(
     for name, origin in command_line.origins.items():
         if origin != "default":
             merged.values[name], merged.origins[name] = command_line.values[name], origin
+    merged.apply(defaults)
     merged.problems += cross_check(merged.values)
     return merged.result()

@@ -1,29 +1,51 @@
-"""From the logits of all rows to the best candidates of each sentence, on the device."""
+"""From the logits of all rows to the candidates of each sentence, on the device."""
 
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.search.beam import Candidate
-from onmt_lite.search.ngrams import repeating_tokens
+from onmt_lite.search.masks import MaskRules, Masks, Scored, normaliser
+from onmt_lite.search.ranking import Ranked, diverse, top, top_exactly, without_the_worst
+from onmt_lite.search.records import Candidate
+from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p
 from onmt_lite.search.scoring import coverage_penalty
 
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Which tokens may follow, and what steers their ranking."""
+    """How continuations are ranked or drawn; which there are, `masks` says."""
 
+    masks: MaskRules
     beam_size: int
-    eos_id: int
-    never_ids: tuple[int, ...] = ()  # tokens that are not text, and <unk> if it is banned
-    min_length: int = 0
-    block_ngram_repeat: int = 0
-    exempt_ids: tuple[int, ...] = ()
     coverage_penalty: str = "none"
     beta: float = 0.0
     stepwise_penalty: bool = False
+    beam_groups: int = 1
+    diversity_rate: float = 0.0
+    topk: int = 0
+    topp: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the beams say of a step, per row (R,) or per sentence (B,).
+
+    tokens, scores   the newest token of each row (R,) and what the row counts; -inf: not expanded
+    last             whose last step it is (B,), or None where that changes nothing
+    seeds            of the sentences (B,), where tokens are drawn
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    last: Tensor | None = None
+    seeds: Tensor | None = None
+
+
+# Candidates of a sentence, best first, and the coverage penalty of each of its rows
+Found = tuple[list[Candidate], list[float] | None]
 
 
 class CandidateSearch:
@@ -35,9 +57,7 @@ class CandidateSearch:
     def __init__(self, rules: CandidateRules, src_lengths: Tensor, vocab_size: int):
         device, n = src_lengths.device, src_lengths.numel()
         self.rules, self.vocab_size = rules, vocab_size
-        self.never = torch.tensor(rules.never_ids, dtype=torch.long, device=device)
-        self.exempt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.exempt[list(rules.exempt_ids)] = True
+        self.masks = Masks(rules.masks, vocab_size, device)
         self.n_steps = 0
         self.history = torch.empty(n, 0, dtype=torch.long, device=device)  # (R, T)
         inside = torch.arange(int(src_lengths.max()), device=device) < src_lengths[:, None]
@@ -47,112 +67,126 @@ class CandidateSearch:
     def select(self, rows: Tensor) -> "CandidateSearch":
         """Follow the rows (B', K'); see `onmt_lite.models.base.State.select`."""
         flat = rows.flatten().to(self.history.device)
-        if self.rules.block_ngram_repeat:
+        if self.masks.needs_history:
             self.history = self.history[flat]
         if self.rules.coverage_penalty != "none":
             self.inside, self.coverage = self.inside[flat], self.coverage[flat]
         return self
 
-    def step(
-        self, tokens: Tensor, scores: Tensor, logits: Tensor, attn: Tensor
-    ) -> list[list[Candidate]]:
-        """Newest token and score of each row (R,), and what the model said of what comes next:
-        logits (R, V), attn (R, S).
-
-        Returns per sentence its `beam_size` candidates, best first.  Equal scores are ordered
-        by row, then by token.
-        """
+    def step(self, step: Step, logits: Tensor, attn: Tensor) -> list[Found]:
+        """What the model said of what comes next, logits (R, V) and attn (R, S), as candidates
+        of each sentence."""
         rules = self.rules
         self.n_steps += 1
-        if rules.block_ngram_repeat and self.n_steps > 1:
-            self.history = torch.cat([self.history, tokens[:, None]], 1)
+        if self.masks.needs_history and self.n_steps > 1:
+            self.history = torch.cat([self.history, step.tokens[:, None]], 1)
         cost = self._cover(attn)
         logits = logits.float()
-        # Normalised before anything is masked: a mask takes a token away, it does not lift others
-        rows = Rows(logits.logsumexp(1), scores - cost if rules.stepwise_penalty else scores, cost)
-        logits = self._mask(logits)
-        blocked = self._block(logits)
-        sentences = self._rank(blocked, rows)
-        if blocked is not logits and any(best[0].score == -math.inf for best in sentences):
+        plain = Scored(logits, normaliser(logits))
+        last = None if step.last is None else step.last.repeat_interleave(rules.beam_size)
+        counts, blocked = self.masks.score(plain, self.history, self.n_steps, last)
+        steered = step.scores if cost is None or not rules.stepwise_penalty else step.scores - cost
+        if rules.masks.sampling:
+            return self._to_host(self._draw(counts, steered, step.seeds), plain, cost)
+        if blocked is None:
+            return self._rank(counts, steered, plain, cost)
+        found = self._rank(counts.without(blocked), steered, plain, cost)
+        if any(candidates[0].score == -math.inf for candidates, _ in found):
             # A sentence whose every continuation repeats: the least bad one survives
-            unblocked = self._rank(logits, rows)
-            sentences = [b if b[0].score > -math.inf else u for b, u in zip(sentences, unblocked)]
-        return sentences
+            least_bad = self._rank(counts, steered, plain, cost)
+            found = [f if f[0][0].score > -math.inf else b for f, b in zip(found, least_bad)]
+        return found
 
-    def _cover(self, attn: Tensor) -> Tensor:
+    def _cover(self, attn: Tensor) -> Tensor | None:
         """Add this step's attention; the penalty of each row (R,)."""
         rules = self.rules
         if rules.coverage_penalty == "none":
-            return attn.new_zeros(attn.size(0), dtype=torch.float32)
+            return None
         self.coverage = self.coverage + attn.float()
-        return coverage_penalty(rules.coverage_penalty, rules.beta, self.coverage, self.inside)
+        return coverage_penalty(
+            rules.coverage_penalty,
+            rules.beta,
+            self.coverage,
+            self.inside,
+            rules.masks.policy.skips_unattended,
+        )
 
-    def _mask(self, logits: Tensor) -> Tensor:
-        logits = logits.index_fill(1, self.never, -math.inf)
-        if self.n_steps <= self.rules.min_length:
-            logits[:, self.rules.eos_id] = -math.inf
-        return logits
+    def _rank(
+        self, counts: Scored, scores: Tensor, plain: Scored, cost: Tensor | None
+    ) -> list[Found]:
+        """The best candidates, in one transfer to the host."""
+        rules, policy = self.rules, self.rules.masks.policy
+        k, v = rules.beam_size, self.vocab_size
+        values = counts.values.view(-1, k, v)
+        norm, rows = counts.norm.view(-1, k), scores.view(-1, k)
+        n = min(policy.candidates * k, k * v)
+        first = self.n_steps == 1
+        if rules.beam_groups > 1:
+            found = diverse(
+                values,
+                norm,
+                rows,
+                rules.beam_groups,
+                rules.diversity_rate,
+                policy,
+                rules.masks.eos_id,
+                first,
+            )
+            return self._to_host(found, plain, cost)
+        found = top(values, norm, rows, n + 1)  # one more than needed, to see equals at the cut
+        if policy.spares_one:
+            found = without_the_worst(found, 1 if first else k, v)
+        sentences = self._to_host(found, plain, cost)
+        if any(_tied_at_cut(candidates, n) for candidates, _ in sentences):
+            exact = top_exactly(values, norm, rows, n)
+            if policy.spares_one:
+                exact = without_the_worst(exact, 1 if first else k, v)
+            return self._to_host(exact, plain, cost)
+        return [(candidates[:n], costs) for candidates, costs in sentences]
 
-    def _block(self, logits: Tensor) -> Tensor:
-        """The same tensor where nothing is blocked, else a masked copy."""
-        n = self.rules.block_ngram_repeat
-        repeats = repeating_tokens(self.history, n, self.exempt, self.vocab_size) if n else None
-        return logits if repeats is None else logits.masked_fill(repeats, -math.inf)
+    def _draw(self, counts: Scored, scores: Tensor, seeds: Tensor | None) -> Ranked:
+        """Candidates drawn at random: one per row, or those of a sentence together."""
+        rules, k, v = self.rules, self.rules.beam_size, self.vocab_size
+        sampling = rules.masks.sampling
+        assert sampling is not None and seeds is not None
+        drawn = counts.values
+        for name in sampling.filters:
+            if name == "topk" and rules.topk > 0:
+                drawn = keep_top_k(drawn, rules.topk, sampling.keep)
+            elif name == "topp" and 0 < rules.topp < 1:
+                drawn = keep_top_p(drawn, rules.topp, sampling.keep)
+        noise = gumbel(seeds, self.n_steps, k * v)
+        totals = counts.values - counts.norm[:, None] + scores[:, None]
+        totals = totals.view(-1, k * v)
+        if sampling.draws == "rows":
+            token = (drawn.double() + noise.view(-1, v)).argmax(1).view(-1, k)
+            row = torch.arange(k, device=token.device).expand_as(token)
+            return Ranked(totals.gather(1, row * v + token), row, token)
+        totals = totals.masked_fill(drawn.view(-1, k * v) == -math.inf, -math.inf)
+        n = min(rules.masks.policy.candidates * k, k * v)
+        index = (totals.double() + noise).topk(n, dim=1).indices
+        found = Ranked(totals.gather(1, index), index.div(v, rounding_mode="floor"), index % v)
+        if sampling.ranked_by == "draw":
+            return found
+        return found.take(found.score.argsort(dim=1, descending=True, stable=True))
 
-    def _rank(self, logits: Tensor, rows: "Rows") -> list[list[Candidate]]:
-        """Top candidates per sentence, in one transfer to the host."""
-        k = self.rules.beam_size
-        # One more than needed per row and per sentence, to see ties at the cut
-        width = min(k + 1, self.vocab_size)
-        log_probs, tokens = logits.topk(width, dim=1)
-        log_probs = log_probs - rows.log_norm[:, None]
-        totals = (log_probs + rows.score[:, None]).view(-1, k * width)
-        best, index = totals.topk(min(k + 1, k * width), dim=1)
-        row = index.div(width, rounding_mode="floor")
-        parts = [
-            best,
-            row,
-            tokens.view(-1, k * width).gather(1, index),
-            log_probs.view(-1, k * width).gather(1, index),
-            rows.cost.view(-1, k).gather(1, row),
-        ]
-        sentences = to_host(parts)
-        if any(_tied_at_cut(found, k) for found in sentences):
-            return self._rank_all(logits, rows)
-        # topk leaves equals in any order; NaN, which it puts first, stays in
-        return [sorted(found[:k], key=lambda c: (-c.score, c.row, c.token)) for found in sentences]
+    def _to_host(self, found: Ranked, plain: Scored, cost: Tensor | None) -> list[Found]:
+        """Candidates, the model's log-probability of each, and the rows' costs, in one piece.
 
-    def _rank_all(self, logits: Tensor, rows: "Rows") -> list[list[Candidate]]:
-        """As `_rank`, for the rare step where equals straddle the cut: a stable sort of all."""
+        As float64, which holds float32 and every token id exactly.
+        """
         k, v = self.rules.beam_size, self.vocab_size
-        log_probs = logits - rows.log_norm[:, None]
-        totals = (log_probs + rows.score[:, None]).view(-1, k * v)
-        best, index = totals.sort(dim=1, descending=True, stable=True)
-        best, index = best[:, :k], index[:, :k]
-        row = index.div(v, rounding_mode="floor")
-        chosen = log_probs.view(-1, k * v).gather(1, index)
-        return to_host([best, row, index % v, chosen, rows.cost.view(-1, k).gather(1, row)])
+        log_prob = plain.values.view(-1, k * v).gather(1, found.row * v + found.token)
+        log_prob = log_prob - plain.norm.view(-1, k).gather(1, found.row)
+        parts = [found.score, found.row, found.token, log_prob]
+        if cost is not None:
+            parts.append(F.pad(cost.view(-1, k), (0, found.score.size(1) - k)))
+        sentences: list[Found] = []
+        for numbers in torch.stack([part.double() for part in parts], 1).tolist():
+            candidates = [Candidate(s, int(r), int(y), p) for s, r, y, p in zip(*numbers[:4])]
+            sentences.append((candidates, None if cost is None else numbers[4][:k]))
+        return sentences
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Per row (R,): the normaliser of its logits, its score so far, its coverage penalty."""
-
-    log_norm: Tensor
-    score: Tensor
-    cost: Tensor
-
-
-def to_host(parts: list[Tensor]) -> list[list[Candidate]]:
-    """score, row, token, log_prob and cost, each (B, C), to the host in one piece.
-
-    As float64, which holds float32 and every token id exactly.
-    """
-    return [
-        [Candidate(score, int(row), int(token), *rest) for score, row, token, *rest in zip(*found)]
-        for found in torch.stack([part.double() for part in parts], 1).tolist()
-    ]
-
-
-def _tied_at_cut(found: list[Candidate], k: int) -> bool:
-    return len(found) > k and found[k - 1].score == found[k].score > -math.inf
+def _tied_at_cut(candidates: list[Candidate], n: int) -> bool:
+    return len(candidates) > n and candidates[n - 1].score == candidates[n].score > -math.inf

@@ -1,14 +1,12 @@
 """The decode loop: the only place where a model and the beams of its sentences meet."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.candidates import CandidateRules, CandidateSearch
+from onmt_lite.search.candidates import CandidateRules, CandidateSearch, Step
 
 
 class NotANumber(CheckpointError):
@@ -38,18 +36,28 @@ def decode(
     state = model.init_state(memory)
     search = CandidateSearch(rules, src_lengths, model.vocab_size)
     rows = tile(len(beams), rules.beam_size)
-    while beams:
+    while not all(beam.done for beam in beams):
         state, search = state.select(rows), search.select(rows)
-        tokens = torch.tensor([y for beam in beams for y in beam.next_ys[-1]], device=src.device)
-        scores = torch.tensor([s for beam in beams for s in beam.scores], device=src.device)
-        logits, attn = model.step(tokens, state)
-        candidates = search.step(tokens, scores, logits, attn)
-        for beam, found in zip(beams, candidates):
-            if any(math.isnan(candidate.score) for candidate in found):
+        step = next_step(beams, rules, src.device)
+        logits, attn = model.step(step.tokens, state)
+        for beam, (candidates, costs) in zip(beams, search.step(step, logits, attn)):
+            if any(c.score != c.score for c in candidates):
                 raise NotANumber(beam)
-            beam.advance(found)
+            beam.advance(candidates, costs)
         rows = select_indices(beams)
-        beams = [beam for beam in beams if not beam.done]
+        beams = [beam for beam in beams if not beam.over]
+
+
+def next_step(beams: list[Beam], rules: CandidateRules, device: torch.device) -> Step:
+    """What the device must know of the beams for their next step."""
+    tokens = torch.tensor([y for beam in beams for y in beam.next_ys[-1]], device=device)
+    scores = torch.tensor([s for beam in beams for s in beam.scores], device=device)
+    last = seeds = None
+    if rules.masks.force_end != "no":
+        last = torch.tensor([beam.n_steps + 1 >= beam.max_steps for beam in beams], device=device)
+    if rules.masks.sampling:
+        seeds = torch.tensor([beam.seed for beam in beams], device=device)
+    return Step(tokens, scores, last, seeds)
 
 
 def tile(n_sentences: int, beam_size: int) -> Tensor:
@@ -60,11 +68,11 @@ def tile(n_sentences: int, beam_size: int) -> Tensor:
 def select_indices(beams: list[Beam]) -> Tensor:
     """Rows (B', K): for each sentence that goes on, the rows that its new rows continue.
 
-    Three sentences, K = 2, the second one done, the third swapping its rows:
+    Three sentences, K = 2, the second one over, the third swapping its rows:
     [[0, 1], [5, 4]].
     """
     k = beams[0].rules.beam_size
     rows = [
-        [b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.done
+        [b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.over
     ]
     return torch.tensor(rows, dtype=torch.long).view(-1, k)

@@ -1,4 +1,4 @@
-"""Which tokens would repeat an n-gram, for all rows at once."""
+"""Repeated n-grams, for all rows at once."""
 
 import torch
 from torch import Tensor
@@ -20,3 +20,16 @@ def repeating_tokens(history: Tensor, n: int, exempt: Tensor, vocab_size: int) -
     completing = torch.where(match, windows[:, :, -1], vocab_size)  # column V takes the rest
     marked = torch.zeros(history.size(0), vocab_size + 1, dtype=torch.bool, device=history.device)
     return marked.scatter_(1, completing, True)[:, :vocab_size]
+
+
+def ends_in_repetition(history: Tensor, n: int, exempt: Tensor) -> Tensor | None:
+    """history (R, T) -> (R, 1), True where its last n-gram has occurred before.
+
+    `exempt` as above.  None while no row is long enough.
+    """
+    if history.size(1) <= n:
+        return None
+    windows = history.unfold(1, n, 1)
+    last = windows[:, -1:]
+    repeated = (windows[:, :-1] == last).all(2).any(1, keepdim=True)
+    return repeated & ~exempt[last].any(2)

@@ -18,15 +18,20 @@ def length_norm(form: str, alpha: float, length: int) -> float:
     return 1.0
 
 
-def coverage_penalty(form: str, beta: float, coverage: Tensor, inside: Tensor) -> Tensor:
+def coverage_penalty(
+    form: str, beta: float, coverage: Tensor, inside: Tensor, skips_unattended: bool = False
+) -> Tensor:
     """Sum of attention each source token has received (R, S) -> what to take off a score (R,).
 
     `inside` (R, S) is 1 on tokens and 0 on padding.  `wu` is the coverage penalty of
     Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A token that received no
-    attention at all costs a large finite amount instead of an infinite one.
+    attention at all costs a large finite amount instead of an infinite one, or nothing if
+    `skips_unattended` (CTranslate2).
     """
     if form == "wu":
         per_token = -coverage.clamp(TINY, 1.0).log()
+        if skips_unattended:
+            per_token = per_token * (coverage > 0)
     else:
         per_token = coverage.clamp(min=1.0) - 1.0
     return beta * (per_token * inside).sum(1)

@@ -1,0 +1,147 @@
+"""The vocabulary in which a beam search is written down: everything systems disagree about.
+
+Notation: k is the beam size, t counts steps from 1, T is the length of a hypothesis in tokens,
+its end token included.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class TopEnded:
+    """Done when the best candidate is an end token and enough hypotheses are finished.
+
+    sticky  it is enough that this was so at an earlier step
+    need    how many are enough
+    """
+
+    sticky: bool
+    need: Literal["n_best", "beam_size"]
+
+
+@dataclass(frozen=True)
+class Full:
+    """Done when k hypotheses are finished; k * patience where there is a `-patience`."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Done when no open hypothesis can be expected to beat the finished ones any more.
+
+    best_of   what can still win: all candidates of the step, or those that live on
+    horizon   the length its sum is divided by: that of now, or the longest possible
+    finished  how many must be finished before this is asked
+    beats     it must lose to the worst or to the best of the finished
+    strictly  equal is not enough
+    """
+
+    best_of: Literal["candidates", "live"]
+    horizon: Literal["now", "max"]
+    finished: Literal["one", "beam_size"] = "beam_size"
+    beats: Literal["worst", "best"] = "worst"
+    strictly: bool = False
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """Done when no row is left to expand."""
+
+
+Stop = TopEnded | Full | Bound | Exhausted
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a system draws instead of taking the best.
+
+    draws        `rows`: k chains that never cross, one token each per step; `beam`: the
+                 candidates of a sentence are drawn together, without replacement
+    ranked_by    in `beam`: candidates are ranked by their score, or by the order of drawing
+    temperature  divides logits, so that probabilities are normalised again, or log-probabilities
+    filters      the order of the top-k and top-p filters
+    keep         tokens that no filter may take from a row of a beam
+    scores       drawn tokens count with the log-probability they were drawn by, or the model's
+    rows_start   in `beam`: whether the first step draws from one row or from k equal ones
+    implied      a filter that is given switches drawing on
+    """
+
+    draws: Literal["rows", "beam"]
+    temperature: Literal["logits", "log_probs"]
+    filters: tuple[Literal["topk", "topp"], ...] = ("topk", "topp")
+    ranked_by: Literal["score", "draw"] = "score"
+    keep: int = 1
+    rows_start: Literal["one", "equal"] = "one"
+    implied: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A beam search, as a choice for each question that systems answer differently."""
+
+    # Which candidates a step looks at
+    candidates: int = 2  # how many are ranked, in beam sizes
+    idle_score: float = -math.inf  # of rows that do not exist yet, in the first step
+    spares_one: bool = False  # the worst of all candidates is never looked at
+    masks: Literal["log_probs", "logits"] = "log_probs"  # `logits`: the rest is normalised anew
+    repetition: Literal["log_probs", "logits"] = "log_probs"  # what its penalty is applied to
+    min_length_offset: int = 0  # no end token at steps t <= min_length + this
+    ngrams: Literal["token", "row"] = "token"  # ban the completing token, or drop the row later
+    ngrams_of_one: bool = True  # whether a block of 1-grams does anything
+    least_bad: bool = False  # where every continuation repeats an n-gram, the best one may
+
+    # What becomes of them
+    ended: Literal["keep", "refill", "in_slot", "shrink"] = "refill"  # rows that took an end token
+    ends_within: int = 1  # an end token counts among so many times k first candidates
+    groups: Literal["apart", "interleaved"] = "apart"  # with -beam_groups
+
+    # What a finished hypothesis is worth
+    plain_avg: bool = False  # `avg` divides by the length itself, whatever alpha
+    length_offset: int = 0  # added to T
+    open_length_offset: int = 0  # added to T of one that did not end
+    stepwise_from: int = 1  # first step whose attention a stepwise penalty charges
+    skips_unattended: bool = False  # source tokens without any attention cost nothing
+    aliased: bool = False  # finished scores are views of the running ones (see Beam)
+
+    # Which ones are kept, and when the search is over
+    pool: Literal["all", "first", "best"] = "best"  # all, the first k, the best k
+    at_max: Literal["rows", "compete", "if_none", "pad", "end"] = "compete"  # open ones, at the end
+    steps_offset: int = 0  # steps = max_length + this
+    coupled: bool = False  # a done sentence goes on until its batch is done
+    ties: Literal["earlier", "later"] = "earlier"  # of equal scores: which finished first
+    distinct: Literal["text", "tokens", "copies"] = "tokens"  # which hypotheses count as one
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A system's search: its policy, its stop rule, its own defaults and the options it has.
+
+    system         what exactly is reproduced
+    stops          the stop rule by condition on options, such as "early_stopping=true"; the
+                   first that holds counts, "" always does
+    defaults       values of options that are not given; sampling_defaults, where tokens are drawn
+    options        those of `SWITCHES` that the original has
+    forms          length penalties that it has; coverage_forms likewise
+    one_limit      a max_length that is given replaces the limit by source length
+    limit_extra    a line of S tokens gets max_length_ratio * S + this; whether the source's end
+                   token is one of them, and a fraction rounded up, say the next two
+    free_end       a model may say that the last token is the end token, whose probability then
+                   does not count; and penalties for repetition look at the start token, too
+    """
+
+    system: str
+    policy: Policy
+    stops: Mapping[str, Stop]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: frozenset[str] = frozenset()
+    forms: tuple[str, ...] = ("none", "avg")
+    coverage_forms: tuple[str, ...] = ("none", "wu", "summary")
+    sampling: Sampling | None = None
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    one_limit: bool = False
+    limit_extra: int = 5
+    limit_counts_end: bool = False
+    limit_rounds_up: bool = False
+    free_end: bool = False

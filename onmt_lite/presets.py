@@ -1,0 +1,210 @@
+"""The beam searches behind `-search NAME`, each a declaration: read it as a table, by columns.
+
+What the words mean is said in `onmt_lite.policy`.  To add a system, add a `Preset`: no code
+knows the names in here.
+"""
+
+from onmt_lite.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, TopEnded
+
+# Options that not every system has; a preset that does not list one refuses it
+SWITCHES = (
+    "min_length",
+    "coverage_penalty",
+    "beta",
+    "stepwise_penalty",
+    "block_ngram_repeat",
+    "ignore_when_blocking",
+    "repetition_penalty",
+    "ban_unk_token",
+    "early_stopping",
+    "patience",
+    "beam_groups",
+    "diversity_rate",
+    "do_sample",
+    "random_sampling_temp",
+    "random_sampling_topk",
+    "random_sampling_topp",
+)
+LENGTH_AND_NGRAMS = {"min_length", "block_ngram_repeat"}
+COVERAGE = {"coverage_penalty", "beta"}
+SAMPLES = {"do_sample", "random_sampling_temp", "random_sampling_topk", "random_sampling_topp"}
+GROUPS = {"beam_groups", "diversity_rate"}
+OPENNMT = LENGTH_AND_NGRAMS | COVERAGE | {"stepwise_penalty", "ignore_when_blocking"}
+TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | {"early_stopping", "repetition_penalty"}
+
+OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
+TOP_50 = {"random_sampling_topk": 50}
+
+PRESETS = {
+    # The 2018 beam with its defects mended
+    "opennmt": Preset(
+        "onmt_lite's own",
+        Policy(
+            candidates=1, ended="keep", pool="all", at_max="rows", least_bad=True, distinct="text"
+        ),
+        {"": TopEnded(sticky=True, need="beam_size")},
+        options=frozenset(OPENNMT | SAMPLES | {"ban_unk_token"}),
+        forms=("none", "wu", "avg"),
+        sampling=OPENNMT_SAMPLING,
+    ),
+    # Results depend on the batch, as they did
+    "opennmt-2018": Preset(
+        "OpenNMT-py, commit ead41bbc (November 2018)",
+        Policy(
+            candidates=1,
+            ended="keep",
+            min_length_offset=-1,
+            ngrams="row",
+            plain_avg=True,
+            length_offset=1,
+            open_length_offset=1,
+            stepwise_from=2,
+            aliased=True,
+            pool="all",
+            at_max="pad",
+            coupled=True,
+            distinct="copies",
+        ),
+        {"": TopEnded(sticky=True, need="n_best")},
+        defaults=dict(length_penalty="none", alpha=0.0, max_length=100, max_length_ratio=0.0),
+        options=frozenset(OPENNMT),
+        forms=("none", "wu", "avg"),
+    ),
+    "opennmt-3": Preset(
+        "OpenNMT-py 3.5.1",
+        Policy(
+            candidates=1,
+            ended="keep",
+            ngrams_of_one=False,
+            length_offset=1,
+            open_length_offset=1,
+            stepwise_from=2,
+            pool="all",
+            at_max="rows",
+        ),
+        {"": TopEnded(sticky=False, need="n_best")},
+        defaults=dict(max_length_ratio=1.25),
+        options=frozenset(OPENNMT | SAMPLES | {"ban_unk_token"}),
+        forms=("none", "wu", "avg"),
+        sampling=OPENNMT_SAMPLING,
+    ),
+    "tensor2tensor": Preset(
+        "tensor2tensor, commit bafdc1b",
+        Policy(idle_score=-1e7, ends_within=2, at_max="if_none"),
+        {
+            "n_best=1": Bound("live", "max", finished="one", beats="best", strictly=True),
+            "": Bound("live", "max", strictly=True),
+        },
+        defaults=dict(
+            beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
+        ),
+        forms=("none", "wu"),
+        one_limit=True,
+        limit_extra=50,
+        limit_counts_end=True,
+    ),
+    "tensorflow": Preset(
+        "tf-models-official 2.20.0",
+        Policy(ends_within=2, at_max="if_none"),
+        {"": Bound("live", "max", finished="one", strictly=True)},
+        defaults=dict(
+            beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
+        ),
+        forms=("none", "wu"),
+        one_limit=True,
+        limit_extra=50,
+        limit_counts_end=True,
+    ),
+    "transformers-2": Preset(
+        "transformers 2.11.0",
+        Policy(
+            idle_score=-1e9,
+            repetition="logits",
+            min_length_offset=-1,
+            open_length_offset=1,
+            steps_offset=-1,
+            ties="later",
+        ),
+        {"early_stopping=true": Full(), "": Bound("candidates", "now")},
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS),
+        sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
+        sampling_defaults=TOP_50,
+        free_end=True,
+    ),
+    "transformers": Preset(
+        "transformers 4.46.3",
+        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, ties="later"),
+        {
+            "early_stopping=true": Full(),
+            "early_stopping=never": Bound("candidates", "max"),
+            "": Bound("candidates", "now"),
+        },
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS | GROUPS),
+        sampling=Sampling("beam", "log_probs", keep=2),
+        sampling_defaults=TOP_50,
+        free_end=True,
+    ),
+    "transformers-5": Preset(
+        "transformers 5.23.0",
+        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, at_max="rows"),
+        {
+            "early_stopping=true": Full(),
+            "early_stopping=never": Bound("live", "max"),
+            "": Bound("live", "now"),
+        },
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS),
+        sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
+        sampling_defaults=TOP_50,
+        free_end=True,
+    ),
+    # The first k to finish win
+    "fairseq": Preset(
+        "fairseq 0.12.2, n-gram blocking by the rule of 0.10.2",
+        Policy(
+            spares_one=True,
+            ngrams_of_one=False,
+            groups="interleaved",
+            pool="first",
+            at_max="end",
+            steps_offset=1,
+        ),
+        {"": Full()},
+        defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0),
+        options=frozenset(LENGTH_AND_NGRAMS | SAMPLES | GROUPS | {"ban_unk_token"}),
+        sampling=Sampling("rows", "logits"),
+    ),
+    "ctranslate2": Preset(
+        "CTranslate2 4.8.5",
+        Policy(
+            masks="logits",
+            repetition="logits",
+            ended="in_slot",
+            skips_unattended=True,
+            pool="all",
+            at_max="rows",
+        ),
+        {"alpha=0.0 beta=0.0": TopEnded(sticky=True, need="n_best"), "": Full()},
+        defaults=dict(beam_size=2, min_length=1, max_length=256, patience=1.0, max_length_ratio=0.0),
+        options=frozenset(
+            LENGTH_AND_NGRAMS | COVERAGE | {"patience", "repetition_penalty", "ban_unk_token"}
+        ),
+        coverage_forms=("none", "wu"),
+    ),
+    # The beam narrows with each hypothesis that ends
+    "marian": Preset(
+        "Marian, commit c9f287d",
+        Policy(candidates=1, ended="shrink", pool="all", at_max="rows"),
+        {"": Exhausted()},
+        defaults=dict(
+            beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
+        ),
+        options=frozenset({"ban_unk_token"}),
+        one_limit=True,
+        limit_extra=0,
+        limit_counts_end=True,
+        limit_rounds_up=True,
+    ),
+}

@@ -1,0 +1,140 @@
+"""From options and a model to the rules of a search: the last step before it runs."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import OptionError
+from onmt_lite.options import TranslateOptions
+from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
+from onmt_lite.presets import PRESETS
+from onmt_lite.records import Example
+from onmt_lite.search.candidates import CandidateRules
+from onmt_lite.search.masks import MaskRules
+from onmt_lite.search.records import BeamRules
+
+
+class SearchRules:
+    """What a search with these options does with this model."""
+
+    def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
+        self.search, self.diversity = options.search, options.diversity
+        self.seed = options.model.seed
+        self.checkpoint = checkpoint
+        self.preset: Preset = PRESETS[self.search.search]
+        self.sampling = self._sampling()
+        self.policy, self.stop = self._policy_and_stop()
+        self.beam = self._beam_rules()
+        self.candidates = self._candidate_rules()
+
+    def _sampling(self) -> Sampling | None:
+        """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""
+        if not self.diversity.samples or self.preset.sampling is None:
+            return None
+        if self.search.beam_size == 1:
+            return replace(self.preset.sampling, draws="rows", keep=1)
+        return self.preset.sampling
+
+    def _policy_and_stop(self) -> tuple[Policy, Stop]:
+        policy = self.preset.policy
+        values = {**vars(self.search), "alpha": self._alpha()}
+        stop = next(stop for text, stop in self.preset.stops.items() if holds(text, values))
+        if self.sampling is None:
+            return policy, stop
+        if self.sampling.draws == "beam":
+            equal = self.sampling.rows_start == "equal"
+            return replace(policy, idle_score=0.0) if equal else policy, stop
+        # Chains of their own: each goes on until it ends
+        chains = replace(
+            policy,
+            candidates=1,
+            idle_score=0.0,
+            ended="keep",
+            ends_within=1,
+            pool="all",
+            at_max="end" if policy.at_max == "end" else "rows",
+            distinct="copies",
+        )
+        return chains, Exhausted()
+
+    def _alpha(self) -> float:
+        """No normalisation is alpha 0, by whichever of its two spellings."""
+        if self.preset.policy.plain_avg and self.search.length_penalty == "avg":
+            return 1.0
+        return 0.0 if self.search.length_penalty == "none" else self.search.alpha
+
+    def _beam_rules(self) -> BeamRules:
+        search = self.search
+        return BeamRules(
+            self.policy,
+            self.stop,
+            search.beam_size,
+            bos_id=self.checkpoint.start_id,
+            eos_id=self.checkpoint.eos_id,
+            n_best=search.n_best,
+            beam_groups=self.diversity.beam_groups,
+            length_penalty=search.length_penalty,
+            alpha=self._alpha(),
+            stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
+            patience=search.patience or 1.0,
+        )
+
+    def _candidate_rules(self) -> CandidateRules:
+        search = self.search
+        return CandidateRules(
+            self._mask_rules(),
+            search.beam_size,
+            coverage_penalty=search.coverage_penalty,
+            beta=search.beta,
+            stepwise_penalty=search.stepwise_penalty,
+            beam_groups=self.diversity.beam_groups,
+            diversity_rate=self.diversity.diversity_rate,
+            topk=self.diversity.random_sampling_topk,
+            topp=self.diversity.random_sampling_topp,
+        )
+
+    def _mask_rules(self) -> MaskRules:
+        search, checkpoint, vocab = self.search, self.checkpoint, self.checkpoint.tgt_vocab
+        never = checkpoint.never_ids
+        if search.ban_unk_token and vocab.unk_id is not None:
+            never = (*never, vocab.unk_id)
+        unknown = [token for token in search.ignore_when_blocking if token not in vocab.ids]
+        if unknown:
+            raise OptionError(
+                f"ignore_when_blocking: not in the target vocabulary: {' '.join(unknown)}"
+            )
+        force_end = "paid" if self.policy.at_max == "end" else "no"
+        if self.preset.free_end and checkpoint.forced_end:
+            force_end = "free"
+        in_vocabulary = 0 <= checkpoint.start_id < self.checkpoint.model.vocab_size
+        return MaskRules(
+            self.policy,
+            eos_id=checkpoint.eos_id,
+            never_ids=never,
+            start_ids=(checkpoint.start_id,) if self.preset.free_end and in_vocabulary else (),
+            min_length=search.min_length,
+            block_ngram_repeat=search.block_ngram_repeat,
+            exempt_ids=tuple(vocab.ids[token] for token in search.ignore_when_blocking),
+            repetition_penalty=search.repetition_penalty,
+            force_end=force_end,
+            sampling=self.sampling,
+            temperature=self.diversity.random_sampling_temp,
+        )
+
+    def max_steps(self, example: Example) -> int:
+        """The option's limit, the line's own, or the model's: the lowest."""
+        limit, preset, ratio = self.search.max_length, self.preset, self.search.max_length_ratio
+        if ratio:
+            n = len(example.src_ids) if preset.limit_counts_end else example.n_src_tokens
+            of_line = ratio * n + preset.limit_extra
+            limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
+        # A limit of one token leaves room for the start token alone where that is counted
+        steps = max(1, limit + self.policy.steps_offset)
+        return min(steps, self.checkpoint.model.max_positions)
+
+
+def holds(condition: str, values: dict[str, Any]) -> bool:
+    """Whether "name=value name=value" is so; "" is."""
+    wanted = (pair.split("=") for pair in condition.split())
+    return all(str(values[name]) == value for name, value in wanted)

@@ -1,0 +1,59 @@
+"""The finished hypotheses of a group of rows, and when there are enough of them."""
+
+import math
+
+from onmt_lite.policy import Bound, Full, TopEnded
+from onmt_lite.search.records import BeamRules, Candidate, Finished
+from onmt_lite.search.scoring import length_norm
+
+
+class Pool:
+    """What a beam has collected; with groups that finish apart, what one of them has."""
+
+    def __init__(self, rules: BeamRules):
+        self.rules = rules
+        self.finished: list[Finished] = []
+        self.width = rules.width  # shrinks where an ended row is lost for ever
+        self.top_ended = False
+        self.done = False
+
+    def add(self, hyp: Finished) -> None:
+        """Keep it if the policy does: all, the first k or the best k."""
+        kind, finished = self.rules.policy.pool, self.finished
+        if kind == "all" or len(finished) < self.rules.width:
+            finished.append(hyp)
+        elif kind == "best":
+            worst = min(finished, key=lambda other: other.score)
+            if hyp.score > worst.score:
+                finished.remove(worst)
+                finished.append(hyp)
+
+    def stopped(
+        self, candidates: list[Candidate], rows: list[Candidate], step: int, max_steps: int
+    ) -> bool:
+        """Whether the stop rule holds after a step with these candidates and new rows."""
+        rules, stop = self.rules, self.rules.stop
+        if isinstance(stop, TopEnded):
+            top = candidates[0]
+            ended = top.token == rules.eos_id and top.score > -math.inf
+            self.top_ended = ended or (stop.sticky and self.top_ended)
+            return self.top_ended and len(self.finished) >= getattr(rules, stop.need)
+        if isinstance(stop, Full):  # half is rounded up, as C++ does
+            return len(self.finished) >= math.floor(rules.width * rules.patience + 0.5)
+        if isinstance(stop, Bound):
+            racing = candidates if stop.best_of == "candidates" else rows
+            best = max(c.score for c in racing)
+            return self._out_of_reach(stop, best, step, max_steps)
+        return False
+
+    def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
+        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
+        rules = self.rules
+        if len(self.finished) < (1 if bound.finished == "one" else rules.width):
+            return False
+        # A longer hypothesis only scores better where length is rewarded
+        length = max_steps if bound.horizon == "max" and rules.alpha > 0 else step
+        reach = best / length_norm(rules.length_penalty, rules.alpha, length)
+        pick = min if bound.beats == "worst" else max
+        found = pick(hyp.score for hyp in self.finished)
+        return found > reach if bound.strictly else found >= reach

@@ -1,0 +1,54 @@
+"""What the parts of a search hand to each other: plain numbers."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from onmt_lite.policy import Policy, Stop
+
+
+class Candidate(NamedTuple):
+    """One continuation of one row, as the device ranked it."""
+
+    score: float  # sum of what its tokens count, less a stepwise penalty; -inf: there is none
+    row: int  # which row of this sentence it continues
+    token: int
+    log_prob: float  # the model's, of this token alone
+
+
+@dataclass(slots=True)
+class Finished:
+    """A complete hypothesis: its last token, and the row of the step before that it continues."""
+
+    score: float  # what it is ranked by
+    step: int  # number of its tokens; 0: it has none
+    row: int
+    token: int
+    log_prob: float
+    ended: bool  # with the end token; False where max_length cut it off
+
+
+@dataclass(frozen=True)
+class BeamRules:
+    """What is the same for the beams of a job."""
+
+    policy: Policy
+    stop: Stop
+    beam_size: int
+    bos_id: int
+    eos_id: int
+    n_best: int = 1
+    beam_groups: int = 1
+    length_penalty: str = "avg"
+    alpha: float = 1.0
+    stepwise_penalty: bool = False
+    patience: float = 1.0
+
+    @property
+    def n_pools(self) -> int:
+        """Groups that finish apart have a pool each."""
+        return self.beam_groups if self.policy.groups == "apart" else 1
+
+    @property
+    def width(self) -> int:
+        """Rows of one pool."""
+        return self.beam_size // self.n_pools

@@ -1,0 +1,66 @@
+"""Every search against what its original returned, case by case.
+
+`tests/conformance` holds small tables of logits and, per preset, the n-best lists of the system
+it reproduces.  Which version that was, and how it was run, each file says under `system`; marked
+`by: rule` is what was worked out from its source.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onmt_lite import Translator
+from onmt_lite.presets import PRESETS
+
+ROOT = Path(__file__).parent / "conformance"
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("cases/*.json"))}
+CASES = [
+    pytest.param(name, i, id=f"{name}-{i}" + f" {case.get('name', '')}".rstrip())
+    for name, file in FILES.items()
+    for i, case in enumerate(file["cases"])
+]
+MASKED = -1e4  # at or below, a score is the original's way to say: there is none
+COUPLED = "opennmt-2018"
+
+
+@pytest.fixture(scope="module")
+def translators():
+    paths = {ROOT / file["table"] for file in FILES.values()}
+    return {path: Translator.from_pretrained(path, device="cpu") for path in paths}
+
+
+def translate(translators, name, case, batch_size):
+    return translators[ROOT / FILES[name]["table"]].translate(
+        case["src"],
+        search=FILES[name]["preset"],
+        batch_type="sents",
+        batch_size=batch_size,
+        **case["options"],
+    )
+
+
+def assert_equal(found, expected, short):
+    expected = [hyp for hyp in expected if hyp["score"] > MASKED]
+    hyps = [h for h in found.hyps if h.score > MASKED]
+    if short:  # the original fills its list up with what is no hypothesis
+        hyps = hyps[: len(expected)]
+    assert [(h.tokens, h.ended) for h in hyps] == [(e["tokens"], e["ended"]) for e in expected]
+    for h, e in zip(hyps, expected):
+        assert h.score == pytest.approx(e["score"], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_equals_the_original(translators, name, i):
+    case = FILES[name]["cases"][i]
+    short = "short" in case.get("tags", ())
+    alone = case.get("expected_alone", case["expected"])
+    together = case["expected"] if FILES[name]["preset"] == COUPLED else alone
+    for found, expected in zip(translate(translators, name, case, 3), together, strict=True):
+        assert_equal(found, expected, short)
+    for found, expected in zip(translate(translators, name, case, 1), alone, strict=True):
+        assert_equal(found, expected, short)
+
+
+def test_no_preset_is_missing():
+    assert {file["preset"] for file in FILES.values()} == set(PRESETS) - {"opennmt"}
