@@ -221,9 +221,7 @@ class TranslateOptions:
         resolver = Resolver(OPTIONS)
         resolver.keywords(given)
         resolver.problems += [
-            f"{name} belongs on the command line"
-            for name in given
-            if name in vars(MetaOptions())
+            f"{name} belongs on the command line" for name in given if name in vars(MetaOptions())
         ]
         resolver.apply(preset_defaults)
         return build(resolver.result())

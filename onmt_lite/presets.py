@@ -187,7 +187,9 @@ PRESETS = {
             at_max="rows",
         ),
         {"alpha=0.0 beta=0.0": TopEnded(sticky=True, need="n_best"), "": Full()},
-        defaults=dict(beam_size=2, min_length=1, max_length=256, patience=1.0, max_length_ratio=0.0),
+        defaults=dict(
+            beam_size=2, min_length=1, max_length=256, patience=1.0, max_length_ratio=0.0
+        ),
         options=frozenset(
             LENGTH_AND_NGRAMS | COVERAGE | {"patience", "repetition_penalty", "ban_unk_token"}
         ),

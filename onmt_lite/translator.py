@@ -204,10 +204,7 @@ class Translator:
         except NotANumber as error:
             line = group[beams.index(error.beam)].line.id + 1
             raise NotANumber(error.beam, line) from None
-        return [
-            self._hypotheses(beam, CAPITALS in e.notes)
-            for beam, e in zip(beams, group)
-        ]
+        return [self._hypotheses(beam, CAPITALS in e.notes) for beam, e in zip(beams, group)]
 
     def _hypotheses(self, beam: Beam, capitals: bool) -> list[Hypothesis]:
         """The n best that are distinct, as the search counts them."""
@@ -215,7 +212,7 @@ class Translator:
         for hyp in beam.best():
             if len(found) == beam.rules.n_best:
                 break
-            ids, log_probs = beam.get_hyp(hyp)
+            ids, log_probs = beam.hypothesis(hyp)
             tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if hyp.ended else ids)
             text = self.tokenizer.decode(tokens)
             text = text.upper() if capitals else text

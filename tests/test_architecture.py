@@ -13,7 +13,8 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 # Imports go from a later rank to an earlier one; within a rank only inside one package
 RANKS = [
     ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite"],
-    ["onmt_lite.schema", "onmt_lite.policy", "onmt_lite.presets"],
+    ["onmt_lite.policy"],
+    ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.records", "onmt_lite.options"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],

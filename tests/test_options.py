@@ -64,17 +64,30 @@ def test_defaults_pass_their_own_checks():
     assert options == TranslateOptions.of()
 
 
+# What an option needs beside it, not to be refused
+BESIDE = {
+    "early_stopping": "-search transformers",
+    "patience": "-search ctranslate2",
+    "repetition_penalty": "-search transformers",
+    "beam_groups": "-search transformers -beam_size 6",
+    "diversity_rate": "-search transformers -beam_size 6 -beam_groups 2",
+    "random_sampling_temp": "-do_sample",
+}
+
+
 def test_every_option_takes_all_three_spellings():
     for name, option in OPTIONS.items():
         if name in META:
             continue
         word = {bool: "true", int: "3", float: "0.5", str: "x"}[option.kind]
         word = option.choices[-1] if option.choices else "cpu" if name == "device" else word
+        beside = BESIDE.get(name, "").split()
+        given = {name, *(w[1:] for w in beside if w.startswith("-"))}
         for argv in (["-" + name, word], ["--" + name, word], [f"--{name}={word}"]):
-            _, resolved = load_options(argv)
-            assert resolved.origins[name] == "command line"
-            others = {n for n, origin in resolved.origins.items() if origin != "default"}
-            assert others == {name}
+            _, resolved = load_options([*argv, *beside])
+            origins = resolved.origins.items()
+            assert {n for n, origin in origins if origin == "command line"} == given
+            assert all(origin.startswith("default") for n, origin in origins if n not in given)
 
 
 @pytest.mark.parametrize(

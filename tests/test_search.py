@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.options import TranslateOptions
-from onmt_lite.search.beam import Beam, BeamRules, Candidate
+from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber
+from onmt_lite.search.records import Candidate
 from onmt_lite.translator import Translator
 from tests.support.tables import (
     EOS,
     START,
     Hyp,
     Settings,
+    beam_rules,
     brute_force,
     hypotheses,
     logits,
@@ -176,7 +178,7 @@ class TestTies:
         assert (beam.prev_ks[1], beam.next_ys[2]) == ([0, 0, 1], [1, 2, 0])
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
-        beam = Beam(BeamRules(2, START, EOS, "none"), max_length=9)
+        beam = Beam(beam_rules(Settings(2, 9, length_penalty="none")), max_steps=9)
         beam.advance([Candidate(-1.0, 0, 5, -1.0), Candidate(-2.0, 0, EOS, -2.0)])
         beam.advance([Candidate(-2.0, 0, EOS, -1.0), Candidate(-3.0, 0, 5, -2.0)])
         assert beam.done

@@ -14,7 +14,6 @@ from onmt_lite.errors import OptionError
 from onmt_lite.schema.option import MetaOptions, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
 
-
 # From the values that are given to defaults that depend on them, and in words, of what
 Defaults = Callable[[dict[str, Any]], tuple[Mapping[str, Any], str]]
 

@@ -29,7 +29,7 @@ class Views:
         """A stepwise penalty of the next step is taken off the views of the last one, too."""
         if self.aliased and self.stepwise:
             for hyp, k in self.of_step:
-                hyp.score = sum(self.beam.get_hyp(hyp)[1]) - self.beam.costs[k]
+                hyp.score = sum(self.beam.hypothesis(hyp)[1]) - self.beam.costs[k]
 
     def lower(self) -> None:
         """After a step: as many times as a hypothesis ended, all rows pay their penalty."""

@@ -94,7 +94,7 @@ class Beam:
         if at_max and not stopped:
             self._finish_open(pool, rows, step)
         pool.done = pool.done or stopped or at_max
-        return rows
+        return rows if not pool.done or policy.coupled else self._filled([], i)
 
     def _filled(self, rows: list[Candidate], i: int) -> list[Candidate]:
         """In the place of missing rows, some that do not exist."""
@@ -148,12 +148,17 @@ class Beam:
             found.reverse()
         return sorted(found, key=lambda hyp: -hyp.score)
 
-    def get_hyp(self, hyp: Finished) -> tuple[list[int], list[float]]:
-        """Walk back from its last token: its tokens and their log-probabilities, in order."""
+    def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
+        """Its tokens and their log-probabilities, in order."""
         if hyp.step == 0:
             return [], []
-        tokens, log_probs, k = [hyp.token], [hyp.log_prob], hyp.row
-        for t in range(hyp.step - 1, 0, -1):
+        tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
+        return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
+
+    def get_hyp(self, step: int, k: int) -> tuple[list[int], list[float]]:
+        """Walk back from row k of `step`: its tokens and their log-probabilities, in order."""
+        tokens, log_probs = [], []
+        for t in range(step, 0, -1):
             tokens.append(self.next_ys[t][k])
             log_probs.append(self.log_probs[t - 1][k])
             k = self.prev_ks[t - 1][k]

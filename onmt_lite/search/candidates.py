@@ -131,6 +131,7 @@ class CandidateSearch:
                 policy,
                 rules.masks.eos_id,
                 first,
+                None if counts.slope is None else counts.slope.view(-1, k, v),
             )
             return self._to_host(found, plain, cost)
         found = top(values, norm, rows, n + 1)  # one more than needed, to see equals at the cut

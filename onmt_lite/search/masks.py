@@ -33,14 +33,18 @@ class MaskRules:
 
 @dataclass(frozen=True)
 class Scored:
-    """What tokens count: values (R, V) less norm (R,); -inf what may not follow."""
+    """What tokens count: values (R, V) less norm (R,); -inf what may not follow.
+
+    slope (R, V) is how much of a further penalty they pay, where that is not all of it.
+    """
 
     values: Tensor
     norm: Tensor
+    slope: Tensor | None = None
 
     def without(self, banned: Tensor) -> "Scored":
         """banned (R, V) or (R, 1)"""
-        return Scored(self.values.masked_fill(banned, -math.inf), self.norm)
+        return Scored(self.values.masked_fill(banned, -math.inf), self.norm, self.slope)
 
 
 class Masks:
@@ -79,7 +83,8 @@ class Masks:
             values, blocked = values.masked_fill(blocked, -math.inf), None
         if last is not None and rules.force_end != "no":
             values = self._end_forced(values, raw, last)
-        scored = Scored(values, normaliser(values) if policy.masks == "logits" else raw.norm)
+        norm = normaliser(values) if policy.masks == "logits" else raw.norm
+        scored = Scored(values, norm, raw.slope)
         if rules.sampling and rules.sampling.temperature == "log_probs":
             scored = Scored(scored.values / rules.temperature, scored.norm / rules.temperature)
         return scored, blocked
@@ -95,7 +100,10 @@ class Masks:
         penalty = self.rules.repetition_penalty
         counts = torch.where(counts < 0, counts * penalty, counts / penalty) + norm[:, None]
         values = raw.values.scatter(1, held, counts)
-        return Scored(values, normaliser(values) if on_logits else norm)
+        if on_logits:
+            return Scored(values, normaliser(values))
+        # transformers multiplies what diverse groups pay, too
+        return Scored(values, norm, torch.ones_like(values).scatter(1, held, penalty))
 
     def _masked(self, values: Tensor, step: int) -> Tensor:
         """Without tokens that are never produced, nor the end token where it is too early."""

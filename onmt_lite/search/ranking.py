@@ -72,12 +72,14 @@ def diverse(
     policy: Policy,
     eos: int,
     first: bool,
+    slope: Tensor | None = None,
 ) -> Ranked:
     """Diverse beam search (Vijayakumar et al. 2018): group after group ranks its own rows, and
     pays `rate` for each time that earlier groups have a token at this step.
 
     What they have is what they go on with, where groups finish apart (transformers), and all
-    their candidates where they are interleaved (fairseq 0.12.2).
+    their candidates where they are interleaved (fairseq 0.12.2).  `slope` (B, k, V) is the share
+    of the penalty that tokens pay.
     """
     b, k, v = values.shape
     width, apart = k // n_groups, policy.groups == "apart"
@@ -85,9 +87,11 @@ def diverse(
     groups = []
     for g in range(n_groups):
         own = slice(g * width, (g + 1) * width) if apart else slice(g, None, n_groups)
-        penalised = values[:, own] - rate * taken[:, None]
+        penalty = rate * taken[:, None]
+        if slope is not None:
+            penalty = penalty * slope[:, own]
         n = min(policy.candidates * width, width * v)
-        found = top_exactly(penalised, norm[:, own], rows[:, own], n)
+        found = top_exactly(values[:, own] - penalty, norm[:, own], rows[:, own], n)
         if policy.spares_one:
             found = without_the_worst(found, 1 if first else width, v)
         counted = found.score > -math.inf

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.table import TableModel, TableSource
-from onmt_lite.search.beam import Beam, BeamRules
+from onmt_lite.presets import PRESETS
+from onmt_lite.search.beam import Beam
 from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.decode import decode
+from onmt_lite.search.masks import MaskRules
+from onmt_lite.search.records import BeamRules
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -66,17 +69,36 @@ def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
     )
 
 
+def beam_rules(s: Settings) -> BeamRules:
+    """Of the default search."""
+    preset = PRESETS["opennmt"]
+    return BeamRules(
+        preset.policy,
+        preset.stops[""],
+        s.beam_size,
+        START,
+        EOS,
+        length_penalty=s.length_penalty,
+        alpha=s.alpha,
+        stepwise_penalty=s.stepwise,
+    )
+
+
 def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
     """The search under test, all sources in one batch."""
     s = settings
-    rules = BeamRules(s.beam_size, START, EOS, s.length_penalty, s.alpha, s.stepwise)
-    candidate_rules = CandidateRules(
-        s.beam_size,
+    rules = beam_rules(s)
+    masks = MaskRules(
+        rules.policy,
         EOS,
         never_ids=s.banned,
         min_length=s.min_length,
         block_ngram_repeat=s.block_ngram_repeat,
         exempt_ids=s.exempt,
+    )
+    candidate_rules = CandidateRules(
+        masks,
+        s.beam_size,
         coverage_penalty=s.coverage_penalty,
         beta=s.beta,
         stepwise_penalty=s.stepwise,
@@ -90,8 +112,7 @@ def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
 
 
 def hypotheses(beam: Beam) -> list[Hyp]:
-    found = beam.best()
-    return [Hyp(tuple(beam.get_hyp(f.step, f.row)[0]), f.score, f.ended) for f in found]
+    return [Hyp(tuple(beam.hypothesis(f)[0]), f.score, f.ended) for f in beam.best()]
 
 
 def f32(x: float) -> float:
