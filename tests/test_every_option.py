@@ -33,6 +33,23 @@ RECORDS = {
         "-ignore_when_blocking the a cat cats",
     ),
     "tgt": ("", "-tgt {tgt}"),
+    "search": ("", "-search tensor2tensor"),
+    "repetition_penalty": ("-search transformers -min_length 5", "-repetition_penalty 3"),
+    "early_stopping": (
+        "-search transformers -n_best 3 -beam_size 3 -alpha 2",
+        "-early_stopping true",
+    ),
+    "patience": ("-search ctranslate2 -alpha 3 -max_length 9", "-patience 9"),
+    "beam_groups": ("-search transformers -beam_size 4 -n_best 4", "-beam_groups 4"),
+    "diversity_rate": (
+        "-search transformers -beam_size 4 -n_best 4 -beam_groups 2",
+        "-diversity_rate 1",
+    ),
+    "do_sample": ("-beam_size 1 -max_length 9", "-do_sample"),
+    "random_sampling_temp": ("-do_sample", "-random_sampling_temp 9"),
+    "random_sampling_topk": ("-do_sample -random_sampling_temp 9", "-random_sampling_topk 1"),
+    "random_sampling_topp": ("-do_sample -random_sampling_temp 9", "-random_sampling_topp 0.1"),
+    "seed": ("-do_sample -random_sampling_temp 9", "-seed 2"),
 }
 # ... their standard output must differ
 OUTPUTS = {
@@ -50,7 +67,7 @@ LOGS = {
     "report_time": ("", "-report_time"),
     "quiet": ("-report_time", "-quiet"),
 }
-APART = "model tokenizer device gpu precision threads seed batch_size batch_type log_file".split()
+APART = "model tokenizer device gpu precision threads batch_size batch_type log_file".split()
 APART += ["ban_unk_token"]
 
 

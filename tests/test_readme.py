@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from onmt_lite import Translator
 from onmt_lite.options import OPTIONS, load_options
+from onmt_lite.presets import PRESETS
 from onmt_lite.schema import markdown_table
 from onmt_lite.training.options import load_train_options
 
@@ -71,6 +73,15 @@ def test_the_toy_example_prints_what_is_shown():
     (example,) = [body for _, body in BLOCKS if body.startswith("$ ")]
     command, shown = example.removeprefix("$ ").split("\n", 1)
     assert shell(command) == shown
+
+
+def test_the_searches_answer_as_the_table_says():
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) ; (.*?) \|", README, re.M)
+    assert [name for name, _, _ in rows] == list(PRESETS)
+    for name, *shown in rows:
+        options, _ = load_options(["-config", "configs/searches.yaml", "-search", name])
+        (found,) = Translator.load(options).translate(["x x"])
+        assert [f"{h.text or '(empty)'} {h.score:.4f}" for h in found.hyps] == shown, name
 
 
 def test_every_file_it_names_exists():

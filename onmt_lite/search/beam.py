@@ -94,7 +94,8 @@ class Beam:
         if at_max and not stopped:
             self._finish_open(pool, rows, step)
         pool.done = pool.done or stopped or at_max
-        return rows if not pool.done or policy.coupled else self._filled([], i)
+        # A group that is done leaves the others to race
+        return rows if not pool.done or len(self.pools) == 1 else self._filled([], i)
 
     def _filled(self, rows: list[Candidate], i: int) -> list[Candidate]:
         """In the place of missing rows, some that do not exist."""

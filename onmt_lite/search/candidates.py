@@ -135,15 +135,24 @@ class CandidateSearch:
             )
             return self._to_host(found, plain, cost)
         found = top(values, norm, rows, n + 1)  # one more than needed, to see equals at the cut
-        if policy.spares_one:
-            found = without_the_worst(found, 1 if first else k, v)
-        sentences = self._to_host(found, plain, cost)
-        if any(_tied_at_cut(candidates, n) for candidates, _ in sentences):
-            exact = top_exactly(values, norm, rows, n)
-            if policy.spares_one:
-                exact = without_the_worst(exact, 1 if first else k, v)
-            return self._to_host(exact, plain, cost)
-        return [(candidates[:n], costs) for candidates, costs in sentences]
+        sentences = self._to_host(self._spared(found), plain, cost)
+        tied = [b for b, (candidates, _) in enumerate(sentences) if _tied_at_cut(candidates, n)]
+        sentences = [(candidates[:n], costs) for candidates, costs in sentences]
+        if tied:  # the rare sentence that needs a second look
+            at = torch.tensor(tied, device=values.device)
+            exact = self._spared(top_exactly(values[at], norm[at], rows[at], n))
+            of_rows = (at[:, None] * k + torch.arange(k, device=at.device)).flatten()
+            again = self._to_host(exact, plain.at(of_rows), None if cost is None else cost[of_rows])
+            for b, sentence in zip(tied, again):
+                sentences[b] = sentence
+        return sentences
+
+    def _spared(self, found: Ranked) -> Ranked:
+        if not self.rules.masks.policy.spares_one:
+            return found
+        return without_the_worst(
+            found, 1 if self.n_steps == 1 else self.rules.beam_size, self.vocab_size
+        )
 
     def _draw(self, counts: Scored, scores: Tensor, seeds: Tensor | None) -> Ranked:
         """Candidates drawn at random: one per row, or those of a sentence together."""

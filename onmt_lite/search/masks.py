@@ -42,6 +42,9 @@ class Scored:
     norm: Tensor
     slope: Tensor | None = None
 
+    def at(self, rows: Tensor) -> "Scored":
+        return Scored(self.values[rows], self.norm[rows])
+
     def without(self, banned: Tensor) -> "Scored":
         """banned (R, V) or (R, 1)"""
         return Scored(self.values.masked_fill(banned, -math.inf), self.norm, self.slope)

@@ -1,0 +1,309 @@
+"""What must hold for every preset, and for the switches that only some systems have."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.errors import OptionError
+from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.presets import PRESETS, SWITCHES
+from onmt_lite.search import candidates as device
+from tests.support.tables import logits, make_checkpoint, make_source, sources
+
+ALONE = [name for name, preset in PRESETS.items() if not preset.policy.coupled]
+# No limits, no normalisation, no masks: where all searches mean the same
+PLAIN = dict(max_length_ratio=0, length_penalty="none")
+
+# A value that is not the neutral one, and what has to be given with it
+TURNED = {
+    "min_length": (3, {}),
+    "coverage_penalty": ("wu", {"beta": 1.0}),
+    "beta": (1.0, {"coverage_penalty": "wu"}),
+    "stepwise_penalty": (True, {"coverage_penalty": "wu", "beta": 1.0}),
+    "block_ngram_repeat": (2, {}),
+    "ignore_when_blocking": (("a",), {"block_ngram_repeat": 2}),
+    "repetition_penalty": (1.3, {}),
+    "ban_unk_token": (True, {}),
+    "early_stopping": ("true", {}),
+    "patience": (2.0, {}),
+    "beam_groups": (2, {"beam_size": 4}),
+    "diversity_rate": (0.5, {"beam_groups": 2, "beam_size": 4}),
+    "do_sample": (True, {}),
+    "random_sampling_temp": (0.5, {"do_sample": True}),
+    "random_sampling_topk": (2, {"do_sample": True}),
+    "random_sampling_topp": (0.5, {"do_sample": True}),
+}
+
+
+def make_translator(group) -> Translator:
+    return Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
+
+
+def lines_of(group) -> list[str]:
+    return [" ".join([f"s{i}"] * source.length) for i, source in enumerate(group)]
+
+
+def assert_close(found, expected):
+    assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
+    scores = [h.score for h in expected]
+    assert [h.score for h in found] == pytest.approx(scores, abs=1e-5)
+
+
+class TestEveryPreset:
+    @pytest.mark.parametrize("name", PRESETS)
+    @settings(deadline=None, max_examples=15)
+    @given(source=sources(vocab_sizes=[4, 5], holes=False))
+    def test_a_beam_of_one_is_greedy(self, name, source):
+        minimum = {"min_length": 0} if "min_length" in PRESETS[name].options else {}
+        (found,) = make_translator([source]).translate(
+            lines_of([source]), search=name, beam_size=1, max_length=6, **PLAIN, **minimum
+        )
+        tokens: tuple[int, ...] = ()
+        words = "$ a b c d e f".split()
+        while len(tokens) < len(found.hyps[0].tokens):
+            row = source.logits(tokens)
+            tokens += (row.index(max(row)),)
+        assert found.hyps[0].tokens == [words[y] for y in tokens]
+
+    @pytest.mark.parametrize("name", ALONE)
+    @settings(deadline=None, max_examples=15)
+    @given(data=st.data())
+    def test_a_sentence_does_not_depend_on_its_batch(self, name, data):
+        group = data.draw(st.lists(sources(vocab_sizes=[5], holes=False), min_size=2, max_size=4))
+        options = dict(search=name, beam_size=3, n_best=2, max_length=6, batch_type="sents")
+        translator, lines = make_translator(group), lines_of(group)
+        together = translator.translate(lines, batch_size=9, **options)
+        alone = translator.translate(lines, batch_size=1, **options)
+        for found, expected in zip(together, alone, strict=True):
+            assert_close(found.hyps, expected.hyps)
+
+    @pytest.mark.parametrize("name", PRESETS)
+    @settings(deadline=None, max_examples=15)
+    @given(source=sources(vocab_sizes=[4, 5], holes=False))
+    def test_scores_fall_and_can_be_checked(self, name, source):
+        translator, (line,) = make_translator([source]), lines_of([source])
+        (found,) = translator.translate([line], search=name, beam_size=3, n_best=3, max_length=5)
+        assert [h.score for h in found.hyps] == sorted((h.score for h in found.hyps), reverse=True)
+        for hyp in found.hyps:
+            (gold,) = translator.score([line], [hyp.text])
+            scored = hyp.token_log_probs[: len(hyp.tokens)]
+            assert len(hyp.token_log_probs) == len(hyp.tokens) + hyp.ended
+            assert hyp.log_prob == pytest.approx(sum(hyp.token_log_probs), abs=1e-5)
+            if hyp.ended:
+                assert hyp.log_prob == pytest.approx(gold, abs=1e-4)
+            else:
+                assert sum(scored) >= gold - 1e-4
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_the_host_is_touched_once_per_step(self, name, monkeypatch):
+        """Nothing but the candidates of a step crosses from tensors to numbers."""
+        calls, steps = [], []
+        for method in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy"):
+            original = getattr(torch.Tensor, method)
+
+            def counted(self, *args, _original=original, _method=method):
+                calls.append(_method)
+                return _original(self, *args)
+
+            monkeypatch.setattr(torch.Tensor, method, counted)
+        step = device.CandidateSearch.step
+
+        def one_step(self, *args):
+            calls.clear()
+            found = step(self, *args)
+            steps.append(list(calls))
+            return found
+
+        monkeypatch.setattr(device.CandidateSearch, "step", one_step)
+        # No two hypotheses are equally likely, so no sentence needs a second look
+        rows = {f"*{n}": logits(0.2, 0.41 + n / 50, 0.29 - n / 50, 0.1) for n in range(6)}
+        group = [make_source(rows, [0.0] * 4) for _ in range(3)]
+        ngrams = {"block_ngram_repeat": 2} if "min_length" in PRESETS[name].options else {}
+        make_translator(group).translate(
+            lines_of(group), search=name, beam_size=2, max_length=6, **ngrams
+        )
+        assert steps and all(called == ["tolist"] for called in steps)
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_not_a_number_is_an_error_that_names_the_line(self, name):
+        broken = make_source({"1": [math.nan] * 3}, logits(0.1, 0.8, 0.1))
+        fine = make_source({}, logits(0.2, 0.5, 0.3))
+        group = [fine, broken]
+        with pytest.raises(Exception, match=r"NaN \(line 2, step 2\)"):
+            make_translator(group).translate(lines_of(group), search=name, beam_size=2)
+
+
+class TestOptions:
+    @pytest.mark.parametrize("switch", SWITCHES)
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_what_the_original_lacks_is_refused_by_name(self, name, switch):
+        value, beside = TURNED[switch]
+        if switch in PRESETS[name].options:
+            assert TranslateOptions.of(search=name, **{switch: value}, **beside)
+        else:
+            with pytest.raises(OptionError, match=f"{switch}: -search {name} has no"):
+                TranslateOptions.of(search=name, **{switch: value}, **beside)
+
+    @pytest.mark.parametrize(
+        "name, given, expected",
+        [
+            ("opennmt-3", {}, {"length_penalty": "avg", "alpha": 1.0, "max_length_ratio": 1.25}),
+            ("opennmt-2018", {}, {"length_penalty": "none", "alpha": 0.0, "max_length": 100}),
+            ("fairseq", {}, {"min_length": 1, "alpha": 1.0, "max_length": 200, "beam_size": 5}),
+            ("transformers", {}, {"early_stopping": "false", "alpha": 1.0}),
+            ("transformers", {"do_sample": True}, {"random_sampling_topk": 50}),
+            ("ctranslate2", {}, {"beam_size": 2, "min_length": 1, "patience": 1.0}),
+            ("marian", {}, {"beam_size": 12, "alpha": 0.0, "max_length_ratio": 3.0}),
+            ("marian", {"max_length": 9}, {"max_length": 9, "max_length_ratio": 0.0}),
+            ("tensor2tensor", {"alpha": 1}, {"beam_size": 4, "alpha": 1.0}),
+            ("fairseq", {"min_length": 0, "alpha": 0.5}, {"min_length": 0, "alpha": 0.5}),
+        ],
+    )
+    def test_what_is_not_given_is_the_default_of_the_original(self, name, given, expected):
+        options = TranslateOptions.of(search=name, **given)
+        values = {**vars(options.search), **vars(options.diversity)}
+        assert {key: values[key] for key in expected} == expected
+
+    def test_another_search_brings_its_own_defaults_but_keeps_what_was_given(self):
+        options = TranslateOptions.of(search="fairseq", alpha=0.5)
+        changed = options.updated(search="ctranslate2")
+        assert (changed.search.beam_size, changed.search.alpha) == (2, 0.5)
+        assert options.updated(beam_size=3).search.min_length == 1
+
+    @pytest.mark.parametrize(
+        "given, words",
+        [
+            (dict(search="transformers-2", early_stopping="never"), "true and false"),
+            (dict(search="fairseq", length_penalty="wu"), "none and avg"),
+            (dict(search="tensorflow", length_penalty="avg"), "none and wu"),
+            (
+                dict(search="ctranslate2", coverage_penalty="summary", beta=1.0),
+                "coverage_penalty summary",
+            ),
+            (dict(search="transformers", beam_groups=2), "does not divide beam_size 5"),
+            (dict(search="transformers", beam_groups=5, do_sample=True), "exclude each other"),
+            (dict(search="transformers", diversity_rate=1.0), "needs beam_groups"),
+            (dict(search="transformers", random_sampling_topk=3), "need do_sample"),
+            (dict(random_sampling_temp=0.5), "needs do_sample"),
+            (dict(search="ctranslate2", n_best=3), "more than beam_size 2"),
+            (dict(search="transformer"), "did you mean transformers"),
+        ],
+    )
+    def test_contradictions(self, given, words):
+        with pytest.raises(OptionError, match=words):
+            TranslateOptions.of(**given)
+
+    def test_every_switch_is_an_option_and_has_a_case(self):
+        assert set(TURNED) == set(SWITCHES) <= set(OPTIONS)
+        assert all(preset.options <= set(SWITCHES) for preset in PRESETS.values())
+
+    def test_yaml_booleans_are_choices(self):
+        for value, expected in [(True, "true"), (False, "false"), ("never", "never")]:
+            options = TranslateOptions.of(search="transformers", early_stopping=value)
+            assert options.search.early_stopping == expected
+
+
+def found_by(group, **options):
+    found = make_translator(group).translate(lines_of(group), max_length_ratio=0, **options)
+    return [[(" ".join(h.tokens), round(h.score, 4)) for h in t.hyps] for t in found]
+
+
+class TestSwitches:
+    # spec/search.md, trap 31: groups that agree on tokens pay for it
+    TABLE = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.9, 0.06, 0.04))
+
+    def test_groups_pay_for_the_tokens_of_earlier_ones(self):
+        a, b = math.log(0.6), math.log(0.3)
+        end = math.log(0.9)
+        # The second group would begin with a, too, but for the 1.0 that it costs
+        (found,) = found_by(
+            [self.TABLE],
+            search="transformers",
+            length_penalty="none",
+            beam_size=2,
+            n_best=2,
+            beam_groups=2,
+            diversity_rate=1.0,
+            max_length=9,
+        )
+        assert found == [("a", round(a + end, 4)), ("b", round(b + end, 4))]
+
+    def test_fairseq_counts_end_tokens_and_candidates_that_are_no_rows(self):
+        options = dict(length_penalty="none", beam_size=2, n_best=2, beam_groups=2, max_length=9)
+        (theirs,) = found_by([self.TABLE], search="transformers", diversity_rate=1.0, **options)
+        (fairseq,) = found_by([self.TABLE], search="fairseq", diversity_rate=1.0, **options)
+        # Group 1 has a and b as candidates, so group 2 pays for both and begins with a as well;
+        # then both ends are penalised in group 2
+        end = math.log(0.9)
+        assert theirs[1][0] == "b"
+        assert fairseq[0] == ("a", round(math.log(0.6) + end, 4))
+        assert fairseq[1] == ("a b", fairseq[1][1]) or fairseq[1][0] in ("a", "b", "a a")
+
+    def test_a_rate_of_zero_makes_groups_alike(self):
+        options = dict(search="transformers", beam_size=4, n_best=4, max_length=5)
+        (found,) = found_by([self.TABLE], beam_groups=2, **options)
+        (half,) = found_by([self.TABLE], **{**options, "beam_size": 2, "n_best": 2})
+        assert found == half  # copies are not told twice
+
+    @pytest.mark.parametrize("name", ["transformers-2", "transformers", "transformers-5"])
+    def test_early_stopping_takes_the_first_to_finish(self, name):
+        # `a$` finishes first; `b b$` is better
+        rows = {"": logits(0.02, 0.5, 0.48), "1": logits(0.5, 0.25, 0.25)}
+        source = make_source({**rows, "2": logits(0.02, 0.0, 0.98)}, logits(0.99, 0.01, 0))
+        options = dict(search=name, beam_size=1, max_length=9)
+        (late,) = found_by([source], **{**options, "beam_size": 2})
+        (early,) = found_by([source], **{**options, "beam_size": 2}, early_stopping=True)
+        assert late[0][0] == "b b"
+        assert early[0][1] <= late[0][1]
+
+    def test_patience_waits_for_more_hypotheses(self):
+        source = make_source({"": logits(0.4, 0.35, 0.25)}, logits(0.3, 0.4, 0.3))
+        options = dict(search="ctranslate2", beam_size=2, n_best=2, max_length=8)
+        (patient,) = found_by([source], patience=4.0, **options)
+        (plain,) = found_by([source], **options)
+        assert patient != plain
+        assert patient[0][1] >= plain[0][1]
+
+    @pytest.mark.parametrize(
+        "name, expected",
+        [
+            # log-probabilities of tokens seen are doubled: log .6 * 2 is below log .38
+            ("transformers", ["a", "b"]),
+            ("transformers-5", ["a", "b"]),
+            ("transformers-2", ["a", "b"]),
+        ],
+    )
+    def test_repetition_penalty(self, name, expected):
+        source = make_source({}, logits(0.02, 0.6, 0.38))
+        options = dict(search=name, beam_size=1, max_length=3)
+        (plain,) = found_by([source], **options)
+        (penalised,) = found_by([source], repetition_penalty=2.0, **options)
+        assert plain[0][0] == "a a"
+        assert penalised[0][0].split() == expected
+
+    def test_a_forced_end_is_free_in_transformers_and_paid_for_in_fairseq(self):
+        source = make_source({}, logits(0.1, 0.9))
+        checkpoint = make_checkpoint([source])
+        forced = type(checkpoint)(**{**vars(checkpoint), "forced_end": True})
+        options = dict(max_length_ratio=0, beam_size=1, length_penalty="none")
+        free = Translator(forced, TranslateOptions.of(device="cpu"))
+        (hyp,) = free.translate(["s0 s0"], search="transformers", max_length=4, **options)[0].hyps
+        assert (hyp.tokens, hyp.ended) == (["a", "a"], True)
+        assert hyp.score == pytest.approx(2 * math.log(0.9), abs=1e-5)
+        assert hyp.log_prob == pytest.approx(2 * math.log(0.9) + math.log(0.1), abs=1e-5)
+        (paid,) = free.translate(["s0 s0"], search="fairseq", max_length=2, **options)[0].hyps
+        assert (paid.tokens, paid.ended) == (["a", "a"], True)
+        assert paid.score == pytest.approx(2 * math.log(0.9) + math.log(0.1), abs=1e-5)
+
+    def test_coverage_of_ctranslate2_skips_tokens_without_attention(self):
+        source = make_source({}, logits(0.9, 0.1), {"": [1.0, 0.0], "1": [1.0, 0.0]})
+        options = dict(search="ctranslate2", beam_size=1, min_length=0, alpha=0.0, max_length=5)
+        (found,) = found_by([source], coverage_penalty="wu", beta=2.0, **options)
+        assert found == [("", round(math.log(0.9), 4))]
+        half = make_source({}, logits(0.9, 0.1))
+        (found,) = found_by([half], coverage_penalty="wu", beta=2.0, **options)
+        assert found == [("", round(math.log(0.9) + 2 * 2 * math.log(0.5), 4))]

@@ -1,0 +1,178 @@
+"""Tokens drawn at random: the right distribution, and the same draw for the same line."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.options import TranslateOptions
+from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p, line_seed
+from tests.support.tables import logits, make_checkpoint, make_source
+
+P = (0.1, 0.5, 0.3, 0.1)  # of the end token, a, b, c, whatever came before
+SOURCE = make_source({}, logits(*P))
+N = 3000
+# 99.99 % quantiles of chi-square by degrees of freedom
+CHI_SQUARE = {1: 15.14, 2: 18.42, 3: 21.11, 5: 25.74}
+
+
+def draw(n=N, source=SOURCE, **options):
+    translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
+    given = dict(max_length_ratio=0, beam_size=1, do_sample=True, **options)
+    return translator.translate(["s0 s0"] * n, **given)
+
+
+def first_tokens(translations) -> Counter:
+    return Counter((hyp.tokens or ["$"])[0] for t in translations for hyp in t.hyps)
+
+
+def assert_distributed(counts: Counter, expected: dict[str, float]):
+    n, total = sum(counts.values()), sum(expected.values())
+    assert set(counts) <= set(expected)
+    chi = sum((counts[y] - n * p / total) ** 2 / (n * p / total) for y, p in expected.items())
+    assert chi < CHI_SQUARE[len(expected) - 1], (chi, counts)
+
+
+SYSTEMS = ["opennmt", "opennmt-3", "transformers-2", "transformers", "transformers-5", "fairseq"]
+
+
+class TestDistribution:
+    @pytest.mark.parametrize("name", SYSTEMS)
+    def test_frequencies_are_the_models(self, name):
+        found = draw(search=name, max_length=1 + name.startswith("transformers"))
+        minimum = name == "fairseq"  # whose shortest output has a word
+        expected = dict(zip("$abc", P))
+        assert_distributed(first_tokens(found), {y: expected[y] for y in "$abc"[minimum:]})
+
+    def test_each_step_is_drawn_anew(self):
+        found = draw(max_length=2)
+        pairs = Counter(" ".join(t.hyps[0].tokens) for t in found if len(t.hyps[0].tokens) == 2)
+        expected = {
+            f"{x} {y}": P["$abc".index(x)] * P["$abc".index(y)] for x in "ab" for y in "abc"
+        }
+        both = Counter({pair: n for pair, n in pairs.items() if pair[0] != "c"})
+        assert_distributed(both, expected)
+
+    @pytest.mark.parametrize("name", ["opennmt", "transformers", "fairseq"])
+    def test_temperature_sharpens(self, name):
+        found = draw(search=name, random_sampling_temp=0.5, max_length=2)
+        expected = {y: p**2 for y, p in zip("$abc", P)}
+        assert_distributed(
+            first_tokens(found), {y: expected[y] for y in "$abc"[name == "fairseq" :]}
+        )
+
+    def test_top_k_and_top_p_cut_the_tail(self):
+        best = dict(a=0.5, b=0.3)
+        assert_distributed(first_tokens(draw(random_sampling_topk=2, max_length=1)), best)
+        # a alone has less than 0.6, a and b have it
+        assert_distributed(first_tokens(draw(random_sampling_topp=0.6, max_length=1)), best)
+
+    def test_samples_of_one_line_are_independent(self):
+        translator = Translator(make_checkpoint([SOURCE]), TranslateOptions.of(device="cpu"))
+        found = translator.translate(
+            ["s0 s0"] * 600, do_sample=True, beam_size=5, n_best=5, max_length=1, max_length_ratio=0
+        )
+        assert {len(t.hyps) for t in found} == {5}  # equal ones stay
+        assert_distributed(first_tokens(found), dict(zip("$abc", P)))
+        firsts = Counter(t.hyps[0].tokens == t.hyps[4].tokens for t in found)
+        assert 0 < firsts[True] < 300
+
+    def test_beam_sampling_draws_without_replacement(self):
+        """transformers draws 2k candidates of 2k there are: all of them, so nothing is random."""
+        source = make_source({}, logits(0.1, 0.5, 0.4))
+        options = dict(search="transformers", max_length=2, n_best=2)
+        translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
+        given = dict(max_length_ratio=0, beam_size=2, do_sample=True, **options)
+        for t in translator.translate(["s0 s0"] * 50, **given):
+            assert [h.tokens for h in t.hyps] == [["a"], ["b"]]
+
+    def test_beam_sampling_keeps_unlikely_rows_sometimes(self):
+        translator = Translator(make_checkpoint([SOURCE]), TranslateOptions.of(device="cpu"))
+        given = dict(max_length_ratio=0, beam_size=2, n_best=2, max_length=3, do_sample=True)
+        seen = set()
+        for t in translator.translate(["s0 s0"] * 100, search="transformers", **given):
+            assert t.hyps[0].score >= t.hyps[1].score
+            seen |= {" ".join(h.tokens) for h in t.hyps}
+        (best,) = translator.translate(
+            ["s0 s0"], search="transformers", beam_size=2, n_best=2, max_length=3
+        )
+        assert seen > {" ".join(h.tokens) for h in best.hyps}
+
+
+class TestSeeds:
+    def lines(self, group, **options):
+        options = dict(do_sample=True, beam_size=2, n_best=2, max_length=8, **options)
+        translator = Translator(
+            make_checkpoint([SOURCE]),
+            TranslateOptions.of(device="cpu", seed=options.pop("seed", 1), max_length_ratio=0),
+        )
+        return [[h.text for h in t.hyps] for t in translator.translate(group, **options)]
+
+    def test_a_line_is_drawn_by_its_number_whatever_the_batch(self):
+        lines = ["s0 s0"] * 20
+        base = self.lines(lines)
+        assert self.lines(lines) == base
+        assert self.lines(lines, batch_type="sents", batch_size=3) == base
+        # Blank lines are not drawn for, but they count
+        assert self.lines(["", *lines[1:]])[1:] == base[1:]
+        assert len({tuple(hyps) for hyps in base}) > 5  # equal lines differ
+
+    def test_another_seed_is_another_sample(self):
+        assert self.lines(["s0 s0"] * 20, seed=2) != self.lines(["s0 s0"] * 20)
+
+    def test_noise_is_that_of_a_gumbel_distribution(self):
+        noise = gumbel(torch.tensor([line_seed(1, i) for i in range(50)]), 3, 2000)
+        assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
+        assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
+        assert noise.unique().numel() > 99_900  # no two places share theirs
+        later = gumbel(torch.tensor([line_seed(1, 0)]), 4, 2000)
+        assert torch.corrcoef(torch.cat([noise[:1], later]))[0, 1].abs() < 0.1
+
+
+class TestScores:
+    def test_opennmt_counts_what_it_drew_by(self):
+        options = dict(max_length=3, random_sampling_temp=2.0, length_penalty="none")
+        for t in draw(20, **options):
+            (hyp,) = t.hyps
+            assert hyp.score == pytest.approx(hyp.log_prob / 2, abs=1e-5)
+
+    def test_fairseq_counts_the_tempered_distribution(self):
+        found = draw(20, search="fairseq", max_length=1, random_sampling_temp=0.5, alpha=0.0)
+        norm = math.log(sum(p**2 for p in P))
+        for t in found:
+            (hyp,) = t.hyps  # a word and the end token, both tempered
+            expected = 2 * hyp.log_prob - 2 * norm
+            assert hyp.score == pytest.approx(expected, abs=1e-4)
+
+    def test_filters_do_not_renormalise(self):
+        for t in draw(20, random_sampling_topk=2, max_length=1, length_penalty="none"):
+            assert t.hyps[0].score == pytest.approx(t.hyps[0].log_prob, abs=1e-5)
+
+
+class TestFilters:
+    @settings(deadline=None, max_examples=60)
+    @given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 2))
+    def test_top_k_keeps_the_k_best(self, seed, k, keep):
+        values = torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
+        kept = keep_top_k(values, k, keep)
+        for row, left in zip(values, kept):
+            n = min(max(k, keep), 7)
+            assert left.isfinite().sum() == n
+            assert set(left[left.isfinite()].tolist()) == set(sorted(row.tolist())[-n:])
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.integers(0, 2**31), st.floats(0.05, 0.95), st.integers(1, 2))
+    def test_top_p_keeps_the_smallest_set_with_the_mass(self, seed, p, keep):
+        values = torch.randn(1, 7, generator=torch.Generator().manual_seed(seed))
+        kept = keep_top_p(values, p, keep).isfinite()[0]
+        probabilities = values.softmax(1)[0]
+        chosen = probabilities[kept]
+        assert kept.sum() >= keep
+        assert chosen.min() >= probabilities[~kept].max() if (~kept).any() else True
+        assert chosen.sum() >= p - 1e-6
+        if kept.sum() > keep:
+            assert chosen.sum() - chosen.min() < p + 1e-6
