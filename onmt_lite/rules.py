@@ -78,6 +78,7 @@ class SearchRules:
             alpha=self._alpha(),
             stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
             patience=search.patience or 1.0,
+            unordered=self.sampling is not None and self.sampling.ranked_by == "draw",
         )
 
     def _candidate_rules(self) -> CandidateRules:

@@ -102,7 +102,7 @@ class TestEveryPreset:
     def test_the_host_is_touched_once_per_step(self, name, monkeypatch):
         """Nothing but the candidates of a step crosses from tensors to numbers."""
         calls, steps = [], []
-        for method in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy"):
+        for method in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
             original = getattr(torch.Tensor, method)
 
             def counted(self, *args, _original=original, _method=method):
@@ -126,7 +126,9 @@ class TestEveryPreset:
         make_translator(group).translate(
             lines_of(group), search=name, beam_size=2, max_length=6, **ngrams
         )
-        assert steps and all(called == ["tolist"] for called in steps)
+        # One copy to the host, then lists of it
+        assert steps and all(called[0] == "cpu" for called in steps)
+        assert {call for called in steps for call in called[1:]} == {"tolist"}
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_not_a_number_is_an_error_that_names_the_line(self, name):
@@ -232,16 +234,21 @@ class TestSwitches:
         )
         assert found == [("a", round(a + end, 4)), ("b", round(b + end, 4))]
 
-    def test_fairseq_counts_end_tokens_and_candidates_that_are_no_rows(self):
-        options = dict(length_penalty="none", beam_size=2, n_best=2, beam_groups=2, max_length=9)
-        (theirs,) = found_by([self.TABLE], search="transformers", diversity_rate=1.0, **options)
-        (fairseq,) = found_by([self.TABLE], search="fairseq", diversity_rate=1.0, **options)
-        # Group 1 has a and b as candidates, so group 2 pays for both and begins with a as well;
-        # then both ends are penalised in group 2
-        end = math.log(0.9)
-        assert theirs[1][0] == "b"
-        assert fairseq[0] == ("a", round(math.log(0.6) + end, 4))
-        assert fairseq[1] == ("a b", fairseq[1][1]) or fairseq[1][0] in ("a", "b", "a a")
+    def test_fairseq_takes_turns_between_groups_and_counts_all_their_candidates(self):
+        # Step 1: group 1 has a and b, so group 2 pays 1.0 for both, and its best is a as well
+        # (log .6 - 1, then the end, log .1).  The groups' lists by turns: a, a, b, end
+        options = dict(search="fairseq", length_penalty="none", min_length=0, max_length=1)
+        (found,) = found_by(
+            [self.TABLE], beam_size=2, n_best=2, beam_groups=2, diversity_rate=1.0, **options
+        )
+        # Then both ends are forced, and group 2 pays for its end, too: 2.0 in all
+        log_prob = math.log(0.6) + math.log(0.9)
+        assert found == [("a", round(log_prob, 4))]  # the other one is a copy of it
+        options["max_length"] = 9
+        (found,) = found_by(
+            [self.TABLE], beam_size=2, n_best=2, beam_groups=2, diversity_rate=0.1, **options
+        )
+        assert found[0] == ("a", round(log_prob, 4))
 
     def test_a_rate_of_zero_makes_groups_alike(self):
         options = dict(search="transformers", beam_size=4, n_best=4, max_length=5)

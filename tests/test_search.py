@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onmt_lite.options import TranslateOptions
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber
-from onmt_lite.search.records import Candidate
+from onmt_lite.search.records import Candidates
 from onmt_lite.translator import Translator
 from tests.support.tables import (
     EOS,
@@ -179,8 +179,8 @@ class TestTies:
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
         beam = Beam(beam_rules(Settings(2, 9, length_penalty="none")), max_steps=9)
-        beam.advance([Candidate(-1.0, 0, 5, -1.0), Candidate(-2.0, 0, EOS, -2.0)])
-        beam.advance([Candidate(-2.0, 0, EOS, -1.0), Candidate(-3.0, 0, 5, -2.0)])
+        beam.advance(Candidates([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0]))
+        beam.advance(Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0]))
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

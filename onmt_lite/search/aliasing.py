@@ -5,6 +5,7 @@ divided them, the scores of finished hypotheses were views of it, and the covera
 subtracted in place: from all rows, again for every hypothesis that was scored.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from onmt_lite.search.records import Finished
@@ -27,16 +28,14 @@ class Views:
 
     def follow(self) -> None:
         """A stepwise penalty of the next step is taken off the views of the last one, too."""
-        if self.aliased and self.stepwise:
+        if self.stepwise:
             for hyp, k in self.of_step:
                 hyp.score = sum(self.beam.hypothesis(hyp)[1]) - self.beam.costs[k]
 
     def lower(self) -> None:
         """After a step: as many times as a hypothesis ended, all rows pay their penalty."""
-        if not self.aliased:
-            return
         beam = self.beam
-        place = {(c.row, c.token): k for k, c in enumerate(beam.rows)}
+        place = {key: k for k, key in enumerate(zip(beam.rows.row, beam.rows.token))}
         self.of_step = [
             (hyp, place[hyp.row, hyp.token]) for hyp in beam.finished if hyp.step == beam.n_steps
         ]
@@ -46,7 +45,7 @@ class Views:
         if not self.aliased or self.stepwise:
             return
         beam = self.beam
-        costs = [beam.costs[c.row] * times for c in beam.rows]
+        costs = [beam.costs[row] * times for row in beam.rows.row]
         beam.totals = [total - cost for total, cost in zip(beam.totals, costs)]
         for hyp, k in self.of_step:
             hyp.score = beam.totals[k]
@@ -60,11 +59,11 @@ class Views:
     def _padding(self) -> list[Finished]:
         beam = self.beam
         missing = max(0, beam.rules.n_best - len(beam.finished))
-        rows = [k for k, c in enumerate(beam.rows) if c.score > float("-inf")][:missing]
+        rows = [k for k, score in enumerate(beam.rows.score) if score > -math.inf][:missing]
         self._charge(len(rows))
         hyps = []
         for k in rows:
-            c, cost = beam.rows[k], beam.costs[beam.rows[k].row]
+            cost = beam.costs[beam.rows.row[k]]
             charged = 0.0 if self.aliased and not self.stepwise else cost
-            hyps.append(beam.complete(c, beam.totals[k], charged, beam.n_steps))
+            hyps.append(beam.complete(beam.rows, k, beam.totals[k], charged, beam.n_steps))
         return hyps

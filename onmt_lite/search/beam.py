@@ -4,7 +4,7 @@ import math
 
 from onmt_lite.search.aliasing import Views
 from onmt_lite.search.pool import Pool
-from onmt_lite.search.records import BeamRules, Candidate, Finished
+from onmt_lite.search.records import BeamRules, Candidates, Finished
 from onmt_lite.search.scoring import length_norm
 
 
@@ -26,120 +26,147 @@ class Beam:
         self.next_ys = [[rules.bos_id] * rules.beam_size]
         self.prev_ks: list[list[int]] = []
         self.log_probs: list[list[float]] = []  # of the token that next_ys holds, per step and row
-        self.rows: list[Candidate] = []  # what they were as candidates
+        self.rows = Candidates([], [], [], [])  # what they were as candidates
         self.totals = self.scores = first_totals(rules)
         self.costs = [0.0] * rules.beam_size
         self.pools = [Pool(rules) for _ in range(rules.n_pools)]
         self.views = Views(self)
-
-    @property
-    def n_steps(self) -> int:
-        return len(self.prev_ks)
+        self.n_steps = 0
+        self.done = self.over = False  # over: takes no step even in a batch that goes on
 
     @property
     def finished(self) -> list[Finished]:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
-    @property
-    def done(self) -> bool:
-        return all(pool.done for pool in self.pools)
-
-    @property
-    def over(self) -> bool:
-        """Whether it takes no further step, even in a batch that goes on."""
-        if not self.rules.policy.coupled:
-            return self.done
-        return self.n_steps >= self.max_steps or max(self.scores) == -math.inf
-
-    def advance(self, candidates: list[Candidate], costs: list[float] | None = None) -> None:
+    def advance(self, found: Candidates, costs: list[float] | None = None) -> None:
         """Take a step.
 
-        candidates  best first, as many for each pool, pool after pool
-        costs       coverage penalty of each old row, this step's attention included
+        found  best first, as many for each pool, pool after pool
+        costs  coverage penalty of each old row, this step's attention included
         """
         self.costs = costs or self.costs
-        self.views.follow()
-        before, rows = (self.rows, self.scores), []
-        size = len(candidates) // len(self.pools)
-        for i, pool in enumerate(self.pools):
-            rows += self._advance_pool(i, pool, candidates[i * size : (i + 1) * size])
-        self.rows, self.totals = rows, [self._total(c) for c in rows]
-        self.next_ys.append([c.token for c in rows])
-        self.prev_ks.append([c.row for c in rows])
-        self.log_probs.append([c.log_prob for c in rows])
-        self.views.lower()
-        eos = self.rules.eos_id
-        self.scores = [-math.inf if c.token == eos else t for c, t in zip(rows, self.totals)]
-        if max(self.scores) == -math.inf:
-            for pool in self.pools:
-                pool.done = True
-            if not self.finished:
-                self._end_where_it_is(*before)
+        aliased = self.views.aliased
+        if aliased:
+            self.views.follow()
+        self.n_steps += 1
+        before = self.rows, self.scores
+        rows = self._next_rows(found)
+        self.rows, self.totals = rows, rows.score
+        if self.rules.stepwise_penalty:
+            self.totals = [self._total(rows, i) for i in range(len(rows.score))]
+        self.next_ys.append(rows.token)
+        self.prev_ks.append(rows.row)
+        self.log_probs.append(rows.log_prob)
+        if aliased:
+            self.views.lower()
+        self.scores, eos = self.totals, self.rules.eos_id
+        if eos in rows.token:
+            self.scores = [-math.inf if y == eos else t for y, t in zip(rows.token, self.totals)]
+        self._close(*before)
 
-    def _advance_pool(self, i: int, pool: Pool, found: list[Candidate]) -> list[Candidate]:
+    def _next_rows(self, found: Candidates) -> Candidates:
+        if len(self.pools) == 1:
+            return self._advance_pool(0, self.pools[0], found)
+        rows, size = Candidates([], [], [], []), len(found.score) // len(self.pools)
+        for i, pool in enumerate(self.pools):
+            rows += self._advance_pool(i, pool, found.part(i * size, (i + 1) * size))
+        return rows
+
+    def _advance_pool(self, i: int, pool: Pool, found: Candidates) -> Candidates:
         """Collect what finishes; the pool's new rows, exactly `width` of them."""
-        policy, eos, step = self.rules.policy, self.rules.eos_id, self.n_steps + 1
+        policy, eos, step = self.rules.policy, self.rules.eos_id, self.n_steps
         if pool.done and not policy.coupled:
-            return self._filled([], i)
-        at_max = step >= self.max_steps
+            return self._filled(found.part(0, 0), i)
+        at_max, limit = step >= self.max_steps, policy.ends_within * pool.width
         all_finish = at_max and policy.at_max == "rows"
-        for c in found[: policy.ends_within * pool.width]:
-            if c.score > -math.inf and (c.token == eos or all_finish):
-                self._finish(pool, c, step)
-        rows = next_rows(policy.ended, found, pool.width, eos)
+        if all_finish or eos in found.token:
+            for rank in range(min(limit, len(found.score))):
+                if all_finish or found.token[rank] == eos:
+                    self._finish(pool, found, rank)
+        rows = found.part(0, pool.width)
+        if policy.ended != "keep" and (self.rules.unordered or eos in found.token):
+            ranks = next_rows(policy.ended, found, pool.width, eos)
+            if self.rules.unordered:
+                ranks.sort(key=found.score.__getitem__, reverse=True)
+            rows = found.take(ranks[: pool.width])
         if policy.ended == "shrink":
-            pool.width = len(rows)
+            pool.width = len(rows.score)
         rows = self._filled(rows, i)
         stopped = pool.stopped(found, rows, step, self.max_steps)
         if at_max and not stopped:
-            self._finish_open(pool, rows, step)
+            self._finish_open(pool, rows)
         pool.done = pool.done or stopped or at_max
         # A group that is done leaves the others to race
-        return rows if not pool.done or len(self.pools) == 1 else self._filled([], i)
+        return rows if not pool.done or len(self.pools) == 1 else self._filled(found.part(0, 0), i)
 
-    def _filled(self, rows: list[Candidate], i: int) -> list[Candidate]:
+    def _filled(self, rows: Candidates, i: int) -> Candidates:
         """In the place of missing rows, some that do not exist."""
-        missing = self.rules.width - len(rows)
-        if not missing:
+        n = self.rules.width - len(rows.score)
+        if not n:
             return rows
-        return rows + [Candidate(-math.inf, i * self.rules.width, self.rules.eos_id, 0.0)] * missing
+        return rows + (
+            [-math.inf] * n,
+            [i * self.rules.width] * n,
+            [self.rules.eos_id] * n,
+            [0.0] * n,
+        )
 
-    def _total(self, c: Candidate) -> float:
+    def _total(self, found: Candidates, rank: int) -> float:
         """What it counts, without the penalty that a stepwise one has steered by."""
-        return c.score + self.costs[c.row] if self.rules.stepwise_penalty else c.score
+        score = found.score[rank]
+        return score + self.costs[found.row[rank]] if self.rules.stepwise_penalty else score
 
-    def _finish(self, pool: Pool, c: Candidate, step: int) -> None:
-        pool.add(self.complete(c, self._total(c), self.costs[c.row], step))
+    def _finish(self, pool: Pool, found: Candidates, rank: int) -> None:
+        if found.score[rank] > -math.inf:
+            total, cost = self._total(found, rank), self.costs[found.row[rank]]
+            pool.add(self.complete(found, rank, total, cost, self.n_steps))
 
-    def complete(self, c: Candidate, total: float, cost: float, step: int) -> Finished:
+    def complete(
+        self, found: Candidates, rank: int, total: float, cost: float, step: int
+    ) -> Finished:
         """A hypothesis of `step` tokens, ranked by what it counts and its coverage penalty."""
         rules, policy = self.rules, self.rules.policy
-        ended = c.token == rules.eos_id
+        token = found.token[rank]
+        ended = token == rules.eos_id
         length = step + (policy.length_offset if ended else policy.open_length_offset)
         norm = length_norm(rules.length_penalty, rules.alpha, length)
         if rules.stepwise_penalty:
             score = (total - (cost if step >= policy.stepwise_from else 0.0)) / norm
         else:
             score = total / norm - cost
-        return Finished(score, step, c.row, c.token, c.log_prob, ended)
+        return Finished(score, step, found.row[rank], token, found.log_prob[rank], ended)
 
-    def _finish_open(self, pool: Pool, rows: list[Candidate], step: int) -> None:
+    def _finish_open(self, pool: Pool, rows: Candidates) -> None:
         """What becomes of rows that are open at the last step, where that is a matter apart."""
-        live = [c for c in rows if c.score > -math.inf and c.token != self.rules.eos_id]
+        live = [i for i, y in enumerate(rows.token) if y != self.rules.eos_id]
         if self.rules.policy.at_max == "compete":
-            for c in live:
-                self._finish(pool, c, step)
+            for i in live:
+                self._finish(pool, rows, i)
         elif self.rules.policy.at_max == "if_none" and not pool.finished:
-            for c in live:  # whatever their length
-                pool.add(Finished(c.score, step, c.row, c.token, c.log_prob, ended=False))
+            for i in live:
+                self._finish(pool, rows, i)
+            for hyp in pool.finished:  # as they are, whatever their length
+                hyp.score = sum(self.hypothesis(hyp)[1])
 
-    def _end_where_it_is(self, rows: list[Candidate], scores: list[float]) -> None:
+    def _close(self, rows_before: Candidates, scores_before: list[float]) -> None:
+        """See whether anything is left to do."""
+        exhausted = max(self.scores) == -math.inf
+        if exhausted:
+            for pool in self.pools:
+                pool.done = True
+            if not self.finished:
+                self._end_where_it_is(rows_before, scores_before)
+        self.done = all(pool.done for pool in self.pools)
+        late = exhausted or self.n_steps >= self.max_steps
+        self.over = late if self.rules.policy.coupled else self.done
+
+    def _end_where_it_is(self, rows: Candidates, scores: list[float]) -> None:
         """The model allows no continuation of any row: the best one is complete as it is."""
-        if not rows:  # not even a first token
+        if not rows.score:  # not even a first token
             self.pools[0].add(Finished(0.0, 0, 0, self.rules.bos_id, 0.0, ended=False))
             return
         k = scores.index(max(scores))
-        hyp = self.complete(rows[k], scores[k], self.costs[k], self.n_steps - 1)
+        hyp = self.complete(rows, k, scores[k], self.costs[k], self.n_steps - 1)
         self.pools[0].add(hyp)
 
     def best(self) -> list[Finished]:
@@ -176,21 +203,18 @@ def first_totals(rules: BeamRules) -> list[float]:
     return [0.0] * groups + [idle] * rest * groups
 
 
-def next_rows(ended: str, found: list[Candidate], width: int, eos: int) -> list[Candidate]:
-    """Which candidates become rows, in order.
+def next_rows(ended: str, found: Candidates, width: int, eos: int) -> list[int]:
+    """The ranks of the candidates that may become rows, in order, where some have ended.
 
-    keep     the first k; an ended one stays as a row that is not expanded
-    refill   the best k that did not end (by score, whatever the order they were drawn in)
-    in_slot  the first k, each that ended replaced by the next that did not
-    shrink   those of the first `width` that did not end
+    refill   all that did not
+    in_slot  the first ones, each that ended replaced by the next one further down that did not
+    shrink   those of the first ones that did not
     """
-    if ended == "keep":
-        return found[:width]
+    score, token = found.score, found.token
     if ended == "shrink":
-        return [c for c in found[:width] if c.token != eos and c.score > -math.inf]
+        return [i for i in range(width) if token[i] != eos and score[i] > -math.inf]
     if ended == "refill":
-        open_ones = [c for c in found if c.token != eos]
-        return sorted(open_ones, key=lambda c: -c.score)[:width]
-    spare = (c for c in found[width:] if c.token != eos)
-    slots = [c if c.token != eos else next(spare, None) for c in found[:width]]
-    return [c for c in slots if c is not None]
+        return [i for i, y in enumerate(token) if y != eos]
+    spare = (i for i in range(width, len(token)) if token[i] != eos)
+    slots = [i if token[i] != eos else next(spare, None) for i in range(width)]
+    return [i for i in slots if i is not None]

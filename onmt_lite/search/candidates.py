@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onmt_lite.search.masks import MaskRules, Masks, Scored, normaliser
 from onmt_lite.search.ranking import Ranked, diverse, top, top_exactly, without_the_worst
-from onmt_lite.search.records import Candidate
+from onmt_lite.search.records import Candidates
 from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p
 from onmt_lite.search.scoring import coverage_penalty
 
@@ -45,7 +45,7 @@ class Step:
 
 
 # Candidates of a sentence, best first, and the coverage penalty of each of its rows
-Found = tuple[list[Candidate], list[float] | None]
+Found = tuple[Candidates, list[float] | None]
 
 
 class CandidateSearch:
@@ -91,10 +91,10 @@ class CandidateSearch:
         if blocked is None:
             return self._rank(counts, steered, plain, cost)
         found = self._rank(counts.without(blocked), steered, plain, cost)
-        if any(candidates[0].score == -math.inf for candidates, _ in found):
+        if any(candidates.score[0] == -math.inf for candidates, _ in found):
             # A sentence whose every continuation repeats: the least bad one survives
             least_bad = self._rank(counts, steered, plain, cost)
-            found = [f if f[0][0].score > -math.inf else b for f, b in zip(found, least_bad)]
+            found = [f if f[0].score[0] > -math.inf else b for f, b in zip(found, least_bad)]
         return found
 
     def _cover(self, attn: Tensor) -> Tensor | None:
@@ -136,8 +136,7 @@ class CandidateSearch:
             return self._to_host(found, plain, cost)
         found = top(values, norm, rows, n + 1)  # one more than needed, to see equals at the cut
         sentences = self._to_host(self._spared(found), plain, cost)
-        tied = [b for b, (candidates, _) in enumerate(sentences) if _tied_at_cut(candidates, n)]
-        sentences = [(candidates[:n], costs) for candidates, costs in sentences]
+        tied = [b for b, (c, _) in enumerate(sentences) if _tied_at_cut(c.score, n)]
         if tied:  # the rare sentence that needs a second look
             at = torch.tensor(tied, device=values.device)
             exact = self._spared(top_exactly(values[at], norm[at], rows[at], n))
@@ -191,12 +190,17 @@ class CandidateSearch:
         parts = [found.score, found.row, found.token, log_prob]
         if cost is not None:
             parts.append(F.pad(cost.view(-1, k), (0, found.score.size(1) - k)))
-        sentences: list[Found] = []
-        for numbers in torch.stack([part.double() for part in parts], 1).tolist():
-            candidates = [Candidate(s, int(r), int(y), p) for s, r, y, p in zip(*numbers[:4])]
-            sentences.append((candidates, None if cost is None else numbers[4][:k]))
-        return sentences
+        host = torch.stack([part.double() for part in parts]).cpu()
+        return as_columns(host, 0 if cost is None else k)
 
 
-def _tied_at_cut(candidates: list[Candidate], n: int) -> bool:
-    return len(candidates) > n and candidates[n - 1].score == candidates[n].score > -math.inf
+def as_columns(host: Tensor, n_costs: int) -> list[Found]:
+    """score, row, token, log-probability and, if any, costs (4 or 5, B, N): by sentence."""
+    score, log_prob = host[0].tolist(), host[3].tolist()
+    row, token = host[1:3].long().tolist()
+    costs = host[4, :, :n_costs].tolist() if n_costs else [None] * len(score)
+    return list(zip(map(Candidates, score, row, token, log_prob), costs))
+
+
+def _tied_at_cut(score: list[float], n: int) -> bool:
+    return len(score) > n and score[n - 1] == score[n] > -math.inf

@@ -1,5 +1,7 @@
 """The decode loop: the only place where a model and the beams of its sentences meet."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,10 +42,10 @@ def decode(
         state, search = state.select(rows), search.select(rows)
         step = next_step(beams, rules, src.device)
         logits, attn = model.step(step.tokens, state)
-        for beam, (candidates, costs) in zip(beams, search.step(step, logits, attn)):
-            if any(c.score != c.score for c in candidates):
+        for beam, (found, costs) in zip(beams, search.step(step, logits, attn)):
+            if math.isnan(sum(found.score)):
                 raise NotANumber(beam)
-            beam.advance(candidates, costs)
+            beam.advance(found, costs)
         rows = select_indices(beams)
         beams = [beam for beam in beams if not beam.over]
 

@@ -3,7 +3,7 @@
 import math
 
 from onmt_lite.policy import Bound, Full, TopEnded
-from onmt_lite.search.records import BeamRules, Candidate, Finished
+from onmt_lite.search.records import BeamRules, Candidates, Finished
 from onmt_lite.search.scoring import length_norm
 
 
@@ -28,29 +28,25 @@ class Pool:
                 finished.remove(worst)
                 finished.append(hyp)
 
-    def stopped(
-        self, candidates: list[Candidate], rows: list[Candidate], step: int, max_steps: int
-    ) -> bool:
+    def stopped(self, found: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
         """Whether the stop rule holds after a step with these candidates and new rows."""
         rules, stop = self.rules, self.rules.stop
         if isinstance(stop, TopEnded):
-            top = candidates[0]
-            ended = top.token == rules.eos_id and top.score > -math.inf
+            ended = found.token[0] == rules.eos_id and found.score[0] > -math.inf
             self.top_ended = ended or (stop.sticky and self.top_ended)
             return self.top_ended and len(self.finished) >= getattr(rules, stop.need)
         if isinstance(stop, Full):  # half is rounded up, as C++ does
             return len(self.finished) >= math.floor(rules.width * rules.patience + 0.5)
         if isinstance(stop, Bound):
-            racing = candidates if stop.best_of == "candidates" else rows
-            best = max(c.score for c in racing)
-            return self._out_of_reach(stop, best, step, max_steps)
+            if len(self.finished) < (1 if stop.finished == "one" else rules.width):
+                return False
+            racing = found if stop.best_of == "candidates" else rows
+            return self._out_of_reach(stop, max(racing.score), step, max_steps)
         return False
 
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
         """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
         rules = self.rules
-        if len(self.finished) < (1 if bound.finished == "one" else rules.width):
-            return False
         # A longer hypothesis only scores better where length is rewarded
         length = max_steps if bound.horizon == "max" and rules.alpha > 0 else step
         reach = best / length_norm(rules.length_penalty, rules.alpha, length)

@@ -6,13 +6,27 @@ from typing import NamedTuple
 from onmt_lite.policy import Policy, Stop
 
 
-class Candidate(NamedTuple):
-    """One continuation of one row, as the device ranked it."""
+class Candidates(NamedTuple):
+    """Continuations of a sentence's rows, best first, in columns.
 
-    score: float  # sum of what its tokens count, less a stepwise penalty; -inf: there is none
-    row: int  # which row of this sentence it continues
-    token: int
-    log_prob: float  # the model's, of this token alone
+    score     sum of what a hypothesis's tokens count, less a stepwise penalty; -inf: there is none
+    row       which row of this sentence it continues
+    log_prob  the model's, of this token alone
+    """
+
+    score: list[float]
+    row: list[int]
+    token: list[int]
+    log_prob: list[float]
+
+    def part(self, start: int, end: int) -> "Candidates":
+        return Candidates(*(column[start:end] for column in self))
+
+    def take(self, ranks: list[int]) -> "Candidates":
+        return Candidates(*([column[i] for i in ranks] for column in self))
+
+    def __add__(self, other: tuple) -> "Candidates":  # column by column
+        return Candidates(*(a + b for a, b in zip(self, other)))
 
 
 @dataclass(slots=True)
@@ -42,6 +56,7 @@ class BeamRules:
     alpha: float = 1.0
     stepwise_penalty: bool = False
     patience: float = 1.0
+    unordered: bool = False  # candidates come in the order they were drawn in
 
     @property
     def n_pools(self) -> int:

@@ -1,4 +1,4 @@
-"""How fast, as ratios: `python tests/perf/benchmark.py [-model PATH] [-src FILE]`.
+"""How fast, as ratios: `python -m tests.perf.benchmark [-model PATH] [-src FILE]`.
 
 Settings take turns, round after round, and the median of each counts: on a shared machine
 a ratio means something, a single figure does not.  The last lines say where a step's time goes.
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from onmt_lite.presets import PRESETS
+from onmt_lite.search import candidates as device
 from onmt_lite.search import decode as loop
 from onmt_lite.search.beam import Beam
 from onmt_lite.translator import Translator
@@ -32,9 +34,9 @@ class Timed:
         self.function, self.seconds, self.calls = function, 0.0, 0
 
     def __call__(self, *args):
-        start = time.perf_counter()
+        start = time.thread_time()  # of this thread alone, on a machine that others use too
         result = self.function(*args)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.thread_time() - start
         self.calls += 1
         return result
 
@@ -62,15 +64,36 @@ def main() -> None:
 
 def print_host_time(translator: Translator, lines: list[str]) -> None:
     """Time of the per-sentence Python code, in microseconds per sentence and step."""
-    advance = Timed(Beam.advance)
-    select = Timed(loop.select_indices)
-    original = Beam.advance, loop.select_indices
-    Beam.advance = lambda *args: advance(*args)  # a plain function binds as a method
-    loop.select_indices = select
-    translator.translate(lines)
-    Beam.advance, loop.select_indices = original
-    print(f"Beam.advance      {1e6 * advance.seconds / advance.calls:6.1f} us per sentence-step")
-    print(f"select_indices    {1e6 * select.seconds / advance.calls:6.1f} us per sentence-step")
+    print("host time, us per sentence-step: candidates + Beam.advance + select + next step")
+    for name, preset in PRESETS.items():
+        figures = [host_time(translator, lines, search=name)]
+        if "block_ngram_repeat" in preset.options:
+            figures.append(host_time(translator, lines, search=name, block_ngram_repeat=3))
+        plain, *blocking = (
+            " + ".join(f"{x:.1f}" for x in parts) + f" = {sum(parts):.1f}" for parts in figures
+        )
+        print(f"{name:16} {plain}   {'n-gram blocking ' + blocking[0] if blocking else ''}")
+
+
+def host_time(translator: Translator, lines: list[str], **options) -> list[float]:
+    """Of each part; beam_size 5 for all, so that they can be compared."""
+    parts = {
+        (device, "as_columns"): Timed(device.as_columns),
+        (Beam, "advance"): Timed(Beam.advance),
+        (loop, "select_indices"): Timed(loop.select_indices),
+        (loop, "next_step"): Timed(loop.next_step),
+    }
+    originals = {(owner, name): getattr(owner, name) for owner, name in parts}
+    for (owner, name), timed in parts.items():
+        # A plain function binds as a method
+        setattr(owner, name, lambda *args, timed=timed: timed(*args))
+    try:
+        translator.translate(lines, beam_size=5, **options)
+    finally:
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
+    steps = parts[Beam, "advance"].calls
+    return [1e6 * timed.seconds / steps for timed in parts.values()]
 
 
 if __name__ == "__main__":
