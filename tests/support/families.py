@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints import opennmt_rnn
+from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_rnn
+from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.rnn import Rnn
 
 VOCAB_SIZE = 40
@@ -103,4 +104,106 @@ RNNS: dict[str, dict[str, Any]] = {
     "gate_target": dict(context_gate="target"),
     "gate_both": dict(context_gate="both"),
     "no_feed_gate": dict(input_feed=False, context_gate="both", attention="dot", brnn=True),
+}
+
+
+def fconv_weights(
+    encoder: list[tuple[int, int]],
+    decoder: list[tuple[int, int]],
+    attention: list[bool] | None = None,
+    old_norm: bool = False,
+    shared_output: bool = False,
+    e: int = 6,
+    seed: int = 1,
+) -> Weights:
+    """What fairseq saves of an fconv model with layers (width, kernel) and these options.
+
+    `old_norm`: the decoder's convolutions are normed over another dimension, as once in fairseq.
+    """
+    dice, d_out = Dice(seed), e if shared_output else 5
+    weights: Weights = {"decoder.version": torch.tensor([1.0 if old_norm else 2.0])}
+
+    def linear(name: str, n_out: int, n_in: int) -> None:
+        weights[f"{name}.weight_v"] = dice(n_out, n_in)
+        weights[f"{name}.weight_g"] = dice(n_out, 1, std=1.0)
+        weights[f"{name}.bias"] = dice(n_out)
+
+    for side, layers in (("encoder", encoder), ("decoder", decoder)):
+        weights[f"{side}.embed_tokens.weight"] = dice(VOCAB_SIZE, e, std=1.0)
+        weights[f"{side}.embed_positions.weight"] = dice(30, e, std=1.0)
+        linear(f"{side}.fc1", layers[0][0], e)
+        d_in = layers[0][0]
+        for i, (d, k) in enumerate(layers):
+            normed_once = old_norm and side == "decoder"
+            shape = (k, 1, 1) if normed_once else (1, 1, 2 * d)
+            weights[f"{side}.convolutions.{i}.weight_v"] = dice(k, d_in, 2 * d)
+            weights[f"{side}.convolutions.{i}.weight_g"] = dice(*shape, std=1.0)
+            weights[f"{side}.convolutions.{i}.bias"] = dice(2 * d)
+            if d != d_in:
+                linear(f"{side}.projections.{i}", d, d_in)
+            if side == "decoder" and (attention is None or attention[i]):
+                linear(f"decoder.attention.{i}.in_projection", e, d)
+                linear(f"decoder.attention.{i}.out_projection", d, e)
+            d_in = d
+        linear(f"{side}.fc2", e if side == "encoder" else d_out, d_in)
+    if shared_output:
+        weights["decoder.fc3.weight"] = weights["decoder.embed_tokens.weight"]
+        weights["decoder.fc3.bias"] = dice(VOCAB_SIZE)
+    else:
+        linear("decoder.fc3", VOCAB_SIZE, d_out)
+    return weights
+
+
+def make_fconv(**options: Any) -> Convolution:
+    return fairseq_fconv.build(fconv_weights(**options), {})
+
+
+FCONVS: dict[str, dict[str, Any]] = {
+    "plain": dict(encoder=[(8, 3)] * 2, decoder=[(8, 3)] * 2),
+    "uneven": dict(encoder=[(8, 3), (10, 1), (7, 5)], decoder=[(8, 3), (10, 4), (9, 1)]),
+    "even_kernels": dict(encoder=[(8, 2), (8, 4)], decoder=[(8, 2)] * 3),
+    "some_attention": dict(encoder=[(8, 3)], decoder=[(8, 3)] * 3, attention=[False, True, True]),
+    "old_norm": dict(encoder=[(8, 3)], decoder=[(8, 3)] * 2, old_norm=True),
+    "shared_output": dict(encoder=[(8, 3)], decoder=[(8, 3)], shared_output=True),
+    "one_word_kernels": dict(encoder=[(8, 1)], decoder=[(8, 1)]),
+}
+
+
+def cnn_weights(
+    layers: int = 2, kernel: int = 3, positions: bool = False, d: int = 8, e: int = 6, seed: int = 1
+) -> Weights:
+    """What OpenNMT-py saves of a convolutional model with these options.
+
+    The averages differ from what they are averages of, as they do in a real file.
+    """
+    dice = Dice(seed)
+    weights = dice.linear("generator.0", VOCAB_SIZE, d)
+    for side, prefix in (("encoder", "encoder.cnn.layers"), ("decoder", "decoder.conv_layers")):
+        table = f"{side}.embeddings.make_embedding"
+        weights[f"{table}.emb_luts.0.weight"] = dice(VOCAB_SIZE, e)
+        if positions:
+            weights[f"{table}.pe.pe"] = dice(50, 1, e)
+        weights |= dice.linear(f"{side}.linear", d, e)
+        for i in range(layers):
+            name = f"{prefix}.{i}.conv"
+            for suffix in ("", "_avg"):
+                weights[f"{name}.V{suffix}"] = dice(2 * d, d, kernel, 1)
+                weights[f"{name}.g{suffix}"] = dice(2 * d, std=1.0)
+                weights[f"{name}.b{suffix}"] = dice(2 * d)
+            weights |= {f"{name}.weight": weights[f"{name}.V"]}
+            weights |= {f"{name}.bias": weights[f"{name}.b"]}
+            if side == "decoder":
+                weights |= dice.linear(f"decoder.attn_layers.{i}.linear_in", d, d)
+    return weights
+
+
+def make_cnn(**options: Any) -> Convolution:
+    return opennmt_cnn.build(cnn_weights(**options), {})
+
+
+CNNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "positions": dict(positions=True),
+    "wide_kernels": dict(kernel=5, layers=1),
+    "three_layers": dict(layers=3),
 }
