@@ -1,6 +1,5 @@
 """Convolutional models against fairseq's own numbers, and against the formulas by hand."""
 
-import json
 import math
 
 import pytest
@@ -44,41 +43,25 @@ def model(family):
     return make(**options)
 
 
-def fairseq_scores(name: str) -> list[tuple[list[str], list[str], float]]:
-    """Sources, hypotheses and their log-probabilities, as fairseq's own search gave them."""
-    path = archives.CHECKPOINTS / "references" / name
-    reference = json.loads(path.read_text(encoding="utf-8"))
-    case = next(case for case in reference["cases"] if case["id"] == "beam10_unnorm")
-    return [
-        (source.split(), hyp["text"].split(), hyp["score"])
-        for source, row in zip(reference["sources"], case["rows"], strict=True)
-        for hyp in row["hyps"]
-    ]
-
-
 def test_scores_are_those_of_fairseq():
+    """Of its own search's hypotheses."""
     src_ids, tgt_ids = (
-        {
-            token: i
-            for i, token in enumerate(archives.fairseq_vocab(f"fairseq_fconv/dict.{side}.txt"))
-        }
+        {t: i for i, t in enumerate(archives.fairseq_vocab(f"fairseq_fconv/dict.{side}.txt"))}
         for side in ("src", "tgt")
     )
     model = fairseq_fconv.build(*archives.fairseq("fairseq_fconv/checkpoint.pt"))
-    scores = fairseq_scores("fairseq_fconv.fairseq.json")
-    src = [[src_ids[token] for token in source] + [EOS] for source, _, _ in scores]
-    tgt = [[tgt_ids[token] for token in text] for _, text, _ in scores]
-    lengths = torch.tensor([len(ids) for ids in src])
-    padded = torch.tensor([ids + [PAD] * (int(lengths.max()) - len(ids)) for ids in src])
-    found = score_targets(model, padded, lengths, tgt, EOS, EOS)
+    gold = archives.gold("fairseq_fconv")
+    src = [[src_ids[token] for token in g["source"].split()] + [EOS] for g in gold]
+    tgt = [[tgt_ids[token] for token in g["target"].split()] for g in gold]
+    found = score_targets(model, *archives.padded(src, PAD), tgt, EOS, EOS)
     assert len(found) == 200
-    assert found == pytest.approx([score for _, _, score in scores], abs=1e-4)
+    assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
     assert model.max_positions == 1022
 
 
 def test_logits_are_those_of_fairseq():
-    expected = torch.load(archives.CHECKPOINTS / "formats/fs12_expected.pt", weights_only=True)
-    model = fairseq_fconv.build(*archives.fairseq("formats/fs12_fc/checkpoint.pt"))
+    expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
+    model = fairseq_fconv.build(*archives.fairseq("fs12_fc/checkpoint.pt"))
     src = torch.tensor([[4, 5, 2, PAD], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
     assert [sorted(row) for row in src.tolist()] == [
         sorted(row) for row in expected["src"].tolist()
@@ -97,7 +80,7 @@ def test_logits_follow_the_formulas(family, model):
 
 
 def test_a_file_of_opennmt_py_follows_the_formulas():
-    weights, options = archives.opennmt("formats/m12_cnn_step_2.pt")
+    weights, options = archives.opennmt("m12_cnn_step_2.pt")
     model = opennmt_cnn.build(weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):

@@ -1,6 +1,5 @@
 """Recurrent models against OpenNMT-py's own scores, and against the formulas by hand."""
 
-import json
 import math
 
 import pytest
@@ -14,13 +13,14 @@ from tests.support import archives
 from tests.support.families import RNNS, Weights, make_rnn, rnn_weights
 
 ATOL = 1e-5
+PAD = 1
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3, 1])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
-LSTM = "onmt120_lstm/model.pt"
+LSTM = "onmt120_lstm.pt"
 FILES = {
-    "gru_mlp": "formats/m12_grumlp_step_2.pt",
-    "no_feed_gate_both": "formats/m12_nofeed_step_2.pt",
+    "gru_mlp": "m12_grumlp_step_2.pt",
+    "no_feed_gate_both": "m12_nofeed_step_2.pt",
     "brnn_general": LSTM,
 }
 
@@ -36,18 +36,15 @@ def model(options):
 
 
 def test_scores_are_those_of_opennmt_py():
-    path = archives.CHECKPOINTS / "references" / "onmt120_lstm.opennmt-3.json"
-    gold = json.loads(path.read_text(encoding="utf-8"))["gold"]
+    gold = archives.gold("onmt120_lstm")
     src_ids, tgt_ids = (
         {token: i for i, token in enumerate(archives.opennmt_vocab(LSTM, side))}
         for side in ("src", "tgt")
     )
     src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
     tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
-    lengths = torch.tensor([len(ids) for ids in src])
-    padded = torch.tensor([ids + [1] * (int(lengths.max()) - len(ids)) for ids in src])
     model = opennmt_rnn.build(*archives.opennmt(LSTM))
-    found = score_targets(model, padded, lengths, tgt, tgt_ids["<s>"], tgt_ids["</s>"])
+    found = score_targets(model, *archives.padded(src, PAD), tgt, tgt_ids["<s>"], tgt_ids["</s>"])
     assert len(found) == 20
     assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
 

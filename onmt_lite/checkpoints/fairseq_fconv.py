@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.weights import Weights, count, load_strictly, rename, size
+from onmt_lite.checkpoints.renaming import Tensors, count, load_strictly, rename, size
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
@@ -25,11 +25,11 @@ RULES = (
 )
 
 
-def recognises(weights: Weights) -> bool:
+def recognises(weights: Tensors) -> bool:
     return "encoder.convolutions.0.weight_v" in weights
 
 
-def build(weights: Weights, options: Mapping[str, Any]) -> Convolution:
+def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
     """The model of a checkpoint.
 
     weights: its `model`.  options: `args`, or the model's part of `cfg`, by name.  Only what no
@@ -47,7 +47,7 @@ def build(weights: Weights, options: Mapping[str, Any]) -> Convolution:
     return load_strictly(Convolution(cfg), rename(folded, RULES))
 
 
-def fold_weight_norm(weights: Weights) -> dict[str, Tensor]:
+def fold_weight_norm(weights: Tensors) -> dict[str, Tensor]:
     """Direction v and length g of each weight-normed tensor, multiplied out: w = g v / ||v||.
 
     The norm runs over the dimensions in which g has length 1: not always the same ones, since
@@ -74,7 +74,7 @@ def _our_layout(weight: Tensor) -> Tensor:
     return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
 
 
-def read_config(weights: Weights) -> ConvolutionConfig:
+def read_config(weights: Tensors) -> ConvolutionConfig:
     """Sizes from the tensors, weight norm folded and in our layout."""
     src, tgt = (f"{side}coder.embed_tokens.weight" for side in ("en", "de"))
     return ConvolutionConfig(
@@ -91,7 +91,7 @@ def read_config(weights: Weights) -> ConvolutionConfig:
     )
 
 
-def _layers(weights: Weights, side: str) -> tuple[Layer, ...]:
+def _layers(weights: Tensors, side: str) -> tuple[Layer, ...]:
     names = [
         f"{side}.convolutions.{i}.weight"
         for i in range(count(weights, side + r"\.convolutions\.(\d+)\.weight"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.weights import Weights, count, load_strictly, rename, size
+from onmt_lite.checkpoints.renaming import Tensors, count, load_strictly, rename, size
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
@@ -25,11 +25,11 @@ RULES = (
 )
 
 
-def recognises(weights: Weights) -> bool:
+def recognises(weights: Tensors) -> bool:
     return "encoder.cnn.layers.0.conv.V_avg" in weights
 
 
-def build(weights: Weights, options: Mapping[str, Any]) -> Convolution:
+def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
     """The model of a checkpoint.
 
     weights: of `model`, and of `generator` with "generator." before each name.
@@ -46,7 +46,7 @@ def build(weights: Weights, options: Mapping[str, Any]) -> Convolution:
     return load_strictly(Convolution(cfg), rename(folded, RULES))
 
 
-def fold_averages(weights: Weights) -> dict[str, Tensor]:
+def fold_averages(weights: Tensors) -> dict[str, Tensor]:
     """One weight (out, kernel, in) and bias per convolution, tables of positions as matrices.
 
     A file has each convolution three times: as trained (`weight`, `bias`, of which V and b are
@@ -69,7 +69,7 @@ def fold_averages(weights: Weights) -> dict[str, Tensor]:
     return folded
 
 
-def _fold(weights: Weights, base: str) -> Tensor:
+def _fold(weights: Tensors, base: str) -> Tensor:
     """Weight norm: g V / ||V|| per output channel; (out, in, kernel, 1) -> (out, kernel, in)."""
     n_out = size(weights, f"{base}.V_avg", 3) and size(weights, f"{base}.V_avg", 0)
     if size(weights, f"{base}.g_avg", 0) != n_out:
@@ -79,7 +79,7 @@ def _fold(weights: Weights, base: str) -> Tensor:
     return v * (g / v.flatten(1).norm(dim=1))[:, None, None]
 
 
-def read_config(weights: Weights) -> ConvolutionConfig:
+def read_config(weights: Tensors) -> ConvolutionConfig:
     """Sizes from the tensors, averages folded."""
     tables = [f"{side}.embeddings.make_embedding" for side in LAYERS]
     src, tgt = (f"{table}.emb_luts.0.weight" for table in tables)
@@ -100,7 +100,7 @@ def read_config(weights: Weights) -> ConvolutionConfig:
     )
 
 
-def _layers(weights: Weights, side: str) -> tuple[Layer, ...]:
+def _layers(weights: Tensors, side: str) -> tuple[Layer, ...]:
     prefix = LAYERS[side]
     n = count(weights, re.escape(prefix) + r"\.(\d+)\.conv\.weight")
     names = [f"{prefix}.{i}.conv.weight" for i in range(n)]

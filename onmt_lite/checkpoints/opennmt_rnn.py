@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from onmt_lite.checkpoints.weights import Weights, count, load_strictly, rename, size
+from onmt_lite.checkpoints.renaming import Tensors, count, load_strictly, rename, size
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
 from onmt_lite.models.rnn_attention import Gate, Score
@@ -28,11 +28,11 @@ RULES = (
 )
 
 
-def recognises(weights: Weights) -> bool:
+def recognises(weights: Tensors) -> bool:
     return "encoder.rnn.weight_ih_l0" in weights
 
 
-def build(weights: Weights, options: Mapping[str, Any]) -> Rnn:
+def build(weights: Tensors, options: Mapping[str, Any]) -> Rnn:
     """The model of a checkpoint.
 
     weights: of `model`, and of `generator` with "generator." before each name.
@@ -49,7 +49,7 @@ def build(weights: Weights, options: Mapping[str, Any]) -> Rnn:
     return load_strictly(Rnn(cfg), rename(weights, RULES))
 
 
-def read_config(weights: Weights, options: Mapping[str, Any]) -> RnnConfig:
+def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights)
     layers = r"layers\.(\d+)\.weight_hh" if input_feed else r"weight_hh_l(\d+)"
     return RnnConfig(
@@ -69,7 +69,7 @@ def read_config(weights: Weights, options: Mapping[str, Any]) -> RnnConfig:
     )
 
 
-def _cell(weights: Weights) -> Cell:
+def _cell(weights: Tensors) -> Cell:
     """Gates are stacked: an LSTM has four of them, a GRU three."""
     name = "encoder.rnn.weight_hh_l0"
     n_gates = size(weights, name, 0) / max(1, size(weights, name, 1))
@@ -78,7 +78,7 @@ def _cell(weights: Weights) -> Cell:
     return "lstm" if n_gates == 4 else "gru"
 
 
-def _attention(weights: Weights, options: Mapping[str, Any]) -> Score:
+def _attention(weights: Tensors, options: Mapping[str, Any]) -> Score:
     kind: Score = "dot"
     if "decoder.attn.linear_context.weight" in weights:
         kind = "mlp"
@@ -89,7 +89,7 @@ def _attention(weights: Weights, options: Mapping[str, Any]) -> Score:
     return kind
 
 
-def _gate(weights: Weights, options: Mapping[str, Any]) -> Gate:
+def _gate(weights: Tensors, options: Mapping[str, Any]) -> Gate:
     """The three kinds have the same weights."""
     if "decoder.context_gate.context_gate.gate.weight" not in weights:
         return "none"

@@ -1,4 +1,4 @@
-"""Weights of other systems: their structure, their names, and a load that leaves nothing over."""
+"""Tensors of other systems: their structure, their names, and a load that leaves nothing over."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from onmt_lite.errors import CheckpointError
 
-Weights = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor]
 Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def size(weights: Weights, name: str, dim: int) -> int:
+def size(weights: Tensors, name: str, dim: int) -> int:
     """Length of one dimension of the tensor `name`; CheckpointError where there is none."""
     if name not in weights:
         raise CheckpointError(f"weights: {name} is missing")
@@ -22,13 +22,13 @@ def size(weights: Weights, name: str, dim: int) -> int:
     return weights[name].size(dim)
 
 
-def count(weights: Weights, pattern: str) -> int:
+def count(weights: Tensors, pattern: str) -> int:
     """How many numbers 0, 1, ... follow each other where `pattern` has its group."""
     found = {int(m[1]) for name in weights if (m := re.fullmatch(pattern, name))}
     return next(i for i in range(len(found) + 1) if i not in found)
 
 
-def rename(weights: Weights, rules: Rules) -> dict[str, Tensor]:
+def rename(weights: Tensors, rules: Rules) -> dict[str, Tensor]:
     """The same tensors under our names, as float32; CheckpointError for a name without a rule.
 
     A rule whose new name is empty drops the tensor: it has no part in the computation.
@@ -50,7 +50,7 @@ def _new_name(name: str, rules: Rules) -> str:
     raise CheckpointError(f"weights: {name} is of a kind that is not read")
 
 
-def load_strictly(model: Model, weights: Weights) -> Model:
+def load_strictly(model: Model, weights: Tensors) -> Model:
     """Fill the model, ready for translating.
 
     CheckpointError unless every weight finds a place, every place a weight, of its size and
