@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from onmt_lite.checkpoints import opennmt_rnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.search.forced import score_targets
-from tests.support import archives
-from tests.support.families import RNNS, Weights, make_rnn, rnn_weights
+from tests.support import archives, rnn_by_hand
+from tests.support.families import RNNS, make_rnn, rnn_weights
 
 ATOL = 1e-5
 PAD = 1
@@ -52,7 +51,7 @@ def test_scores_are_those_of_opennmt_py():
 def test_logits_follow_the_formulas(options, model):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = by_hand(rnn_weights(**options), options, SRC[b, :n], TGT[b])
+        expected = rnn_by_hand.logits(rnn_weights(**options), options, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
 
 
@@ -63,7 +62,7 @@ def test_files_of_opennmt_py_follow_the_formulas(name):
     model = opennmt_rnn.build(weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = by_hand(weights, options, SRC[b, :n], TGT[b])
+        expected = rnn_by_hand.logits(weights, options, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
 
 
@@ -163,103 +162,3 @@ class TestStrictness:
         models = [opennmt_rnn.build(weights, {}) for weights in (plain, covering)]
         logits = [m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in models]
         assert torch.equal(*logits)
-
-
-# -- one sentence by the formulas, from the weights as they are named in the file --------------
-
-
-def by_hand(weights: Weights, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
-    """src (S,), tgt (T,) -> logits (T, V), in float64."""
-    w = {name: weight.double() for name, weight in weights.items()}
-    bank, hidden = encode_by_hand(w, options, src)
-    feed = torch.zeros_like(hidden[0][-1])
-    logits = []
-    for word in tgt:
-        x = w["decoder.embeddings.make_embedding.emb_luts.0.weight"][word]
-        if options.get("input_feed", True):
-            x = torch.cat([x, feed])
-        output, hidden = decoder_cells_by_hand(w, options, x, hidden)
-        feed = attend_by_hand(w, options, output, bank)
-        if options.get("context_gate"):
-            feed = gate_by_hand(w, options["context_gate"], x, output, feed)
-        generator = "generator.0" if "generator.0.weight" in w else "generator"
-        logits.append(linear(w, generator, feed))
-    return torch.stack(logits)
-
-
-def linear(w: Weights, name: str, x: Tensor) -> Tensor:
-    return w[f"{name}.weight"] @ x + w.get(f"{name}.bias", torch.zeros(()))
-
-
-def cell_by_hand(w: Weights, prefix: str, suffix: str, x: Tensor, past: list[Tensor]):
-    """past and result: [h] of a GRU, [h, c] of an LSTM."""
-    of_x = w[f"{prefix}weight_ih{suffix}"] @ x + w[f"{prefix}bias_ih{suffix}"]
-    of_h = w[f"{prefix}weight_hh{suffix}"] @ past[0] + w[f"{prefix}bias_hh{suffix}"]
-    if len(past) == 2:
-        i, f, g, o = (of_x + of_h).chunk(4)
-        c = f.sigmoid() * past[1] + i.sigmoid() * g.tanh()
-        return [o.sigmoid() * c.tanh(), c]
-    (xr, xz, xn), (hr, hz, hn) = of_x.chunk(3), of_h.chunk(3)
-    z = (xz + hz).sigmoid()
-    return [(1 - z) * (xn + (xr + hr).sigmoid() * hn).tanh() + z * past[0]]
-
-
-def encode_by_hand(w: Weights, options: dict, src: Tensor):
-    """bank (S, D), and per part (h, c) the last state of each layer."""
-    xs = list(w["encoder.embeddings.make_embedding.emb_luts.0.weight"][src])
-    n_parts = 2 if options.get("cell", "LSTM") == "LSTM" else 1
-    directions = ["", "_reverse"] if options.get("brnn") else [""]
-    last = []  # per layer and direction
-    while f"encoder.rnn.weight_hh_l{len(last) // len(directions)}" in w:
-        layer, outputs = len(last) // len(directions), []
-        for direction in directions:
-            past = [torch.zeros(w[f"encoder.rnn.weight_hh_l{layer}"].size(1)).double()] * n_parts
-            states = []
-            for x in reversed(xs) if direction else xs:
-                past = cell_by_hand(w, "encoder.rnn.", f"_l{layer}{direction}", x, past)
-                states.append(past[0])
-            outputs.append(states[::-1] if direction else states)
-            last.append(past)
-        xs = [torch.cat(both) for both in zip(*outputs)]
-    hidden = []
-    for i in range(n_parts):
-        part = torch.stack([states[i] for states in last])  # (layers * directions, d)
-        if f"encoder.bridge.{i}.weight" in w:
-            folded = part.reshape(len(directions), -1)
-            crossed = [linear(w, f"encoder.bridge.{i}", row).relu() for row in folded]
-            part = torch.stack(crossed).reshape(part.shape)
-        hidden.append(part.reshape(len(part) // len(directions), -1))
-    return torch.stack(xs), hidden
-
-
-def decoder_cells_by_hand(w: Weights, options: dict, x: Tensor, hidden: list[Tensor]):
-    new = []
-    for i in range(len(hidden[0])):
-        feeds = options.get("input_feed", True)
-        names = (f"decoder.rnn.layers.{i}.", "") if feeds else ("decoder.rnn.", f"_l{i}")
-        new.append(cell_by_hand(w, *names, x, [part[i] for part in hidden]))
-        x = new[-1][0]
-    return x, [torch.stack(parts) for parts in zip(*new)]
-
-
-def attend_by_hand(w: Weights, options: dict, output: Tensor, bank: Tensor) -> Tensor:
-    kind = options.get("attention", "general")
-    if kind == "mlp":
-        query = linear(w, "decoder.attn.linear_query", output)
-        keys = [linear(w, "decoder.attn.linear_context", h) for h in bank]
-        scores = [linear(w, "decoder.attn.v", (query + key).tanh())[0] for key in keys]
-    else:
-        query = linear(w, "decoder.attn.linear_in", output) if kind == "general" else output
-        scores = [query @ h for h in bank]
-    context = torch.stack(scores).softmax(0) @ bank
-    attended = linear(w, "decoder.attn.linear_out", torch.cat([context, output]))
-    return attended if kind == "mlp" else attended.tanh()
-
-
-def gate_by_hand(w: Weights, kind: str, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
-    name = "decoder.context_gate.context_gate"
-    z = linear(w, f"{name}.gate", torch.cat([x, output, attended])).sigmoid()
-    s = linear(w, f"{name}.source_proj", attended)
-    t = linear(w, f"{name}.target_proj", torch.cat([x, output]))
-    mixed = {"source": t + z * s, "target": z * t + s, "both": (1 - z) * t + z * s}
-    return mixed[kind].tanh()

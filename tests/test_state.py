@@ -9,7 +9,7 @@ import torch
 from onmt_lite.models.cache import FIRST_CAPACITY
 from onmt_lite.models.table import TableModel, TableSource
 from tests.support import families, tiny
-from tests.support.families import CNNS, FCONVS, RNNS
+from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
 from tests.support.rows import ATOL, LENGTHS, Rows
 
 
@@ -37,11 +37,13 @@ def table_model() -> TableModel:
 MODELS = {
     "transformer": tiny.make_model,
     "table": table_model,
-    **{f"rnn_{name}": partial(families.make_rnn, **options) for name, options in RNNS.items()},
+    **{f"rnn_{k}": partial(families.make_rnn, **v) for k, v in RNNS.items()},
     **{
         f"fconv_{name}": partial(families.make_fconv, **options) for name, options in FCONVS.items()
     },
-    **{f"cnn_{name}": partial(families.make_cnn, **options) for name, options in CNNS.items()},
+    **{f"cnn_{k}": partial(families.make_cnn, **v) for k, v in CNNS.items()},
+    **{f"copy_{k}": partial(families.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
+    "copy_transformer": families.make_copying_transformer,
 }
 
 

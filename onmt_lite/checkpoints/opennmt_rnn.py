@@ -50,6 +50,9 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Rnn:
 
 
 def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:
+    attention = read_attention(weights, "decoder.attn")
+    if (said := options.get("global_attention", attention)) != attention:
+        raise CheckpointError(f"options: global_attention {said!r}, but weights of {attention!r}")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights)
     layers = r"layers\.(\d+)\.weight_hh" if input_feed else r"weight_hh_l(\d+)"
     return RnnConfig(
@@ -64,7 +67,7 @@ def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:
         bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
         bridge="encoder.bridge.0.weight" in weights,
         input_feed=input_feed,
-        attention=_attention(weights, options),
+        attention=attention,
         context_gate=_gate(weights, options),
     )
 
@@ -78,15 +81,11 @@ def _cell(weights: Tensors) -> Cell:
     return "lstm" if n_gates == 4 else "gru"
 
 
-def _attention(weights: Tensors, options: Mapping[str, Any]) -> Score:
-    kind: Score = "dot"
-    if "decoder.attn.linear_context.weight" in weights:
-        kind = "mlp"
-    elif "decoder.attn.linear_in.weight" in weights:
-        kind = "general"
-    if (said := options.get("global_attention", kind)) != kind:
-        raise CheckpointError(f"options: global_attention {said!r}, but the weights are of {kind}")
-    return kind
+def read_attention(weights: Tensors, name: str) -> Score:
+    """The kind of the attention `name`, by what it has weights for."""
+    if f"{name}.linear_context.weight" in weights:
+        return "mlp"
+    return "general" if f"{name}.linear_in.weight" in weights else "dot"
 
 
 def _gate(weights: Tensors, options: Mapping[str, Any]) -> Gate:

@@ -221,11 +221,21 @@ class Rnn(nn.Module):
 
         Advances `state` in place.
         """
-        attended, attn = self.decoder(tokens, state)
-        return self.output(attended), attn
+        hidden, attn = self.step_hidden(tokens, state)
+        return self.output(hidden), attn
 
     def forward(self, memory: RnnMemory, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
+        hidden, _ = self.forward_hidden(memory, tgt)
+        return self.output(hidden)
+
+    def step_hidden(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+        """As `step`: what the output layer reads (R, D), attention (R, S)."""
+        return self.decoder(tokens, state)
+
+    def forward_hidden(self, memory: RnnMemory, tgt: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
         state = self.init_state(memory)
-        steps = [self.decoder(tokens, state)[0] for tokens in tgt.unbind(1)]
-        return self.output(torch.stack(steps, 1))
+        steps = [self.decoder(tokens, state) for tokens in tgt.unbind(1)]
+        hidden, attn = (torch.stack(parts, 1) for parts in zip(*steps))
+        return hidden, attn

@@ -13,11 +13,10 @@ Score = Literal["dot", "general", "mlp"]
 Gate = Literal["none", "source", "target", "both"]
 
 
-class GlobalAttention(nn.Module):
+class AttentionWeights(nn.Module):
     """Global attention of Luong et al. 2015, section 3.1, `mlp` being that of Bahdanau et al. 2015.
 
-    As in OpenNMT-py, scores are not scaled, and what comes out is the attentional vector: query
-    and context through one more layer, which ends in a tanh unless the attention is `mlp`.
+    As in OpenNMT-py, scores are not scaled.
     """
 
     def __init__(self, d: int, score: Score):
@@ -28,7 +27,6 @@ class GlobalAttention(nn.Module):
         if score == "mlp":
             self.key = nn.Linear(d, d, bias=False)
             self.energy = nn.Linear(d, 1, bias=False)
-        self.out = nn.Linear(2 * d, d, bias=score == "mlp")
 
     def keys(self, bank: Tensor) -> Tensor:
         """What queries are compared with, made once per sentence: (B, S, D) -> (B, S, D)."""
@@ -43,6 +41,15 @@ class GlobalAttention(nn.Module):
             asked = self.query(query) if self.score == "general" else query
             scores = asked @ keys.transpose(1, 2)
         return (scores.float() + mask).softmax(-1).to(query.dtype)
+
+
+class GlobalAttention(AttentionWeights):
+    """With the attentional vector: query and context through one more layer, which ends in a
+    tanh unless the attention is `mlp` (OpenNMT-py's rule)."""
+
+    def __init__(self, d: int, score: Score):
+        super().__init__(d, score)
+        self.out = nn.Linear(2 * d, d, bias=score == "mlp")
 
     def forward(
         self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor

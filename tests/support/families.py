@@ -5,9 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_rnn
+from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_copy, opennmt_rnn
 from onmt_lite.models.convolution import Convolution
+from onmt_lite.models.copying import CopyModel
 from onmt_lite.models.rnn import Rnn
+from onmt_lite.text.vocab import Vocab
+from tests.support import tiny
 
 VOCAB_SIZE = 40
 Weights = dict[str, Tensor]
@@ -206,4 +209,58 @@ CNNS: dict[str, dict[str, Any]] = {
     "positions": dict(positions=True),
     "wide_kernels": dict(kernel=5, layers=1),
     "three_layers": dict(layers=3),
+}
+
+
+# Source words w0 to w37, target words w18 to w53: about half of them on both sides
+SRC_VOCAB = Vocab(["<unk>", "<blank>", *(f"w{i}" for i in range(38))], pad_id=1, unk_id=0)
+TGT_VOCAB = Vocab(
+    ["<unk>", "<blank>", "<s>", "</s>", *(f"w{i}" for i in range(18, 54))],
+    unk_id=0,
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+)
+
+
+def copy_weights(attention: str | None, d: int, seed: int = 2) -> Weights:
+    """What copying adds to the weights of an OpenNMT-py model; attention None: it is reused."""
+    dice = Dice(seed)
+    weights = dice.linear("generator.linear_copy", 1, d)
+    if attention == "general":
+        weights |= dice.linear("decoder.copy_attn.linear_in", d, d, bias=False)
+    elif attention == "mlp":
+        weights |= dice.linear("decoder.copy_attn.linear_context", d, d, bias=False)
+        weights |= dice.linear("decoder.copy_attn.linear_query", d, d)
+        weights |= {"decoder.copy_attn.v.weight": dice(1, d)}
+    if attention:
+        weights |= dice.linear("decoder.copy_attn.linear_out", d, 2 * d, bias=attention == "mlp")
+    return weights
+
+
+def copying_rnn_weights(copying: str | None, **options: Any) -> Weights:
+    """An RNN with a CopyGenerator."""
+    plain = rnn_weights(**options)
+    names = {name: name.replace("generator.0", "generator.linear") for name in plain}
+    return {names[name]: weight for name, weight in plain.items()} | copy_weights(copying, d=8)
+
+
+def make_copying_rnn(copying: str | None, **options: Any) -> CopyModel:
+    options = {"reuse_copy_attn": copying is None, **options}
+    structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
+    plain, own = opennmt_copy.split(copying_rnn_weights(copying, **structure))
+    inner = opennmt_rnn.build(plain, options)
+    return opennmt_copy.wrap(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+
+
+def make_copying_transformer() -> CopyModel:
+    inner = tiny.make_model()
+    return opennmt_copy.wrap(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
+
+
+COPYING_RNNS: dict[str, dict[str, Any]] = {
+    "reuse": dict(copying=None),
+    "dot": dict(copying="dot"),
+    "general": dict(copying="general", brnn=True, cell="GRU"),
+    "mlp": dict(copying="mlp", attention="dot"),
 }
