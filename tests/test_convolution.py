@@ -114,6 +114,14 @@ def test_the_future_is_not_seen(model):
     assert same.abs().max() < ATOL
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    assert near.dtype == dtype
+    assert (near - exact).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_translating_does_not_change_the_weights():
     """OpenNMT-py's averages drift while it translates; the same input must give the same again."""
     model = make_cnn()

@@ -169,6 +169,13 @@ def test_without_the_words_of_a_line_they_count_as_unknown(model):
     torch.testing.assert_close(known, expected, atol=ATOL, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
+    assert (near - exact).abs().max() < 0.05
+
+
 def test_padding_is_never_produced(model):
     assert (model.forward(model.encode(SRC, SRC_LENGTHS), TGT)[:, :, PAD] == -math.inf).all()
 

@@ -84,6 +84,14 @@ def test_a_sentence_alone_equals_itself_in_a_batch(model):
         torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    assert near.dtype == dtype
+    assert (near - exact).abs().max() < 0.05
+
+
 def test_the_bridge_does_not_mix_sentences_as_it_once_did():
     """The rule up to 2.x: fold (layers, sentences, d) as it lies in memory."""
     encoder = make_rnn(bridge=True).encoder
@@ -127,6 +135,25 @@ class TestStrictness:
         wrong = {**rnn_weights(), "decoder.attn.linear_in.weight": torch.ones(8, 7)}
         with pytest.raises(CheckpointError, match="size mismatch"):
             opennmt_rnn.build(wrong, {})
+
+    def test_sizes_that_are_only_claimed_cost_nothing(self):
+        """A decoder of that width would take 16 TB."""
+        wide = {**rnn_weights(), "decoder.attn.linear_out.weight": torch.ones(1_000_000, 1)}
+        with pytest.raises(CheckpointError, match="size mismatch"):
+            opennmt_rnn.build(wide, {})
+
+    def test_nothing_may_be_empty(self):
+        empty = {**rnn_weights(), "generator.0.weight": torch.ones(0, 8)}
+        with pytest.raises(CheckpointError):
+            opennmt_rnn.build(empty, {})
+        name = "decoder.embeddings.make_embedding.emb_luts.0.weight"
+        with pytest.raises(CheckpointError, match=r"shape \[0, 6\]"):
+            opennmt_rnn.build({**rnn_weights(), name: torch.ones(0, 6)}, {})
+
+    def test_files_in_half_precision_are_read(self):
+        weights = {name: weight.half() for name, weight in rnn_weights().items()}
+        model = opennmt_rnn.build(weights, {})
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
 
     def test_numbers_must_be_finite(self):
         weights = rnn_weights()

@@ -40,11 +40,7 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
         if re.search(r"\(\s*\d+\s*,\s*\d+\s*,\s*(?!1\s*\))\d", str(options.get(name, ""))):
             raise CheckpointError(f"options: {name} with residuals over several layers")
     folded = {name: _our_layout(w) for name, w in fold_weight_norm(weights).items()}
-    try:
-        cfg = read_config(folded)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    return load_strictly(Convolution(cfg), rename(folded, RULES))
+    return load_strictly(lambda: Convolution(read_config(folded)), rename(folded, RULES))
 
 
 def fold_weight_norm(weights: Tensors) -> dict[str, Tensor]:

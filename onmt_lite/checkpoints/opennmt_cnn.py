@@ -39,11 +39,7 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
     if (function := options.get("generator_function", "softmax")) != "softmax":
         raise CheckpointError(f"options: generator_function {function!r} is not supported")
     folded = fold_averages(weights)
-    try:
-        cfg = read_config(folded)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    return load_strictly(Convolution(cfg), rename(folded, RULES))
+    return load_strictly(lambda: Convolution(read_config(folded)), rename(folded, RULES))
 
 
 def fold_averages(weights: Tensors) -> dict[str, Tensor]:

@@ -58,12 +58,15 @@ def wrap(
             f"weights: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
             "fit the kind of model"
         )
-    attention = _attention(inner, own, options) if has_attention else None
-    model = CopyModel(
-        inner, copy_table(src_vocab, tgt_vocab), tgt_vocab.pad_id, tgt_vocab.unk_id, attention
-    )
+    table = copy_table(src_vocab, tgt_vocab)
+    special = tgt_vocab.pad_id, tgt_vocab.unk_id
+
+    def make() -> CopyModel:
+        attention = _attention(inner, own, options) if has_attention else None
+        return CopyModel(inner, table, *special, attention)
+
     of_inner = {f"inner.{name}": weight for name, weight in inner.state_dict().items()}
-    return load_strictly(model, {**of_inner, **rename(own, RULES)})
+    return load_strictly(make, {**of_inner, **rename(own, RULES)})
 
 
 def _attention(inner: Pointing, own: Tensors, options: Mapping[str, Any]) -> AttentionWeights:

@@ -42,11 +42,7 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Rnn:
     for name in ("global_attention_function", "generator_function"):
         if (function := options.get(name, "softmax")) != "softmax":
             raise CheckpointError(f"options: {name} {function!r} is not supported")
-    try:
-        cfg = read_config(weights, options)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    return load_strictly(Rnn(cfg), rename(weights, RULES))
+    return load_strictly(lambda: Rnn(read_config(weights, options)), rename(weights, RULES))
 
 
 def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:

@@ -1,9 +1,10 @@
 """Tensors of other systems: their structure, their names, and a load that leaves nothing over."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from onmt_lite.errors import CheckpointError
@@ -17,9 +18,10 @@ def size(weights: Tensors, name: str, dim: int) -> int:
     """Length of one dimension of the tensor `name`; CheckpointError where there is none."""
     if name not in weights:
         raise CheckpointError(f"weights: {name} is missing")
-    if dim >= weights[name].dim():
-        raise CheckpointError(f"weights: {name} has {weights[name].dim()} dimensions")
-    return weights[name].size(dim)
+    shape = list(weights[name].shape)
+    if dim >= len(shape) or 0 in shape:
+        raise CheckpointError(f"weights: {name} has the shape {shape}")
+    return shape[dim]
 
 
 def count(weights: Tensors, pattern: str) -> int:
@@ -39,7 +41,7 @@ def rename(weights: Tensors, rules: Rules) -> dict[str, Tensor]:
         if new in renamed:
             raise CheckpointError(f"weights: {name} is there twice, under another name too")
         if new:
-            renamed[new] = tensor.float()
+            renamed[new] = tensor.float().contiguous()
     return renamed
 
 
@@ -50,17 +52,22 @@ def _new_name(name: str, rules: Rules) -> str:
     raise CheckpointError(f"weights: {name} is of a kind that is not read")
 
 
-def load_strictly(model: Model, weights: Tensors) -> Model:
-    """Fill the model, ready for translating.
+def load_strictly(make: Callable[[], Model], weights: Tensors) -> Model:
+    """The model that `make` makes with these weights, ready for translating.
 
-    CheckpointError unless every weight finds a place, every place a weight, of its size and
-    finite.
+    It is made without memory of its own and takes over the tensors, so that sizes a file only
+    claims cost nothing.  CheckpointError unless every weight finds a place, every place a weight,
+    of its size and finite.
     """
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"weights: {name} holds numbers that are not finite")
     try:
-        missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+        with torch.device("meta"):
+            model = make()
+        missing, unexpected = model.load_state_dict(dict(weights), strict=False, assign=True)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
     except RuntimeError as error:
         raise CheckpointError(f"weights: {str(error).splitlines()[-1].strip()}") from None
     if missing or unexpected:

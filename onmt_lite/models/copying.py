@@ -15,29 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.rnn_attention import AttentionWeights
 from onmt_lite.models.selection import Selection
 
 
-class Pointing(Protocol):
-    """What copying needs of a model beside `onmt_lite.models.base.EncoderDecoder`.
-
-    Its memories have a `bank` (B, S, D).
-    """
+class Pointing(EncoderDecoder, Protocol):
+    """What copying needs of a model.  Its memories have a `bank` (B, S, D)."""
 
     cfg: Any
-    vocab_size: int
-    max_positions: int
     output: nn.Linear
 
-    @property
-    def device(self) -> torch.device: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
-    def encode(self, src: Tensor, src_lengths: Tensor) -> Any: ...
-
-    def init_state(self, memory: Any) -> Any: ...
 
     def step_hidden(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
         """As `step`: what the output layer reads (R, D), attention (R, S)."""
