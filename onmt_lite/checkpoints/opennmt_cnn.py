@@ -36,8 +36,8 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
     options: `opt`, by name.  Only what no tensor shows is taken from it.
     CheckpointError for what is not exactly a model of this kind.
     """
-    if (function := options.get("generator_function", "softmax")) != "softmax":
-        raise CheckpointError(f"options: generator_function {function!r} is not supported")
+    if (function := options.get("generator_function") or "softmax") != "softmax":
+        raise CheckpointError(f"options: generator_function {function!r:.50} is not supported")
     folded = fold_averages(weights)
     return load_strictly(lambda: Convolution(read_config(folded)), rename(folded, RULES))
 

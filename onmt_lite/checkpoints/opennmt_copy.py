@@ -71,9 +71,9 @@ def wrap(
 
 def _attention(inner: Pointing, own: Tensors, options: Mapping[str, Any]) -> AttentionWeights:
     kind = read_attention(own, ATTENTION)
-    said = options.get("copy_attn_type") or options.get("global_attention", kind)
+    said = options.get("copy_attn_type") or options.get("global_attention") or kind
     if said != kind:
-        raise CheckpointError(f"options: copy_attn_type {said!r}, but weights of {kind!r}")
+        raise CheckpointError(f"options: copy_attn_type {said!r:.50}, but weights of {kind!r}")
     return AttentionWeights(inner.output.in_features, kind)
 
 

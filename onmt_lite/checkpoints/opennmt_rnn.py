@@ -40,15 +40,17 @@ def build(weights: Tensors, options: Mapping[str, Any]) -> Rnn:
     CheckpointError for what is not exactly a model of this kind.
     """
     for name in ("global_attention_function", "generator_function"):
-        if (function := options.get(name, "softmax")) != "softmax":
-            raise CheckpointError(f"options: {name} {function!r} is not supported")
+        if (function := options.get(name) or "softmax") != "softmax":
+            raise CheckpointError(f"options: {name} {function!r:.50} is not supported")
     return load_strictly(lambda: Rnn(read_config(weights, options)), rename(weights, RULES))
 
 
 def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:
     attention = read_attention(weights, "decoder.attn")
-    if (said := options.get("global_attention", attention)) != attention:
-        raise CheckpointError(f"options: global_attention {said!r}, but weights of {attention!r}")
+    if (said := options.get("global_attention") or attention) != attention:
+        raise CheckpointError(
+            f"options: global_attention {said!r:.50}, but weights of {attention!r}"
+        )
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights)
     layers = r"layers\.(\d+)\.weight_hh" if input_feed else r"weight_hh_l(\d+)"
     return RnnConfig(
@@ -90,5 +92,5 @@ def _gate(weights: Tensors, options: Mapping[str, Any]) -> Gate:
         return "none"
     kind = options.get("context_gate")
     if kind not in ("source", "target", "both"):
-        raise CheckpointError(f"options: context_gate {kind!r} does not say which kind it is")
+        raise CheckpointError(f"options: context_gate {kind!r:.50} does not say which kind it is")
     return cast(Gate, kind)
