@@ -61,6 +61,11 @@ class CopyMemory:
     inner: Any
     source: Source
 
+    @property
+    def width(self) -> int:
+        """V + X: how wide the logits of the batch are."""
+        return self.source.width
+
 
 class CopyState:
     """The model's own state, and what copying reads of each sentence."""
