@@ -1,17 +1,16 @@
 """`State.select`: tile, re-order and drop rows, then go on as if each row stood alone."""
 
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 
-from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.cache import FIRST_CAPACITY
 from onmt_lite.models.table import TableModel, TableSource
-from tests.support import tiny
-
-ATOL = 1e-5
-LENGTHS = [5, 2, 4]
+from tests.support import families, tiny
+from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
+from tests.support.rows import ATOL, LENGTHS, Rows
 
 
 def table_model() -> TableModel:
@@ -35,49 +34,22 @@ def table_model() -> TableModel:
     )
 
 
-class Rows:
-    """A model's state beside the plain lists that it must agree with."""
-
-    def __init__(self, model: EncoderDecoder):
-        self.model = model
-        self.is_table = isinstance(model, TableModel)
-        src = torch.full((3, max(LENGTHS)), tiny.PAD)
-        for b, n in enumerate(LENGTHS):
-            src[b, :n] = b if self.is_table else torch.arange(n) * (b + 3) % 30 + 4
-        self.src = src
-        self.state = model.init_state(model.encode(src, torch.tensor(LENGTHS)))
-        self.sentences = [0, 1, 2]  # of each row
-        self.prefixes: list[list[int]] = [[], [], []]  # decoder input of each row
-
-    def select(self, rows: list[list[int]]) -> None:
-        self.state = self.state.select(torch.tensor(rows))
-        flat = [r for line in rows for r in line]
-        self.sentences = [self.sentences[r] for r in flat]
-        self.prefixes = [list(self.prefixes[r]) for r in flat]
-
-    def step(self, tokens: list[int]) -> None:
-        """One step for all rows, and the same from scratch for each."""
-        for prefix, token in zip(self.prefixes, tokens, strict=True):
-            prefix.append(token)
-        logits, attn = self.model.step(torch.tensor(tokens), self.state)
-        for r, (b, prefix) in enumerate(zip(self.sentences, self.prefixes, strict=True)):
-            n = LENGTHS[b]
-            alone_logits, alone_attn = self.replay(self.src[b : b + 1, :n], prefix)
-            torch.testing.assert_close(logits[r], alone_logits, atol=ATOL, rtol=0)
-            torch.testing.assert_close(attn[r, :n], alone_attn, atol=ATOL, rtol=0)
-            assert attn[r, n:].abs().sum() == 0
-
-    def replay(self, src: torch.Tensor, prefix: list[int]):
-        memory = self.model.encode(src, torch.tensor([src.size(1)]))
-        state = self.model.init_state(memory)
-        for token in prefix:
-            logits, attn = self.model.step(torch.tensor([token]), state)
-        return logits[0], attn[0]
+MODELS = {
+    "transformer": tiny.make_model,
+    "table": table_model,
+    **{f"rnn_{k}": partial(families.make_rnn, **v) for k, v in RNNS.items()},
+    **{
+        f"fconv_{name}": partial(families.make_fconv, **options) for name, options in FCONVS.items()
+    },
+    **{f"cnn_{k}": partial(families.make_cnn, **v) for k, v in CNNS.items()},
+    **{f"copy_{k}": partial(families.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
+    "copy_transformer": families.make_copying_transformer,
+}
 
 
-@pytest.fixture(params=["transformer", "table"])
+@pytest.fixture(params=MODELS)
 def rows(request) -> Rows:
-    return Rows(tiny.make_model() if request.param == "transformer" else table_model())
+    return Rows(MODELS[request.param]())
 
 
 def test_tile_shuffle_and_drop_the_middle_sentence(rows):

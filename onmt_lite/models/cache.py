@@ -1,7 +1,8 @@
 """What a Transformer decoder remembers between steps, and how its rows are selected."""
 
-import torch
 from torch import Tensor
+
+from onmt_lite.models.selection import Selection
 
 FIRST_CAPACITY = 32
 
@@ -64,15 +65,10 @@ class DecoderState:
 
     def select(self, rows: Tensor) -> "DecoderState":
         """See `onmt_lite.models.base.State.select`."""
-        n_sentences = self.memory_mask.size(0)
-        beam_size = self.cache.n_rows // n_sentences
         device = self.memory_mask.device
-        sentences = rows[:, 0] // beam_size
-        flat = rows.flatten()
-        if not torch.equal(flat, torch.arange(self.cache.n_rows)):
-            self.cache.select(flat.to(device))
-        if not torch.equal(sentences, torch.arange(n_sentences)):
-            kept = sentences.to(device)
-            self.memory_mask = self.memory_mask[kept]
-            self.cross = [(k[kept], v[kept]) for k, v in self.cross]
+        kept = Selection.of(rows, self.cache.n_rows, self.memory_mask.size(0), device)
+        if kept.rows is not None:
+            self.cache.select(kept.rows)
+        self.memory_mask = kept.of_sentences(self.memory_mask)
+        self.cross = [(kept.of_sentences(k), kept.of_sentences(v)) for k, v in self.cross]
         return self

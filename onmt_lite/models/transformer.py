@@ -318,18 +318,28 @@ class Transformer(nn.Module):
 
         Appends to `state`'s cache in place.
         """
+        hidden, attn = self.step_hidden(tokens, state)
+        return self.output(hidden), attn
+
+    def forward(self, memory: Memory, tgt: Tensor) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
+        hidden, _ = self.forward_hidden(memory, tgt)
+        return self.output(hidden)
+
+    def step_hidden(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
+        """As `step`: what the output layer reads (R, D), attention (R, S)."""
         x = self.tgt_embedding(tokens[:, None], start=state.cache.length)
         for i, layer in enumerate(self.decoder):
             x, attn = layer(x, None, state.cross[i], state.memory_mask, state.cache, i)
         state.cache.length += 1
-        return self.output(self.dec_norm(x[:, 0])), attn.flatten(0, 1)
+        return self.dec_norm(x[:, 0]), attn.flatten(0, 1)
 
-    def forward(self, memory: Memory, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
+    def forward_hidden(self, memory: Memory, tgt: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
         t = tgt.size(1)
         causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
         x = self.tgt_embedding(tgt)
         for layer in self.decoder:
             keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
-            x, _ = layer(x, causal, keys_values, memory.mask)
-        return self.output(self.dec_norm(x))
+            x, attn = layer(x, causal, keys_values, memory.mask)
+        return self.dec_norm(x), attn

@@ -1,0 +1,301 @@
+"""The convolutional encoder-decoder (Gehring et al. 2017), as fairseq and OpenNMT-py have it.
+
+Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source
+tokens, T target tokens, E embedding width, D width of a layer, A width of the attention.
+
+For translating, not for training: there is no dropout.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onmt_lite.models.selection import Selection
+
+SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
+NO_LIMIT = 100_000
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Output width and kernel width of a convolution; whether attention follows it (decoder)."""
+
+    d: int
+    kernel: int
+    attends: bool = False
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """Everything that decides the computation and the names of the weights.
+
+    bottleneck  fairseq: attention works in the width of the embeddings, with a layer into and
+                out of it, its context is scaled by the root of the source length, and a layer of
+                width d_out lies before the output.  Otherwise OpenNMT-py: in the layers' width.
+    """
+
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_src_embedding: int
+    d_tgt_embedding: int
+    encoder: tuple[Layer, ...]
+    decoder: tuple[Layer, ...]
+    bottleneck: bool = True
+    d_out: int = 0
+    src_positions: int = 0  # rows of the position table; 0: positions are not embedded
+    tgt_positions: int = 0
+    position_offset: int = 0  # index of the first position (fairseq: 2)
+    scale_embedding: bool = False  # multiply embeddings by sqrt(E)
+
+    @property
+    def dec_layers(self) -> int:
+        return len(self.decoder)
+
+    @property
+    def d_model(self) -> int:
+        """Width of the widest layer of the decoder."""
+        return max(layer.d for layer in self.decoder)
+
+    def __post_init__(self):
+        """ValueError for what cannot be built, whoever wrote it."""
+        if not self.encoder or not any(layer.attends for layer in self.decoder):
+            raise ValueError("config: needs a layer in the encoder and attention in the decoder")
+        if not self.bottleneck and {layer.d for layer in self.decoder} != {self.encoder[-1].d}:
+            raise ValueError("config: without a bottleneck all layers are of one width")
+
+
+@dataclass(frozen=True)
+class ConvolutionMemory:
+    """An encoded batch.
+
+    keys, values (B, S, A)  what decoder layers compare with, and what they take up
+    mask (B, 1, S)          0 on tokens, -inf on padding; added to attention scores
+    scale (B, 1, 1)         what contexts are multiplied by
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    scale: Tensor
+
+
+class ConvolutionState:
+    """A convolutional decoder's state.
+
+    Of a hypothesis: per layer its last kernel-1 inputs (R, kernel-1, D), 0 before the start.
+    Of a sentence: the memory.
+    """
+
+    def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
+        self.memory, self.buffers = memory, buffers
+        self.length = 0  # positions already decoded
+
+    def select(self, rows: Tensor) -> "ConvolutionState":
+        """See `onmt_lite.models.base.State.select`."""
+        memory = self.memory
+        n_rows, n_sentences = self.buffers[0].size(0), memory.keys.size(0)
+        kept = Selection.of(rows, n_rows, n_sentences, memory.keys.device)
+        self.buffers = [kept.of_rows(buffer) for buffer in self.buffers]
+        parts = (memory.keys, memory.values, memory.mask, memory.scale)
+        self.memory = ConvolutionMemory(*map(kept.of_sentences, parts))
+        return self
+
+    def extend(self, i: int, x: Tensor) -> Tensor:
+        """Layer i's newest input x (R, 1, D), after those it still sees: (R, kernel, D)."""
+        window = torch.cat([self.buffers[i], x], 1)
+        self.buffers[i] = window[:, 1:]
+        return window
+
+
+class Embedding(nn.Module):
+    """Token vectors, plus position vectors where the model has them."""
+
+    def __init__(self, vocab_size: int, d: int, n_positions: int, cfg: ConvolutionConfig):
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, d)
+        self.position = nn.Parameter(torch.zeros(n_positions, d)) if n_positions else None
+        self.offset = cfg.position_offset
+        self.scale = d**0.5 if cfg.scale_embedding else 1.0
+
+    @property
+    def max_positions(self) -> int:
+        return NO_LIMIT if self.position is None else self.position.size(0) - self.offset
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """ids (N, T) at positions start, start+1, ... -> (N, T, E)."""
+        x = self.token(ids) * self.scale
+        if self.position is None:
+            return x
+        first = start + self.offset
+        return x + self.position[first : first + ids.size(1)]
+
+
+class GatedConvolution(nn.Module):
+    """A convolution over positions and the gated linear unit of Dauphin et al. 2017."""
+
+    def __init__(self, d_in: int, layer: Layer):
+        super().__init__()
+        self.kernel = layer.kernel
+        self.weight = nn.Parameter(torch.zeros(2 * layer.d, layer.kernel, d_in))
+        self.bias = nn.Parameter(torch.zeros(2 * layer.d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (N, T + kernel-1, d_in), padded already -> (N, T, D)."""
+        if x.size(1) == self.kernel:  # one position: a linear layer, as in fairseq's decoding
+            out = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, None]
+        else:
+            weight = self.weight.transpose(1, 2)  # (2D, d_in, kernel)
+            out = F.conv1d(x.transpose(1, 2), weight, self.bias).transpose(1, 2)
+        return F.glu(out, -1)
+
+
+class MultiStepAttention(nn.Module):
+    """Attention of one decoder layer (Gehring et al. 2017, section 3.3)."""
+
+    def __init__(self, d: int, d_attention: int, cfg: ConvolutionConfig):
+        super().__init__()
+        self.inward = nn.Linear(d, d_attention)
+        self.outward = nn.Linear(d_attention, d) if cfg.bottleneck else nn.Identity()
+
+    def forward(
+        self, x: Tensor, target: Tensor, memory: ConvolutionMemory
+    ) -> tuple[Tensor, Tensor]:
+        """Layer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S).
+
+        In step-by-step decoding T counts the beams of a sentence, not positions.
+        """
+        query = (self.inward(x) + target) * SQRT_HALF
+        scores = query @ memory.keys.transpose(1, 2)
+        weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
+        context = weights @ memory.values * memory.scale
+        return (self.outward(context) + x) * SQRT_HALF, weights
+
+
+def residual(d_in: int, d: int) -> nn.Module:
+    return nn.Identity() if d_in == d else nn.Linear(d_in, d)
+
+
+class Encoder(nn.Module):
+    def __init__(self, cfg: ConvolutionConfig):
+        super().__init__()
+        self.bottleneck = cfg.bottleneck
+        e = cfg.d_src_embedding
+        self.embedding = Embedding(cfg.src_vocab_size, e, cfg.src_positions, cfg)
+        self.inward = nn.Linear(e, cfg.encoder[0].d)
+        widths = [cfg.encoder[0].d, *(layer.d for layer in cfg.encoder)]
+        self.convolutions = nn.ModuleList(map(GatedConvolution, widths, cfg.encoder))
+        self.residuals = nn.ModuleList(map(residual, widths, widths[1:]))
+        self.outward = nn.Linear(widths[-1], e) if cfg.bottleneck else nn.Identity()
+
+    def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
+        inside = torch.arange(src.size(1), device=src.device) < src_lengths[:, None]
+        embedded = self.embedding(src)
+        first = x = self.inward(embedded)
+        for conv, around in zip(self.convolutions, self.residuals):
+            # A convolution sees 0 behind a sentence's end, be that the end of the batch or
+            # padding.  OpenNMT-py lets it see padding's vectors, so that batch mates count.
+            seen = x * inside[:, :, None]
+            k = cast(GatedConvolution, conv).kernel
+            x = (conv(F.pad(seen, (0, 0, (k - 1) // 2, k // 2))) + around(x)) * SQRT_HALF
+        keys = self.outward(x)
+        values = (keys + (embedded if self.bottleneck else first)) * SQRT_HALF
+        mask = torch.zeros(inside.shape, device=src.device).masked_fill_(~inside, -math.inf)
+        scale = src_lengths.sqrt() if self.bottleneck else torch.ones_like(src_lengths)
+        return ConvolutionMemory(keys, values, mask[:, None], scale[:, None, None].to(keys.dtype))
+
+
+class Decoder(nn.Module):
+    def __init__(self, cfg: ConvolutionConfig):
+        super().__init__()
+        self.bottleneck = cfg.bottleneck
+        e = cfg.d_tgt_embedding
+        self.embedding = Embedding(cfg.tgt_vocab_size, e, cfg.tgt_positions, cfg)
+        self.inward = nn.Linear(e, cfg.decoder[0].d)
+        self.widths = [cfg.decoder[0].d, *(layer.d for layer in cfg.decoder)]
+        self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, cfg.decoder))
+        self.residuals = nn.ModuleList(map(residual, self.widths, self.widths[1:]))
+        self.attentions = nn.ModuleDict(
+            {
+                str(i): MultiStepAttention(layer.d, e if cfg.bottleneck else layer.d, cfg)
+                for i, layer in enumerate(cfg.decoder)
+                if layer.attends
+            }
+        )
+        self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
+
+    def forward(
+        self, tgt: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """tgt (B, T), or the newest tokens (R, 1) with `state`, which they advance.
+
+        Returns what the output layer reads (N, T, D) and attention (B, T or K, S).
+        """
+        embedded = self.embedding(tgt, start=0 if state is None else state.length)
+        first = x = self.inward(embedded)
+        target = embedded if self.bottleneck else first
+        n_sentences = memory.keys.size(0)
+        weights = []
+        for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
+            k = cast(GatedConvolution, conv).kernel
+            seen = F.pad(x, (0, 0, k - 1, 0)) if state is None else state.extend(i, x)
+            out = conv(seen)
+            if str(i) in self.attentions:
+                # (R, 1, D) -> (B, K, D) in step-by-step decoding; no change where T > 1
+                asked = (y.reshape(n_sentences, -1, y.size(-1)) for y in (out, target))
+                attended, attn = self.attentions[str(i)](*asked, memory)
+                out = attended.view_as(out)
+                weights.append(attn)
+            x = (out + around(x)) * SQRT_HALF
+        if state is not None:
+            state.length += 1
+        # As the originals report it: the mean of all layers, or the last one's
+        attn = torch.stack(weights).mean(0) if self.bottleneck else weights[-1]
+        return self.outward(x), attn
+
+
+class Convolution(nn.Module):
+    """Encoder, decoder and output layer: an `onmt_lite.models.base.EncoderDecoder`."""
+
+    def __init__(self, cfg: ConvolutionConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.vocab_size = cfg.tgt_vocab_size
+        self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
+        d_out = cfg.d_out if cfg.bottleneck else cfg.decoder[-1].d
+        self.output = nn.Linear(d_out, cfg.tgt_vocab_size)
+        tables = self.encoder.embedding, self.decoder.embedding
+        self.max_positions = min(table.max_positions for table in tables)
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.weight.device
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
+        """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
+        return self.encoder(src, src_lengths)
+
+    def init_state(self, memory: ConvolutionMemory) -> ConvolutionState:
+        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
+        n = memory.keys.size(0)
+        buffers = [
+            memory.keys.new_zeros(n, layer.kernel - 1, d)
+            for d, layer in zip(self.decoder.widths, self.cfg.decoder)
+        ]
+        return ConvolutionState(memory, buffers)
+
+    def step(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
+        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
+
+        Advances `state` in place.
+        """
+        x, attn = self.decoder(tokens[:, None], state.memory, state)
+        return self.output(x[:, 0]), attn.flatten(0, 1)
+
+    def forward(self, memory: ConvolutionMemory, tgt: Tensor) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
+        x, _ = self.decoder(tgt, memory)
+        return self.output(x)

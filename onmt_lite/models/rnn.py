@@ -1,0 +1,241 @@
+"""The recurrent encoder-decoder of Luong et al. 2015, in the variants of OpenNMT-py.
+
+Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source
+tokens, T target tokens, D model width, E embedding width, L layers.
+
+For translating, not for training: there is no dropout.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from onmt_lite.models.rnn_attention import ContextGate, Gate, GlobalAttention, Score
+from onmt_lite.models.selection import Selection
+
+Hidden = tuple[Tensor, ...]  # (h,) of GRU cells, (h, c) of LSTM cells, each (L, R, D)
+Cell = Literal["lstm", "gru"]
+
+
+@dataclass(frozen=True)
+class RnnConfig:
+    """Everything that decides the computation and the names of the weights."""
+
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_src_embedding: int = 500
+    d_tgt_embedding: int = 500
+    d_model: int = 500  # of decoder states, and of encoder states with both directions together
+    enc_layers: int = 2
+    dec_layers: int = 2
+    cell: Cell = "lstm"
+    bidirectional: bool = False  # the encoder reads both ways, each with half of d_model
+    bridge: bool = False  # one more layer between the encoder's last states and the decoder
+    input_feed: bool = True  # the last attentional vector is part of the next input
+    attention: Score = "general"
+    context_gate: Gate = "none"
+
+    def __post_init__(self):
+        """ValueError for what cannot be built, whoever wrote it."""
+        if self.enc_layers != self.dec_layers:
+            raise ValueError(
+                f"config: {self.dec_layers} decoder layers cannot start from the states of "
+                f"{self.enc_layers} encoder layers"
+            )
+        if self.bidirectional and self.d_model % 2:
+            raise ValueError(f"config: d_model {self.d_model} has no half for each direction")
+
+
+@dataclass(frozen=True)
+class RnnMemory:
+    """An encoded batch.
+
+    bank (B, S, D)  encoder states, 0 on padding
+    mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
+    hidden          what the decoder starts from, one row per sentence
+    """
+
+    bank: Tensor
+    mask: Tensor
+    hidden: Hidden
+
+
+class RnnState:
+    """A recurrent decoder's state.
+
+    Of a hypothesis: `hidden` of each layer, `feed` (R, D), the attentional vector of the last
+    step.  Of a sentence: `keys` and `bank` (B, S, D), `mask` (B, 1, S).
+    """
+
+    def __init__(self, memory: RnnMemory, keys: Tensor):
+        self.hidden = memory.hidden
+        self.feed = torch.zeros_like(memory.hidden[0][0])
+        self.keys, self.bank, self.mask = keys, memory.bank, memory.mask
+
+    def select(self, rows: Tensor) -> "RnnState":
+        """See `onmt_lite.models.base.State.select`."""
+        n_rows, n_sentences = self.feed.size(0), self.bank.size(0)
+        kept = Selection.of(rows, n_rows, n_sentences, self.bank.device)
+        self.hidden = tuple(kept.of_rows(part, dim=1) for part in self.hidden)
+        self.feed = kept.of_rows(self.feed)
+        same = self.keys is self.bank
+        self.bank, self.mask = kept.of_sentences(self.bank), kept.of_sentences(self.mask)
+        self.keys = self.bank if same else kept.of_sentences(self.keys)
+        return self
+
+
+class RnnEncoder(nn.Module):
+    """Embedding, RNN and bridge."""
+
+    def __init__(self, cfg: RnnConfig):
+        super().__init__()
+        self.bidirectional = cfg.bidirectional
+        self.embedding = nn.Embedding(cfg.src_vocab_size, cfg.d_src_embedding)
+        kind = nn.LSTM if cfg.cell == "lstm" else nn.GRU
+        d = cfg.d_model // 2 if cfg.bidirectional else cfg.d_model
+        self.rnn = kind(
+            cfg.d_src_embedding,
+            d,
+            cfg.enc_layers,
+            batch_first=True,
+            bidirectional=cfg.bidirectional,
+        )
+        n_parts = (2 if cfg.cell == "lstm" else 1) if cfg.bridge else 0
+        width = d * cfg.enc_layers
+        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_parts))
+
+    def forward(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Hidden]:
+        """src (B, S) -> states (B, S, D), 0 on padding, and the last ones, (L, B, D) each."""
+        # Packed, the backward direction starts at a sentence's own last token
+        packed = pack_padded_sequence(
+            self.embedding(src), src_lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, last = self.rnn(packed)
+        bank, _ = pad_packed_sequence(states, batch_first=True, total_length=src.size(1))
+        hidden = last if isinstance(last, tuple) else (last,)
+        if self.bridge:
+            hidden = tuple(self._cross(i, part) for i, part in enumerate(hidden))
+        if self.bidirectional:  # layer 0 forward, layer 0 backward, layer 1 forward, ...
+            hidden = tuple(torch.cat([part[0::2], part[1::2]], 2) for part in hidden)
+        return bank, hidden
+
+    def _cross(self, i: int, part: Tensor) -> Tensor:
+        """The bridge: all layers of one sentence go through one linear layer together.
+
+        part (L * directions, B, d) -> the same shape.  OpenNMT-py up to 2.x folds without moving
+        the sentences first, so that with several layers the states of batch mates mix; this is
+        the rule of 3.x, which is also what the older versions compute for a sentence alone.
+        """
+        linear = cast(nn.Linear, self.bridge[i])
+        by_sentence = part.transpose(0, 1)  # (B, L * directions, d)
+        folded = by_sentence.reshape(part.size(1), -1, linear.in_features)
+        return linear(folded).relu().view(by_sentence.shape).transpose(0, 1)
+
+
+class StackedCells(nn.Module):
+    """One step of an RNN of several layers, without residual connections."""
+
+    def __init__(self, cfg: RnnConfig, d_input: int):
+        super().__init__()
+        kind = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
+        widths = [d_input] + [cfg.d_model] * (cfg.dec_layers - 1)
+        self.layers = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
+
+    def forward(self, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """x (R, d_input), hidden (L, R, D) -> the top layer's output (R, D) and the new hidden."""
+        new = []
+        for i, cell in enumerate(self.layers):
+            if len(hidden) == 2:
+                new.append(cell(x, (hidden[0][i], hidden[1][i])))
+            else:
+                new.append((cell(x, hidden[0][i]),))
+            x = new[-1][0]
+        return x, tuple(torch.stack(parts) for parts in zip(*new))
+
+
+class RnnDecoder(nn.Module):
+    """Embedding, cells, attention and context gate: one step at a time, as input feeding asks."""
+
+    def __init__(self, cfg: RnnConfig):
+        super().__init__()
+        self.input_feed = cfg.input_feed
+        d_input = cfg.d_tgt_embedding + (cfg.d_model if cfg.input_feed else 0)
+        self.embedding = nn.Embedding(cfg.tgt_vocab_size, cfg.d_tgt_embedding)
+        self.cells = StackedCells(cfg, d_input)
+        self.attention = GlobalAttention(cfg.d_model, cfg.attention)
+        gated = cfg.context_gate != "none"
+        self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate) if gated else None
+
+    def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+        """The newest token of each row (R,) -> attentional vectors (R, D), attention (R, S).
+
+        Advances `state` in place.
+        """
+        x = self.embedding(tokens)
+        if self.input_feed:
+            x = torch.cat([x, state.feed], 1)
+        output, state.hidden = self.cells(x, state.hidden)
+        # (R, D) -> (B, K, D): the hypotheses of a sentence ask its memory together
+        asked = output.view(state.bank.size(0), -1, output.size(1))
+        attended, attn = self.attention(asked, state.keys, state.bank, state.mask)
+        attended = attended.flatten(0, 1)
+        if self.gate is not None:
+            attended = self.gate(x, output, attended)
+        state.feed = attended
+        return attended, attn.flatten(0, 1)
+
+
+class Rnn(nn.Module):
+    """Encoder, decoder and output layer: an `onmt_lite.models.base.EncoderDecoder`."""
+
+    max_positions = 100_000  # nothing in the model counts positions
+
+    def __init__(self, cfg: RnnConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.vocab_size = cfg.tgt_vocab_size
+        self.encoder, self.decoder = RnnEncoder(cfg), RnnDecoder(cfg)
+        self.output = nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.weight.device
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
+        """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
+        bank, hidden = self.encoder(src, src_lengths)
+        outside = torch.arange(src.size(1), device=src.device) >= src_lengths[:, None]
+        mask = torch.zeros(outside.shape, device=src.device).masked_fill_(outside, -math.inf)
+        return RnnMemory(bank, mask[:, None], hidden)
+
+    def init_state(self, memory: RnnMemory) -> RnnState:
+        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
+        return RnnState(memory, self.decoder.attention.keys(memory.bank))
+
+    def step(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
+
+        Advances `state` in place.
+        """
+        hidden, attn = self.step_hidden(tokens, state)
+        return self.output(hidden), attn
+
+    def forward(self, memory: RnnMemory, tgt: Tensor) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
+        hidden, _ = self.forward_hidden(memory, tgt)
+        return self.output(hidden)
+
+    def step_hidden(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+        """As `step`: what the output layer reads (R, D), attention (R, S)."""
+        return self.decoder(tokens, state)
+
+    def forward_hidden(self, memory: RnnMemory, tgt: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
+        state = self.init_state(memory)
+        steps = [self.decoder(tokens, state) for tokens in tgt.unbind(1)]
+        hidden, attn = (torch.stack(parts, 1) for parts in zip(*steps))
+        return hidden, attn

@@ -1,0 +1,338 @@
+"""Convolutional models against fairseq's own numbers, and against the formulas by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn
+from onmt_lite.errors import CheckpointError
+from onmt_lite.search.forced import score_targets
+from tests.support import archives
+from tests.support.families import (
+    CNNS,
+    FCONVS,
+    Weights,
+    cnn_weights,
+    fconv_weights,
+    make_cnn,
+    make_fconv,
+)
+
+ATOL = 1e-5
+PAD, EOS = 1, 2
+SQRT_HALF = math.sqrt(0.5)
+SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
+SRC_LENGTHS = torch.tensor([5, 3, 1])
+TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
+MODELS = {
+    **{f"fconv_{name}": (make_fconv, fconv_weights, options) for name, options in FCONVS.items()},
+    **{f"cnn_{name}": (make_cnn, cnn_weights, options) for name, options in CNNS.items()},
+}
+
+
+@pytest.fixture(params=MODELS)
+def family(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture
+def model(family):
+    make, _, options = family
+    return make(**options)
+
+
+def test_scores_are_those_of_fairseq():
+    """Of its own search's hypotheses."""
+    src_ids, tgt_ids = (
+        {t: i for i, t in enumerate(archives.fairseq_vocab(f"fairseq_fconv/dict.{side}.txt"))}
+        for side in ("src", "tgt")
+    )
+    model = fairseq_fconv.build(*archives.fairseq("fairseq_fconv/checkpoint.pt"))
+    gold = archives.gold("fairseq_fconv")
+    src = [[src_ids[token] for token in g["source"].split()] + [EOS] for g in gold]
+    tgt = [[tgt_ids[token] for token in g["target"].split()] for g in gold]
+    found = score_targets(model, *archives.padded(src, PAD), tgt, EOS, EOS)
+    assert len(found) == 200
+    assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+    assert model.max_positions == 1022
+
+
+def test_logits_are_those_of_fairseq():
+    expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
+    model = fairseq_fconv.build(*archives.fairseq("fs12_fc/checkpoint.pt"))
+    src = torch.tensor([[4, 5, 2, PAD], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
+    assert [sorted(row) for row in src.tolist()] == [
+        sorted(row) for row in expected["src"].tolist()
+    ]
+    logits = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
+    torch.testing.assert_close(logits, expected["fc"], atol=ATOL, rtol=0)
+
+
+def test_logits_follow_the_formulas(family, model):
+    _, make_weights, options = family
+    by_hand = fconv_by_hand if make_weights is fconv_weights else cnn_by_hand
+    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        expected = by_hand(make_weights(**options), SRC[b, :n], TGT[b])
+        torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+
+
+def test_a_file_of_opennmt_py_follows_the_formulas():
+    weights, options = archives.opennmt("m12_cnn_step_2.pt")
+    model = opennmt_cnn.build(weights, options)
+    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        expected = cnn_by_hand(weights, SRC[b, :n], TGT[b])
+        torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+
+
+def test_cached_steps_equal_a_full_forward(model):
+    memory = model.encode(SRC, SRC_LENGTHS)
+    full = model.forward(memory, TGT)
+    state = model.init_state(memory)
+    for t in range(TGT.size(1)):
+        logits, attn = model.step(TGT[:, t], state)
+        torch.testing.assert_close(logits, full[:, t], atol=ATOL, rtol=0)
+        torch.testing.assert_close(attn.sum(1), torch.ones(3))
+
+
+def test_a_sentence_alone_equals_itself_in_a_batch(model):
+    together = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1])
+        alone = model.forward(memory, TGT[b : b + 1])
+        torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
+
+
+def test_the_future_is_not_seen(model):
+    memory = model.encode(SRC, SRC_LENGTHS)
+    other = TGT.clone()
+    other[:, 3:] = 20
+    same = model.forward(memory, TGT)[:, :3] - model.forward(memory, other)[:, :3]
+    assert same.abs().max() < ATOL
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    assert near.dtype == dtype
+    assert (near - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_translating_does_not_change_the_weights():
+    """OpenNMT-py's averages drift while it translates; the same input must give the same again."""
+    model = make_cnn()
+    before = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for _ in range(3):
+        assert torch.equal(model.forward(model.encode(SRC, SRC_LENGTHS), TGT), before)
+
+
+def test_what_is_averaged_and_the_averages_are_told_apart():
+    weights = cnn_weights()
+    plain = {name: w for name, w in weights.items()}
+    for name in weights:
+        if name.endswith(".conv.V") or name.endswith((".conv.g", ".conv.weight", ".conv.bias")):
+            plain[name] = torch.zeros_like(weights[name])
+    same = [opennmt_cnn.build(w, {}) for w in (weights, plain)]
+    assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in same))
+
+
+def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
+    model = make_fconv(**FCONVS["plain"])
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
+
+    def memory():
+        return state.memory.keys, state.memory.values, state.memory.mask, state.memory.scale
+
+    places = [x.data_ptr() for x in memory()]
+    state = state.select(torch.tensor([[0] * 4, [1] * 4, [2] * 4]))
+    model.step(torch.full((12,), 2), state)
+    state = state.select(torch.tensor([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]]))
+    assert [x.data_ptr() for x in memory()] == places
+    state = state.select(torch.tensor([[0, 1, 2, 3], [8, 8, 9, 9]]))
+    assert {x.size(0) for x in memory()} == {2}
+
+
+def test_no_two_children_share_a_buffer():
+    model = make_fconv(**FCONVS["plain"])
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
+    model.step(torch.tensor([2, 2, 2]), state)
+    state = state.select(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    for buffer in state.buffers:
+        first, second = buffer[0], buffer[1]
+        assert torch.equal(first, second)
+        first.add_(1.0)
+        assert not torch.equal(first, second)
+
+
+class TestStrictness:
+    @pytest.mark.parametrize("name", sorted(fconv_weights(**FCONVS["plain"])))
+    def test_nothing_of_fconv_may_be_missing(self, name):
+        weights = fconv_weights(**FCONVS["plain"])
+        del weights[name]
+        if name == "decoder.version":  # says what the sizes show too
+            fairseq_fconv.build(weights, {})
+            return
+        with pytest.raises(CheckpointError):
+            fairseq_fconv.build(weights, {})
+
+    @pytest.mark.parametrize("name", sorted(cnn_weights(positions=True)))
+    def test_nothing_of_cnn_may_be_missing(self, name):
+        weights = cnn_weights(positions=True)
+        del weights[name]
+        if ".conv." in name and not name.endswith("_avg"):  # only training needs it
+            opennmt_cnn.build(weights, {})
+            return
+        with pytest.raises(CheckpointError):
+            opennmt_cnn.build(weights, {})
+
+    @pytest.mark.parametrize("reader", [fairseq_fconv, opennmt_cnn])
+    @pytest.mark.parametrize(
+        "extra", ["encoder.more.weight", "decoder.adaptive_softmax.head.weight"]
+    )
+    def test_nothing_may_be_left_over(self, reader, extra):
+        weights = cnn_weights() if reader is opennmt_cnn else fconv_weights(**FCONVS["plain"])
+        with pytest.raises(CheckpointError, match=extra):
+            reader.build({**weights, extra: torch.ones(3, 3)}, {})
+
+    def test_lengths_must_fit_directions(self):
+        weights = fconv_weights(**FCONVS["plain"])
+        weights["encoder.fc1.weight_g"] = torch.ones(3, 1)
+        with pytest.raises(CheckpointError, match="weight_g does not fit"):
+            fairseq_fconv.build(weights, {})
+        weights = cnn_weights()
+        weights["encoder.cnn.layers.0.conv.g_avg"] = torch.ones(3)
+        with pytest.raises(CheckpointError, match="g_avg does not fit"):
+            opennmt_cnn.build(weights, {})
+
+    def test_averages_that_were_never_made_are_refused(self):
+        weights = cnn_weights()
+        weights["encoder.cnn.layers.0.conv.V_avg"] = torch.zeros(16, 8, 3, 1)
+        with pytest.raises(CheckpointError, match="not finite"):
+            opennmt_cnn.build(weights, {})
+
+    def test_residuals_over_several_layers_are_refused(self):
+        weights = fconv_weights(**FCONVS["plain"])
+        for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
+            fairseq_fconv.build(weights, {"encoder_layers": spec})
+        for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
+            with pytest.raises(CheckpointError, match="encoder_layers"):
+                fairseq_fconv.build(weights, {"encoder_layers": spec})
+
+    def test_sparsemax_is_refused(self):
+        with pytest.raises(CheckpointError, match="sparsemax"):
+            opennmt_cnn.build(cnn_weights(), {"generator_function": "sparsemax"})
+
+
+# -- one sentence by the formulas, from the weights as they are named in the file --------------
+
+
+def gated(outputs: list[Tensor]) -> Tensor:
+    out = torch.stack(outputs)
+    half = out.size(1) // 2
+    return out[:, :half] * out[:, half:].sigmoid()
+
+
+def fconv_by_hand(weights: Weights, src: Tensor, tgt: Tensor) -> Tensor:
+    """src (S,), tgt (T,) -> logits (T, V), in float64."""
+    w = {name: weight.double() for name, weight in weights.items()}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        if f"{name}.weight" in w:
+            return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+        v, g = w[f"{name}.weight_v"], w[f"{name}.weight_g"]
+        rows = [g[i, 0] * v[i] / v[i].square().sum().sqrt() for i in range(len(v))]
+        return x @ torch.stack(rows).T + w[f"{name}.bias"]
+
+    def convolve(name: str, x: Tensor, left: int, right: int) -> Tensor:
+        v, g = w[f"{name}.weight_v"], w[f"{name}.weight_g"]
+        if g.size(0) == 1 and g.size(2) > 1:
+            v = v / v.square().sum((0, 1)).sqrt() * g[0, 0]
+        else:
+            v = torch.stack([g[i, 0, 0] * v[i] / v[i].square().sum().sqrt() for i in range(len(v))])
+        padded = torch.cat([x.new_zeros(left, x.size(1)), x, x.new_zeros(right, x.size(1))])
+        outputs = [w[f"{name}.bias"].clone() for _ in x]
+        for t, out in enumerate(outputs):
+            for i in range(len(v)):
+                out += padded[t + i] @ v[i]
+        return gated(outputs)
+
+    def embed(side: str, ids: Tensor) -> Tensor:
+        table = w[f"{side}.embed_positions.weight"]
+        return w[f"{side}.embed_tokens.weight"][ids] + table[2 : 2 + len(ids)]
+
+    def layers(side: str):
+        i = 0
+        while f"{side}.convolutions.{i}.bias" in w:
+            kernel = w[f"{side}.convolutions.{i}.weight_v"].size(0)
+            projected = f"{side}.projections.{i}.bias" in w
+            yield i, kernel, projected
+            i += 1
+
+    source = embed("encoder", src)
+    x = linear("encoder.fc1", source)
+    for i, k, projected in layers("encoder"):
+        around = linear(f"encoder.projections.{i}", x) if projected else x
+        x = convolve(f"encoder.convolutions.{i}", x, (k - 1) // 2, k // 2)
+        x = (x + around) * SQRT_HALF
+    keys = linear("encoder.fc2", x)
+    values = (keys + source) * SQRT_HALF
+
+    target = embed("decoder", tgt)
+    x = linear("decoder.fc1", target)
+    for i, k, projected in layers("decoder"):
+        around = linear(f"decoder.projections.{i}", x) if projected else x
+        x = convolve(f"decoder.convolutions.{i}", x, k - 1, 0)
+        attention = f"decoder.attention.{i}"
+        if f"{attention}.in_projection.bias" in w:
+            query = (linear(f"{attention}.in_projection", x) + target) * SQRT_HALF
+            context = (query @ keys.T).softmax(1) @ values * math.sqrt(len(src))
+            x = (linear(f"{attention}.out_projection", context) + x) * SQRT_HALF
+        x = (x + around) * SQRT_HALF
+    return linear("decoder.fc3", linear("decoder.fc2", x))
+
+
+def cnn_by_hand(weights: Weights, src: Tensor, tgt: Tensor) -> Tensor:
+    """src (S,), tgt (T,) -> logits (T, V), in float64."""
+    w = {name: weight.double() for name, weight in weights.items()}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def convolve(name: str, x: Tensor, left: int, right: int) -> Tensor:
+        v, g, b = (w[f"{name}.conv.{part}_avg"] for part in "Vgb")
+        padded = torch.cat([x.new_zeros(left, x.size(1)), x, x.new_zeros(right, x.size(1))])
+        outputs = []
+        for t in range(len(x)):
+            window = padded[t : t + v.size(2)].T  # (in, kernel)
+            norms = [v[o].square().sum().sqrt() for o in range(len(v))]
+            sums = [(v[o, :, :, 0] * window).sum() * g[o] / norms[o] for o in range(len(v))]
+            outputs.append(torch.stack(sums) + b)
+        return gated(outputs)
+
+    def embed(side: str, ids: Tensor) -> Tensor:
+        table = f"{side}.embeddings.make_embedding"
+        x = w[f"{table}.emb_luts.0.weight"][ids]
+        if f"{table}.pe.pe" in w:
+            x = x * math.sqrt(x.size(1)) + w[f"{table}.pe.pe"][: len(ids), 0]
+        return linear(f"{side}.linear", x)
+
+    source = x = embed("encoder", src)
+    i = 0
+    while f"encoder.cnn.layers.{i}.conv.V_avg" in w:
+        pad = w[f"encoder.cnn.layers.{i}.conv.V_avg"].size(2) // 2
+        x = (x + convolve(f"encoder.cnn.layers.{i}", x, pad, pad)) * SQRT_HALF
+        i += 1
+    keys, values = x, (x + source) * SQRT_HALF
+
+    target = x = embed("decoder", tgt)
+    for j in range(i):
+        kernel = w[f"decoder.conv_layers.{j}.conv.V_avg"].size(2)
+        out = convolve(f"decoder.conv_layers.{j}", x, kernel - 1, 0)
+        query = (linear(f"decoder.attn_layers.{j}.linear_in", out) + target) * SQRT_HALF
+        context = (query @ keys.T).softmax(1) @ values
+        x = (x + (context + out) * SQRT_HALF) * SQRT_HALF
+    return linear("generator.0" if "generator.0.bias" in w else "generator", x)

@@ -1,0 +1,227 @@
+"""Copying: the pointer-generator against its formula, word by word."""
+
+import math
+
+import pytest
+import torch
+
+from onmt_lite.checkpoints import opennmt_copy, opennmt_rnn
+from onmt_lite.errors import CheckpointError
+from onmt_lite.text.copying import extended_ids
+from onmt_lite.text.vocab import Vocab
+from tests.support import archives, rnn_by_hand, tiny
+from tests.support.families import (
+    COPYING_RNNS,
+    SRC_VOCAB,
+    TGT_VOCAB,
+    copy_weights,
+    copying_rnn_weights,
+    make_copying_rnn,
+    make_copying_transformer,
+)
+
+ATOL = 1e-5
+UNK, PAD, BOS = 0, 1, 2
+V = len(TGT_VOCAB)
+# Words of both sides, of the source only (w3), of neither (x, y), twice in a line, none at all
+LINES = ["w20 w3 x w20 y", "x w30 x", "</s>"]
+TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
+MODELS = {
+    **{f"rnn_{name}": (make_copying_rnn, options) for name, options in COPYING_RNNS.items()},
+    "transformer": (make_copying_transformer, {}),
+}
+SRC, SRC_LENGTHS = archives.padded([SRC_VOCAB.encode(line.split()) for line in LINES], PAD)
+OWN = [extended_ids(line.split(), TGT_VOCAB) for line in LINES]
+IDS, _ = archives.padded([ids for ids, _ in OWN], PAD)
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    make, options = MODELS[request.param]
+    return make(**options)
+
+
+def mixed_by_hand(tokens, vocab, logits, copied, z) -> dict[str, float]:
+    """Probability of each word: logits (V,) of the vocabulary, copied (S,) of the source."""
+    logits = logits.clone()
+    logits[vocab.pad_id] = -math.inf
+    probs = dict(zip(vocab.tokens, ((1 - z) * logits.softmax(0)).tolist(), strict=True))
+    for token, weight in zip(tokens, (z * copied).tolist(), strict=True):
+        name = f"literal {token}" if token in ("<s>", "</s>", "<blank>", "<unk>") else token
+        probs[name] = probs.get(name, 0.0) + weight
+    return probs
+
+
+def assert_same(log_probs: torch.Tensor, vocab: Vocab, own: list[str], expected: dict[str, float]):
+    names = [f"literal {w}" if w in vocab.ids else w for w in own]
+    found = dict(zip([*vocab.tokens, *names], log_probs.exp().tolist(), strict=False))
+    assert found == pytest.approx(expected, abs=ATOL)
+    assert log_probs[len(vocab) + len(own) :].exp().sum() == 0  # words of other sentences
+
+
+@pytest.mark.parametrize("options", COPYING_RNNS.values(), ids=COPYING_RNNS)
+def test_recurrent_models_follow_the_formula(options):
+    model = make_copying_rnn(**options)
+    weights = copying_rnn_weights(**options)
+    structure = {**options, "global_attention": options.get("attention", "general")}
+    check_rnn(model, weights, structure, LINES, SRC_VOCAB, TGT_VOCAB)
+
+
+@pytest.mark.parametrize("name", ["m12_copyrnn_step_2.pt", "m35_lstm_step_2.pt"])
+def test_files_of_opennmt_py_follow_the_formula(name):
+    weights, options = archives.opennmt(name)
+    src_vocab, tgt_vocab = (
+        Vocab(tokens, pad_id=tokens.index("<blank>"), unk_id=tokens.index("<unk>"))
+        for tokens in (archives.opennmt_vocab(name, side) for side in ("src", "tgt"))
+    )
+    plain, own = opennmt_copy.split(weights)
+    inner = opennmt_rnn.build(plain, options)
+    model = opennmt_copy.wrap(inner, own, options, src_vocab, tgt_vocab)
+    copying = None if options["reuse_copy_attn"] else options["copy_attn_type"]
+    lines = [f"{src_vocab.tokens[5]} x {src_vocab.tokens[6]} x y", "x", src_vocab.tokens[7]]
+    check_rnn(model, weights, {**options, "copying": copying}, lines, src_vocab, tgt_vocab)
+
+
+def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
+    src, lengths = archives.padded([src_vocab.encode(line.split()) for line in lines], PAD)
+    own = [extended_ids(line.split(), tgt_vocab) for line in lines]
+    ids, _ = archives.padded([ids for ids, _ in own], PAD)
+    log_probs = model.forward(model.encode(src, lengths, ids), TGT)
+    w = {name: weight.double() for name, weight in weights.items()}
+    for b, line in enumerate(lines):
+        hidden, attentions, bank = rnn_by_hand.decode(
+            weights, options, src[b, : lengths[b]], TGT[b]
+        )
+        for t, (h, attn) in enumerate(zip(hidden, attentions, strict=True)):
+            if options["copying"]:
+                attn = rnn_by_hand.attention(w, "decoder.copy_attn", options["copying"], h, bank)
+            z = rnn_by_hand.linear(w, "generator.linear_copy", h).sigmoid()
+            logits = rnn_by_hand.linear(w, "generator.linear", h)
+            expected = mixed_by_hand(line.split(), tgt_vocab, logits, attn, z)
+            assert_same(log_probs[b, t], tgt_vocab, own[b][1], expected)
+
+
+def test_a_transformer_copies_by_the_attention_it_reports():
+    model = make_copying_transformer()
+    inner, own = tiny.make_model(), copy_weights(None, d=16)
+    seen = []
+    inner.output.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    log_probs = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
+    memory = inner.encode(SRC, SRC_LENGTHS)
+    state = inner.init_state(memory)
+    for t, tokens in enumerate(TGT.unbind(1)):
+        logits, attn = inner.step(tokens, state)
+        for b, line in enumerate(LINES):
+            gate = own["generator.linear_copy.weight"] @ seen[t][b]
+            z = (gate + own["generator.linear_copy.bias"]).sigmoid()
+            copied = attn[b, : SRC_LENGTHS[b]]
+            expected = mixed_by_hand(line.split(), TGT_VOCAB, logits[b], copied, z)
+            assert_same(log_probs[b, t], TGT_VOCAB, OWN[b][1], expected)
+
+
+def test_cached_steps_equal_a_full_forward(model):
+    memory = model.encode(SRC, SRC_LENGTHS, IDS)
+    full = model.forward(memory, TGT)
+    assert full.size(2) == memory.width == V + 3
+    state = model.init_state(memory)
+    for t in range(TGT.size(1)):
+        log_probs, attn = model.step(TGT[:, t], state)
+        torch.testing.assert_close(log_probs, full[:, t], atol=ATOL, rtol=0)
+        torch.testing.assert_close(attn.sum(1), torch.ones(3))
+        torch.testing.assert_close(log_probs.logsumexp(1), torch.zeros(3), atol=ATOL, rtol=0)
+
+
+def test_a_sentence_alone_equals_itself_in_a_batch(model):
+    together = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1], IDS[b : b + 1, :n])
+        alone = model.forward(memory, TGT[b : b + 1])[0]
+        n_own = alone.size(1)
+        torch.testing.assert_close(together[b, :, :n_own], alone, atol=ATOL, rtol=0)
+        assert (together[b, :, n_own:] == -math.inf).all()
+
+
+def test_selecting_takes_the_words_of_a_sentence_along(model):
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS, IDS))
+    state = state.select(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    model.step(torch.tensor([2, 2, 2, 2, 2, 2]), state)
+    state = state.select(torch.tensor([[1, 0], [5, 4]]))
+    log_probs, _ = model.step(torch.tensor([4, 5, 6, 7]), state)
+    b = [0, 0, 2, 2]
+    memory = model.encode(SRC[b], SRC_LENGTHS[b], IDS[b])
+    full = model.forward(memory, torch.tensor([[2, 4], [2, 5], [2, 6], [2, 7]]))
+    torch.testing.assert_close(log_probs, full[:, -1], atol=ATOL, rtol=0)
+
+
+def test_a_copied_word_is_fed_back_as_the_unknown_word(model):
+    memory = model.encode(SRC, SRC_LENGTHS, IDS)
+    copied, unknown = TGT.clone(), TGT.clone()
+    copied[:, 2], unknown[:, 2] = V, UNK
+    assert torch.equal(model.forward(memory, copied), model.forward(memory, unknown))
+
+
+def test_without_the_words_of_a_line_they_count_as_unknown(model):
+    """What any search can do: no id is outside the vocabulary, and nothing is lost."""
+    known = model.forward(model.encode(SRC, SRC_LENGTHS), TGT).exp()
+    extended = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
+    assert known.size(2) == V
+    expected = extended[:, :, :V].clone()
+    expected[:, :, UNK] += extended[:, :, V:].sum(2)
+    torch.testing.assert_close(known, expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
+    assert (near - exact).abs().max() < 0.05
+
+
+def test_padding_is_never_produced(model):
+    assert (model.forward(model.encode(SRC, SRC_LENGTHS), TGT)[:, :, PAD] == -math.inf).all()
+
+
+class TestExtendedIds:
+    def test_known_words_keep_their_ids_and_own_ones_follow(self):
+        vocab = Vocab(["<unk>", "<s>", "</s>", "a", "b"], unk_id=0, bos_id=1, eos_id=2)
+        assert extended_ids(["b", "x", "a", "y", "x"], vocab) == ([4, 5, 3, 6, 5], ["x", "y"])
+
+    def test_copying_cannot_end_a_translation(self):
+        vocab = Vocab(["<unk>", "<s>", "</s>", "a"], unk_id=0, bos_id=1, eos_id=2)
+        assert extended_ids(["</s>", "<unk>", "<s>"], vocab) == (
+            [4, 5, 6],
+            ["</s>", "<unk>", "<s>"],
+        )
+
+
+class TestStrictness:
+    @pytest.mark.parametrize("name", sorted(copy_weights("mlp", d=8)))
+    def test_nothing_may_be_missing(self, name):
+        own = copy_weights("mlp", d=8)
+        del own[name]
+        if "linear_out" in name:  # of the copy attention only the weights on the source count
+            wrap(own)
+            return
+        with pytest.raises(CheckpointError):
+            wrap(own)
+
+    def test_nothing_may_be_left_over(self):
+        with pytest.raises(CheckpointError, match="copy_attn.more"):
+            wrap({**copy_weights("mlp", d=8), "decoder.copy_attn.more": torch.ones(1)})
+
+    def test_an_attention_that_should_be_there_must_be(self):
+        with pytest.raises(CheckpointError, match="missing"):
+            wrap(copy_weights(None, d=8))
+        with pytest.raises(CheckpointError, match="there"):
+            wrap(copy_weights("mlp", d=8), reuse_copy_attn=True)
+
+    def test_vocabularies_must_know_padding_and_unknown_words(self):
+        inner = make_copying_rnn(None).inner
+        with pytest.raises(CheckpointError, match="padding"):
+            opennmt_copy.wrap(inner, copy_weights(None, d=8), {}, SRC_VOCAB, Vocab(["a"]))
+
+
+def wrap(own, **options):
+    inner = make_copying_rnn(None).inner
+    options = {"copy_attn_type": "mlp", **options}
+    return opennmt_copy.wrap(inner, own, options, SRC_VOCAB, TGT_VOCAB)

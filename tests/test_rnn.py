@@ -1,0 +1,191 @@
+"""Recurrent models against OpenNMT-py's own scores, and against the formulas by hand."""
+
+import math
+
+import pytest
+import torch
+
+from onmt_lite.checkpoints import opennmt_rnn
+from onmt_lite.errors import CheckpointError
+from onmt_lite.search.forced import score_targets
+from tests.support import archives, rnn_by_hand
+from tests.support.families import RNNS, make_rnn, rnn_weights
+
+ATOL = 1e-5
+PAD = 1
+SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
+SRC_LENGTHS = torch.tensor([5, 3, 1])
+TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
+LSTM = "onmt120_lstm.pt"
+FILES = {
+    "gru_mlp": "m12_grumlp_step_2.pt",
+    "no_feed_gate_both": "m12_nofeed_step_2.pt",
+    "brnn_general": LSTM,
+}
+
+
+@pytest.fixture(params=RNNS.values(), ids=RNNS.keys())
+def options(request):
+    return request.param
+
+
+@pytest.fixture
+def model(options):
+    return make_rnn(**options)
+
+
+def test_scores_are_those_of_opennmt_py():
+    gold = archives.gold("onmt120_lstm")
+    src_ids, tgt_ids = (
+        {token: i for i, token in enumerate(archives.opennmt_vocab(LSTM, side))}
+        for side in ("src", "tgt")
+    )
+    src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
+    tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
+    model = opennmt_rnn.build(*archives.opennmt(LSTM))
+    found = score_targets(model, *archives.padded(src, PAD), tgt, tgt_ids["<s>"], tgt_ids["</s>"])
+    assert len(found) == 20
+    assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+
+
+def test_logits_follow_the_formulas(options, model):
+    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        expected = rnn_by_hand.logits(rnn_weights(**options), options, SRC[b, :n], TGT[b])
+        torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", FILES.values(), ids=FILES.keys())
+def test_files_of_opennmt_py_follow_the_formulas(name):
+    weights, options = archives.opennmt(name)
+    options = {**options, "cell": options["rnn_type"], "attention": options["global_attention"]}
+    model = opennmt_rnn.build(weights, options)
+    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        expected = rnn_by_hand.logits(weights, options, SRC[b, :n], TGT[b])
+        torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+
+
+def test_cached_steps_equal_a_full_forward(model):
+    memory = model.encode(SRC, SRC_LENGTHS)
+    full = model.forward(memory, TGT)
+    state = model.init_state(memory)
+    for t in range(TGT.size(1)):
+        logits, attn = model.step(TGT[:, t], state)
+        torch.testing.assert_close(logits, full[:, t], atol=ATOL, rtol=0)
+        torch.testing.assert_close(attn.sum(1), torch.ones(3))
+
+
+def test_a_sentence_alone_equals_itself_in_a_batch(model):
+    together = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    for b, n in enumerate(SRC_LENGTHS.tolist()):
+        memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1])
+        alone = model.forward(memory, TGT[b : b + 1])
+        torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(model, dtype):
+    exact = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    assert near.dtype == dtype
+    assert (near - exact).abs().max() < 0.05
+
+
+def test_the_bridge_does_not_mix_sentences_as_it_once_did():
+    """The rule up to 2.x: fold (layers, sentences, d) as it lies in memory."""
+    encoder = make_rnn(bridge=True).encoder
+    part = torch.arange(2 * 3 * 8.0).view(2, 3, 8) / 20  # layers, sentences, d
+    ours = encoder._cross(0, part)
+    old = encoder.bridge[0](part.view(-1, 16)).relu().view(part.shape)
+    assert not torch.allclose(ours, old)
+    for b in range(3):  # alone, the old rule and ours are the same
+        alone = part[:, b : b + 1].contiguous()
+        old = encoder.bridge[0](alone.view(-1, 16)).relu().view(alone.shape)
+        torch.testing.assert_close(ours[:, b : b + 1], old)
+
+
+def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
+    model = make_rnn(attention="mlp")
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
+    places = [x.data_ptr() for x in (state.bank, state.keys, state.mask)]
+    state = state.select(torch.tensor([[0] * 4, [1] * 4, [2] * 4]))
+    model.step(torch.full((12,), 2), state)
+    state = state.select(torch.tensor([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]]))
+    assert [x.data_ptr() for x in (state.bank, state.keys, state.mask)] == places
+    assert state.feed.size(0) == 12
+    state = state.select(torch.tensor([[0, 1, 2, 3], [8, 8, 9, 9]]))
+    assert {x.size(0) for x in (state.bank, state.keys, state.mask)} == {2}
+
+
+class TestStrictness:
+    @pytest.mark.parametrize("name", rnn_weights(context_gate="both", bridge=True, brnn=True))
+    def test_nothing_may_be_missing(self, name):
+        weights = rnn_weights(context_gate="both", bridge=True, brnn=True)
+        del weights[name]
+        with pytest.raises(CheckpointError):
+            opennmt_rnn.build(weights, {"context_gate": "both", "global_attention": "general"})
+
+    def test_nothing_may_be_left_over(self):
+        extra = "encoder.embeddings.make_embedding.emb_luts.1.weight"
+        with pytest.raises(CheckpointError, match=r"emb_luts\.1"):
+            opennmt_rnn.build({**rnn_weights(), extra: torch.ones(3, 3)}, {})
+
+    def test_sizes_must_fit(self):
+        wrong = {**rnn_weights(), "decoder.attn.linear_in.weight": torch.ones(8, 7)}
+        with pytest.raises(CheckpointError, match="size mismatch"):
+            opennmt_rnn.build(wrong, {})
+
+    def test_sizes_that_are_only_claimed_cost_nothing(self):
+        """A decoder of that width would take 16 TB."""
+        wide = {**rnn_weights(), "decoder.attn.linear_out.weight": torch.ones(1_000_000, 1)}
+        with pytest.raises(CheckpointError, match="size mismatch"):
+            opennmt_rnn.build(wide, {})
+
+    def test_nothing_may_be_empty(self):
+        empty = {**rnn_weights(), "generator.0.weight": torch.ones(0, 8)}
+        with pytest.raises(CheckpointError):
+            opennmt_rnn.build(empty, {})
+        name = "decoder.embeddings.make_embedding.emb_luts.0.weight"
+        with pytest.raises(CheckpointError, match=r"shape \[0, 6\]"):
+            opennmt_rnn.build({**rnn_weights(), name: torch.ones(0, 6)}, {})
+
+    def test_files_in_half_precision_are_read(self):
+        weights = {name: weight.half() for name, weight in rnn_weights().items()}
+        model = opennmt_rnn.build(weights, {})
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+    def test_numbers_must_be_finite(self):
+        weights = rnn_weights()
+        weights["generator.0.bias"][3] = math.nan
+        with pytest.raises(CheckpointError, match="not finite"):
+            opennmt_rnn.build(weights, {})
+
+    def test_plain_cells_are_refused(self):
+        weights = rnn_weights()
+        weights["encoder.rnn.weight_hh_l0"] = torch.ones(8, 8)
+        with pytest.raises(CheckpointError, match="LSTM nor GRU"):
+            opennmt_rnn.build(weights, {})
+
+    def test_layers_must_be_as_many_on_both_sides(self):
+        weights = rnn_weights(layers=1)
+        more = rnn_weights(layers=2)
+        weights |= {name: more[name] for name in more if name.startswith("decoder.rnn.layers.1")}
+        with pytest.raises(CheckpointError, match="2 decoder layers"):
+            opennmt_rnn.build(weights, {})
+
+    @pytest.mark.parametrize("name", ["global_attention_function", "generator_function"])
+    def test_sparsemax_is_refused(self, name):
+        with pytest.raises(CheckpointError, match="sparsemax"):
+            opennmt_rnn.build(rnn_weights(), {name: "sparsemax"})
+
+    def test_a_gate_must_say_its_kind(self):
+        with pytest.raises(CheckpointError, match="context_gate"):
+            opennmt_rnn.build(rnn_weights(context_gate="source"), {})
+
+    def test_coverage_weights_have_no_effect(self):
+        plain, covering = rnn_weights(), rnn_weights()
+        covering["decoder.attn.linear_cover.weight"] = torch.ones(8, 1)
+        models = [opennmt_rnn.build(weights, {}) for weights in (plain, covering)]
+        logits = [m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in models]
+        assert torch.equal(*logits)
