@@ -198,7 +198,7 @@ class _Machine:
 
     op_long_binget = op_binget
 
-    # -- objects ------------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------
 
     def op_global(self, argument: str) -> None:
         self.stack.append(_allowed(argument.replace(" ", ".")))
