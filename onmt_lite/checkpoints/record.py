@@ -15,6 +15,8 @@ class Checkpoint:
     src_end    ids the model wants after each source line
     never_ids  ids the model must not produce
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
+    forced_eos  an output that reaches its limit ends there with the end token, at no cost
+    toolkit    whose model it is
     """
 
     model: EncoderDecoder
@@ -25,6 +27,8 @@ class Checkpoint:
     src_end: tuple[int, ...] = ()
     never_ids: tuple[int, ...] = ()
     lower_capitals: bool = False
+    forced_eos: bool = False
+    toolkit: str = "onmt_lite"
 
     @property
     def eos_id(self) -> int:
