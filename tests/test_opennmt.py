@@ -255,7 +255,11 @@ class TestRefused:
             ("encoder.layer_norm.weight", torch.ones(15), "size mismatch"),
             ("encoder.layer_norm.weight", torch.full((16,), torch.nan), "finite"),
             ("encoder.transformer.0.feed_forward.w_1.weight", torch.ones(3), "shape"),
-            ("encoder.transformer.0.self_attn.linear_keys.weight", torch.ones(3, 16), "size mismatch"),
+            (
+                "encoder.transformer.0.self_attn.linear_keys.weight",
+                torch.ones(3, 16),
+                "size mismatch",
+            ),
         ],
     )
     def test_weights(self, store, root, name, tensor, word):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from onmt_lite.checkpoints import marian, native, opennmt, table
+from onmt_lite.checkpoints import fairseq, marian, native, opennmt, table
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
-READERS = (native, marian, opennmt, table)
+READERS = (native, marian, fairseq, opennmt, table)
 
 # First bytes of what people give by mistake
 KINDS = (
