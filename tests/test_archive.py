@@ -297,11 +297,9 @@ class TestRefused:
         (tmp_path / "x.pt").write_bytes(start)
         assert_refused(tmp_path / "x.pt", "x.pt")
 
-    def test_numbers_that_are_not_finite(self, tmp_path):
-        torch.save({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "x.pt")
+    def test_tables_that_hold_something_else(self, tmp_path):
+        torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
         with archive.opened(tmp_path / "x.pt") as found:
-            with pytest.raises(CheckpointError, match="w holds numbers that are not finite"):
-                found.tensors(found.root)
             for table in (3, {"a": 3}, {3: found.root["w"]}):
                 with pytest.raises(CheckpointError):
                     found.tensors(table)

@@ -21,7 +21,8 @@ ATOL = 1e-5
 
 CASES = torch.load(SWITCHES / "onmt351_expected.pt", weights_only=True)
 SRC, LENGTHS, TGT = (CASES.pop(name) for name in ("src", "src_lengths", "tgt"))
-CASES |= torch.load(SWITCHES / "onmt230_expected.pt", weights_only=True)
+for release in ("230", "120"):
+    CASES |= torch.load(SWITCHES / f"onmt{release}_expected.pt", weights_only=True)
 
 
 def file_of(name):
@@ -254,6 +255,7 @@ class TestRefused:
             ("encoder.surprise", torch.ones(16), "encoder.surprise"),
             ("encoder.layer_norm.weight", torch.ones(15), "size mismatch"),
             ("encoder.layer_norm.weight", torch.full((16,), torch.nan), "finite"),
+            ("encoder.layer_norm.weight", torch.ones(16, dtype=torch.int8), "whole numbers"),
             ("encoder.transformer.0.feed_forward.w_1.weight", torch.ones(3), "shape"),
             (
                 "encoder.transformer.0.self_attn.linear_keys.weight",
@@ -265,6 +267,10 @@ class TestRefused:
     def test_weights(self, store, root, name, tensor, word):
         root["model"][name] = tensor
         assert_refused(store(), "x.pt", word)
+
+    def test_large_numbers_are_finite_though_their_sum_is_not(self, store, root):
+        root["model"]["encoder.layer_norm.weight"] = torch.full((16,), 3e38)
+        assert load_checkpoint(store())
 
     def test_copy_attention_and_adapters(self, store, root):
         copying = {"linear.weight": torch.ones(16, 16), "linear_copy.weight": torch.ones(1, 16)}

@@ -60,7 +60,7 @@ class Archive:
     def tensors(self, table: Any) -> dict[str, Tensor]:
         """The tensors of a state dict; those that share numbers in the file share them here.
 
-        CheckpointError where it is no state dict, or holds numbers that are not finite.
+        CheckpointError where it is no state dict.
         """
         if not isinstance(table, dict):
             raise CheckpointError(f"{self.path}: its weights are not a table of tensors")
@@ -69,8 +69,6 @@ class Archive:
             if not isinstance(name, str) or not isinstance(stored, StoredTensor):
                 raise CheckpointError(f"{self.path}: {str(name)[:80]} is not a tensor")
             found[name] = self._tensor(stored)
-            if not found[name].isfinite().all():
-                raise CheckpointError(f"{self.path}: {name} holds numbers that are not finite")
         return found
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
@@ -111,7 +109,7 @@ def opened(path: Path) -> Iterator[Archive]:
                 elif start == OLD:
                     archive = _open_old(path, f)
                 else:
-                    raise ValueError("neither a zip archive nor of the format before PyTorch 1.6")
+                    raise ValueError("a pickle, but not one that torch.save writes")
             yield archive
 
 
@@ -132,13 +130,15 @@ def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
     names: dict[str, str] = {}
     for info in members.infolist():
         if not MEMBER.fullmatch(info.filename) or info.filename.startswith("."):
-            raise ValueError(f"it holds {info.filename[:80]!r}, which torch.save does not write")
+            raise ValueError(
+                f"a zip archive with {info.filename[:80]!r}, which torch.save does not write"
+            )
         if info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{info.filename} is compressed, which torch.save does not do")
         names[info.filename.partition("/")[2]] = info.filename
     tops = {name.partition("/")[0] for name in names.values()}
     if len(names) != len(members.infolist()) or len(tops) != 1 or "data.pkl" not in names:
-        raise ValueError("it does not hold one data.pkl and numbers beside it")
+        raise ValueError("a zip archive without one data.pkl and numbers beside it")
     if sum(info.file_size for info in members.infolist()) > file_size:
         raise ValueError("its parts are larger than the file")
     if members.getinfo(names["data.pkl"]).file_size > MAX_PICKLE:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import build
+from onmt_lite.checkpoints.weights import build, check_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
@@ -55,6 +55,7 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
+    check_numbers(weights, path)
     model = build(cfg, weights, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
         raise CheckpointError(
