@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onmt_lite.checkpoints import archive, load_checkpoint
-from onmt_lite.checkpoints.fairseq import read_dictionary
+from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
 
@@ -105,6 +105,14 @@ class TestNumbers:
             root |= {"args": None, "cfg": {"model": options, "task": languages}}
 
         assert torch.equal(logits(store(edit)), logits(SWITCHES / "fairseq_pre_norm"))
+
+    def test_options_as_omegaconf_pickles_them(self):
+        """omegaconf 2.3.0; what is not in the model's options is in the task's."""
+        with archive.opened(DATA / "omegaconf_cfg.pt") as found:
+            options = _options(found.root, found.path)
+        assert options.number("encoder_attention_heads") == 4
+        assert options.flag("encoder_normalize_before")
+        assert (options.get("source_lang"), options.get("target_lang")) == ("xx", "aa")
 
 
 class TestText:

@@ -185,7 +185,16 @@ class TestVocabulary:
         new = {tokens[old]: i for i, old in enumerate(order.tolist()) if old in tokens}
         (copy / "target_vocab.json").write_text(json.dumps(new))
         change(copy / "config.json", share_encoder_decoder_embeddings=False)
+        change(copy / "tokenizer_config.json", separate_vocabs=True)
         assert_gold(copy, "hf_marian")
+        (copy / "tokenizer_config.json").unlink()  # then the file speaks for itself
+        vocab = load_checkpoint(copy).tgt_vocab
+        assert vocab.ids == {token: i for i, token in enumerate(vocab.tokens)}
+        assert [vocab.ids[token] for token in ("</s>", "▁w0")] == [0, new["▁w0"]]
+        change(copy / "config.json", share_encoder_decoder_embeddings=False)
+        (copy / "target_vocab.json").unlink()
+        (copy / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
+        assert_refused(copy, "target_vocab.json")
 
     @pytest.mark.parametrize(
         "vocab",

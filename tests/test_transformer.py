@@ -122,6 +122,19 @@ def test_each_switch_changes_the_result(switches):
     assert (one - other).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("switches", OTHERS.values(), ids=OTHERS.keys())
+def test_half_precision(switches):
+    """Every switch runs in bfloat16, step by step, and comes near to float32."""
+    model = tiny.make_model(**switches)
+    full = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    model.bfloat16()
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
+    for t in range(TGT.size(1)):
+        logits, _ = model.step(TGT[:, t], state)
+        assert logits.dtype == torch.bfloat16
+        assert (logits.float() - full[:, t]).abs().mean() < 0.1
+
+
 @pytest.mark.parametrize("layout", ["interleaved", "concat", "fairseq"])
 def test_sinusoids_follow_the_formula(layout):
     n, d = 50, 6

@@ -69,13 +69,18 @@ def _options(root: dict[str, Any], path: Path) -> Description:
     """Options of the model, with the languages that the task may know instead."""
     if isinstance(root.get("args"), Record):
         return Description(root["args"], path)
-    config = Description(_plain(root.get("cfg")), path)
-    options = dict(Description(_plain(config.get("model")), path).values)
-    task = _plain(config.get("task"))
+    config = _table(root.get("cfg"), path)
+    options, task = (_table(config.get(name), path) for name in ("model", "task"))
     for name in ("source_lang", "target_lang"):
-        if options.get(name) is None and isinstance(task, dict):
+        if options.get(name) is None:
             options[name] = task.get(name)
-    return Description({name: _plain(value) for name, value in options.items()}, path)
+    return Description(options, path)
+
+
+def _table(value: Any, path: Path) -> dict[str, Any]:
+    """Options as a table of plain values; none, where there are none."""
+    values = Description(_plain({} if value is None else value), path).values
+    return {name: _plain(item) for name, item in values.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -229,6 +229,9 @@ def _read_vocabularies(path: Path, config: Description, model: Transformer) -> t
     cfg = model.cfg
     eos, pad = _token(config, "eos_token_id"), config.number("pad_token_id")
     separate = (path / "target_vocab.json").is_file()
+    if (path / "tokenizer_config.json").is_file():
+        tokenizer = Description(read_json(path / "tokenizer_config.json"), path)
+        separate = tokenizer.flag("separate_vocabs", separate)
     src = _read_vocab(path / "vocab.json", cfg.src_vocab_size, eos, pad)
     if separate:
         return src, _read_vocab(path / "target_vocab.json", cfg.tgt_vocab_size, eos, pad)

@@ -20,7 +20,7 @@ ALLOWED = re.compile(
     | (builtins|__builtin__)\.(set|frozenset|dict|list|tuple|int|long|float|bool|str|object)
     | torch\.(Size|device|\w+Storage|float\d+|bfloat16|half) | torch\.torch_version\.TorchVersion
     | torch\._utils\._rebuild_(tensor|tensor_v2|parameter) | torch\.optim\.[\w.]+
-    | numpy\.(_?core\.multiarray\.(scalar|_reconstruct)|dtype|ndarray)
+    | typing\.\w+ | numpy\.(_?core\.multiarray\.(scalar|_reconstruct)|dtype|ndarray)
     | (onmt|torchtext|fairseq|omegaconf)\.[\w.]+""",
     re.VERBOSE,
 )
@@ -225,10 +225,9 @@ class _Machine:
 
     def op_build(self, _: None) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(state, tuple) and len(state) == 2:  # attributes, and those of __slots__
-            state = {**(state[0] or {}), **(state[1] or {})}
-        if isinstance(target, Record):
-            target.state.update(_table(state.items()) if isinstance(state, dict) else {})
+        if isinstance(target, Record):  # a tuple has attributes, and those of __slots__
+            for part in state if isinstance(state, tuple) else (state,):
+                target.state.update(_table(part.items()) if isinstance(part, dict) else {})
         elif type(target) is not dict:  # of an OrderedDict, nothing is missed
             raise TypeError("a plain value has no attributes")
 
