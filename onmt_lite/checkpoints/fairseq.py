@@ -70,6 +70,8 @@ def _options(root: dict[str, Any], path: Path) -> Description:
     if isinstance(root.get("args"), Record):
         return Description(root["args"], path)
     config = _table(root.get("cfg"), path)
+    if config.get("model") is None:
+        raise CheckpointError(f"{path}: it holds no options of its model")
     options, task = (_table(config.get(name), path) for name in ("model", "task"))
     for name in ("source_lang", "target_lang"):
         if options.get(name) is None:
