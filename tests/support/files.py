@@ -23,13 +23,18 @@ def assert_refused(path, *words: str) -> None:
 
 
 def assert_gold(path, name: str) -> None:
-    """The model gives targets the log-probabilities that its own toolkit gave them."""
-    gold = json.loads((DATA / "gold" / f"{name}.json").read_text("utf-8"))["gold"]
+    """The model gives targets the log-probabilities that its own toolkit gave them, and
+    translates greedily into what that toolkit did."""
+    found = json.loads((DATA / "gold" / f"{name}.json").read_text("utf-8"))
+    gold, greedy = found["gold"], found["greedy"]
     translator = Translator.from_pretrained(
         path, device="cpu", tokenizer="space", precision="fp32", threads=1
     )
-    found = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
-    assert found == pytest.approx([g["log_prob"] for g in gold], abs=GOLD_ATOL)
+    scores = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
+    assert scores == pytest.approx([g["log_prob"] for g in gold], abs=GOLD_ATOL)
+    sources, targets = zip(*greedy["lines"])
+    translations = translator.translate(sources, beam_size=1, **greedy["options"])
+    assert tuple(t.hyps[0].text for t in translations) == targets
 
 
 def loads_or_is_refused(path) -> None:
