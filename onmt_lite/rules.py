@@ -106,7 +106,7 @@ class SearchRules:
                 f"ignore_when_blocking: not in the target vocabulary: {' '.join(unknown)}"
             )
         force_end = "paid" if self.policy.at_max == "end" else "no"
-        if self.preset.free_end and checkpoint.forced_end:
+        if self.preset.free_end and checkpoint.forced_eos:
             force_end = "free"
         in_vocabulary = 0 <= checkpoint.start_id < self.checkpoint.model.vocab_size
         return MaskRules(

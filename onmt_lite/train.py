@@ -100,7 +100,7 @@ class Trainer:
         self.device, _ = set_up(runtime)
         self.pairs = read_pairs(data.train, data.reverse)
         # Loaded first, so that what is damaged is refused before its pieces are copied
-        start = None if data.init_from is None else load_checkpoint(data.init_from).model
+        start = None if data.init_from is None else self._start(data.init_from)
         self.sp = self._sentencepiece()
         self.model = self._model(start).to(self.device)
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
@@ -112,6 +112,13 @@ class Trainer:
         self.stopping = False
         if learning.resume:
             self.load_state()
+
+    @staticmethod
+    def _start(path: str) -> EncoderDecoder:
+        checkpoint = load_checkpoint(path)
+        if checkpoint.toolkit != "onmt_lite":
+            raise OptionError(f"init_from: {path} is a model of {checkpoint.toolkit}, not of ours")
+        return checkpoint.model
 
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
         path, start = self.out / native.PIECES, self.options.data.init_from

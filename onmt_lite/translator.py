@@ -138,7 +138,8 @@ class Translator:
         src_ids = ids + list(checkpoint.src_end) if ids else []
         tgt_ids = None
         if tgt is not None:
-            tgt_tokens = self._tokens(tgt.text, capitals and in_capitals(tgt.text))
+            lower = capitals and in_capitals(tgt.text)
+            tgt_tokens = self.tokenizer.encode_target(tgt.text.lower() if lower else tgt.text)
             tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ")
             if len(tgt_ids) >= self.model.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")

@@ -295,7 +295,7 @@ class TestSwitches:
     def test_a_forced_end_is_free_in_transformers_and_paid_for_in_fairseq(self):
         source = make_source({}, logits(0.1, 0.9))
         checkpoint = make_checkpoint([source])
-        forced = type(checkpoint)(**{**vars(checkpoint), "forced_end": True})
+        forced = type(checkpoint)(**{**vars(checkpoint), "forced_eos": True})
         options = dict(max_length_ratio=0, beam_size=1, length_penalty="none")
         free = Translator(forced, TranslateOptions.of(device="cpu"))
         (hyp,) = free.translate(["s0 s0"], search="transformers", max_length=4, **options)[0].hyps

@@ -13,6 +13,7 @@ from onmt_lite.training import data
 from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
+from tests.support.files import DATA
 
 WORDS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four"), ("acht", "eight")]
 
@@ -80,6 +81,8 @@ def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
         assert torch.equal(start.model.state_dict()[name], weight), name
     with pytest.raises(CheckpointError):
         Trainer(options(corpus, tmp_path / "third", "-init_from", str(tmp_path / "none")))
+    with pytest.raises(OptionError, match="fairseq"):
+        Trainer(options(corpus, tmp_path / "fourth", "-init_from", str(DATA / "fs12_tf")))
 
 
 def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, tmp_path):

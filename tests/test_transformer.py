@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from onmt_lite.models.transformer import (
-    CrossAttention,
-    DecoderLayer,
-    Dropout,
-    EncoderLayer,
-    SelfAttention,
-    Transformer,
-    sinusoids,
-)
+from onmt_lite.models.attention import CrossAttention, SelfAttention
+from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer
+from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.transformer import Transformer
 from tests.support import tiny
 
 ATOL = 1e-5
@@ -41,13 +36,43 @@ VARIANTS = {
     "other_eps": dict(norm_eps=0.1),
     "uneven_depth": dict(enc_layers=3, dec_layers=1),
 }
+# What torch.nn has no modules for; these are compared with what OpenNMT-py computes instead
+OTHERS = {
+    "fairseq_positions": dict(positions="fairseq", position_offset=2),
+    "gelu_tanh": dict(activation="gelu_tanh"),
+    "tanh": dict(activation="tanh"),
+    "rms": dict(norm="rms", embedding_norm=True),
+    "gated": dict(gated_ffn=True, activation="silu"),
+    "parallel": dict(parallel_residual=True),
+    "shared_keys": dict(kv_heads=2),
+    "one_key": dict(kv_heads=1, relative="rotary", positions="none"),
+    "decoder_of_its_own": dict(dec_heads=2, dec_d_ff=24),
+    "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
+    "shaw_and_sinusoids": dict(relative="shaw", relative_limit=2),
+    "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
+    "rotary": dict(relative="rotary", positions="none"),
+    "rotary_pairs": dict(relative="rotary", rotary_interleave=True, rotary_theta=100.0),
+    "rotary_part": dict(relative="rotary", rotary_dim=2),
+    "alibi": dict(relative="alibi", positions="none"),
+    "alibi_6": dict(relative="alibi", d_model=24, heads=6),
+    "average": dict(dec_self_attn="average"),
+    "average_ffn": dict(dec_self_attn="average_ffn"),
+}
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5]])
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+ALL = {**VARIANTS, **OTHERS}
+
+
+@pytest.fixture(params=ALL.values(), ids=ALL.keys())
 def model(request) -> Transformer:
+    return tiny.make_model(**request.param)
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def torch_like(request) -> Transformer:
     return tiny.make_model(**request.param)
 
 
@@ -61,9 +86,9 @@ def test_cached_steps_equal_a_full_forward(model):
         torch.testing.assert_close(attn.sum(1), torch.ones(2))
 
 
-def test_whole_model_equals_torch_modules(model):
-    expected = reference_logits(model, SRC, SRC_LENGTHS, TGT)
-    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+def test_whole_model_equals_torch_modules(torch_like):
+    expected = reference_logits(torch_like, SRC, SRC_LENGTHS, TGT)
+    logits = torch_like.forward(torch_like.encode(SRC, SRC_LENGTHS), TGT)
     torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
 
 
@@ -75,8 +100,7 @@ def test_padding_changes_nothing(model):
         torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
 
 
-def test_the_future_is_not_seen():
-    model = tiny.make_model()
+def test_the_future_is_not_seen(model):
     memory = model.encode(SRC, SRC_LENGTHS)
     other = TGT.clone()
     other[:, 3:] = 20
@@ -84,17 +108,68 @@ def test_the_future_is_not_seen():
     assert same.abs().max() < ATOL
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+@pytest.mark.parametrize("switches", OTHERS.values(), ids=OTHERS.keys())
+def test_each_switch_changes_the_result(switches):
+    """Its own weights aside: those of the default model are copied as far as they fit."""
+    default, model = tiny.make_model(), tiny.make_model(**switches)
+    weights = default.state_dict()
+    fitting = {n: w for n, w in model.state_dict().items() if n in weights}
+    with torch.no_grad():
+        for name, weight in fitting.items():
+            if weight.shape == weights[name].shape:
+                weight.copy_(weights[name])
+    one, other = (m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in (default, model))
+    assert (one - other).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("switches", OTHERS.values(), ids=OTHERS.keys())
+def test_half_precision(switches):
+    """Every switch runs in bfloat16, step by step, and comes near to float32."""
+    model = tiny.make_model(**switches)
+    full = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
+    model.bfloat16()
+    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
+    for t in range(TGT.size(1)):
+        logits, _ = model.step(TGT[:, t], state)
+        assert logits.dtype == torch.bfloat16
+        assert (logits.float() - full[:, t]).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat", "fairseq"])
 def test_sinusoids_follow_the_formula(layout):
     n, d = 50, 6
     table = sinusoids(n, d, layout)
     assert table.shape == (n, d)
     for position in range(n):
         for i in range(d // 2):
-            angle = position / 10000 ** (2 * i / d)
+            exponent = i / (d // 2 - 1) if layout == "fairseq" else 2 * i / d
+            angle = position / 10000**exponent
             sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, d // 2 + i)
             assert table[position, sine].item() == pytest.approx(math.sin(angle), abs=ATOL)
             assert table[position, cosine].item() == pytest.approx(math.cos(angle), abs=ATOL)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(relative="shaw", relative_limit=0),
+        dict(relative="shaw", relative_limit=10**12),
+        dict(relative="buckets", relative_limit=5, relative_buckets=2),
+        dict(relative="buckets", relative_limit=5, relative_buckets=40),
+        dict(relative="rotary", rotary_dim=3),
+        dict(relative="rotary", rotary_dim=6),
+        dict(relative="rotary", d_model=20),
+        dict(relative="near"),
+        dict(rotary_theta=0),
+        dict(kv_heads=3),
+        dict(dec_heads=3),
+        dict(norm="batch"),
+    ],
+    ids=str,
+)
+def test_switches_that_do_not_fit(wrong):
+    with pytest.raises(ValueError, match="config"):
+        tiny.make_model(**wrong)
 
 
 class TestDropout:

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from onmt_lite.checkpoints import native, table
+from onmt_lite.checkpoints import fairseq, marian, native, opennmt, table
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
-READERS = (native, table)
+READERS = (native, marian, fairseq, opennmt, table)
 
 # First bytes of what people give by mistake
 KINDS = (
-    (b"PK\x03\x04", "a zip archive, perhaps a PyTorch file"),
-    (b"\x80\x02", "a Python pickle"),
     (b"\x1f\x8b", "a gzip file"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
     (b"<", "an HTML or XML page"),
@@ -26,8 +24,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             if reader.recognises(path):
                 return reader.load(path)
         raise CheckpointError(
-            f"no model at {path}: {_describe(path)}; -model takes a directory with model.json "
-            "or a table model's .json file"
+            f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian "
+            "of Hugging Face, fairseq), a .pt file of OpenNMT-py or a table model's .json file"
         )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -38,7 +36,7 @@ def _describe(path: Path) -> str:
     if not path.exists():
         return "there is no such file or directory"
     if path.is_dir():
-        return "the directory has no model.json"
+        return "the directory has no model.json, no config.json and no dict.*.txt"
     with open(path, "rb") as f:
         start = f.read(64)
     if not start:

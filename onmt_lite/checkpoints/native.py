@@ -15,13 +15,13 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.weights import build, check_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 FORMAT = "onmt_lite-model-1"
-MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
@@ -55,7 +55,8 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
-    model = _build(cfg, weights, path)
+    check_numbers(weights, path)
+    model = build(cfg, weights, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
         raise CheckpointError(
             f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
@@ -88,33 +89,6 @@ def _half_weights(model: Transformer) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             kept[name] = tensor.half()
     return kept
-
-
-def _build(cfg: TransformerConfig, weights: dict[str, Tensor], path: Path) -> Transformer:
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise CheckpointError(f"{path}: {name} holds numbers that are not finite")
-    # Sizes first: nothing is built that the weights do not fill
-    for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        found = len({name.split(".")[1] for name in weights if name.startswith(f"{kind}.")})
-        if found != n:
-            raise CheckpointError(f"{path}: {found} {kind} layers, model.json says {n}")
-    n_numbers = sum(tensor.numel() for tensor in weights.values())
-    sizes = (cfg.d_ff, cfg.src_vocab_size, cfg.tgt_vocab_size)
-    if max(sizes) * cfg.d_model > n_numbers or cfg.max_positions > MAX_POSITIONS:
-        raise CheckpointError(f"{path}: sizes in model.json are larger than the weights")
-    try:
-        model = Transformer(cfg)
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: {str(error).splitlines()[-1].strip()}") from None
-    tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {
-        n for n, p in model.named_parameters()
-    }
-    wrong = sorted(set(missing) - tied) + unexpected
-    if wrong:
-        raise CheckpointError(f"{path}: {len(wrong)} weights missing or unknown, first {wrong[0]}")
-    return model.eval().requires_grad_(False)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -14,8 +14,10 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     never_ids  ids the model must not produce
-    forced_end  its configuration ends what reaches max_length (transformers' forced_eos_token_id)
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
+    forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
+                searches that do so (transformers' forced_eos_token_id)
+    toolkit    whose model it is
     """
 
     model: EncoderDecoder
@@ -26,7 +28,8 @@ class Checkpoint:
     src_end: tuple[int, ...] = ()
     never_ids: tuple[int, ...] = ()
     lower_capitals: bool = False
-    forced_end: bool = False
+    forced_eos: bool = False
+    toolkit: str = "onmt_lite"
 
     @property
     def eos_id(self) -> int:

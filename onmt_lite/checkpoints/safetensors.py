@@ -8,10 +8,13 @@ import ctypes
 import json
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
 MAX_SIZE = 1 << 48
@@ -36,6 +39,14 @@ def dump(tensors: dict[str, Tensor]) -> bytes:
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     return struct.pack("<Q", len(head)) + head + b"".join(parts)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file.  CheckpointError says what is wrong with it."""
+    try:
+        return parse(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def parse(data: bytes) -> dict[str, Tensor]:

@@ -1,0 +1,101 @@
+"""What a model file says of itself beside its weights: values by name, of the right type."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.errors import CheckpointError
+
+MAX_JSON = 64 << 20
+
+
+class Description:
+    """Options of a model.  What is absent or None has the default; a wrong type is refused."""
+
+    def __init__(self, values: Any, path: Path):
+        if isinstance(values, Record):
+            values = values.state
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: its options are not a table of names and values")
+        self.values, self.path = values, path
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._value(name, default)
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not -(1 << 31) < value < 1 << 31:
+            raise self._wrong(name, "a whole number")
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        value = self._value(name, default)
+        if type(value) not in (int, float) or not abs(value) < 1e30:
+            raise self._wrong(name, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._value(name, default)
+        if value not in (True, False) or isinstance(value, float):
+            raise self._wrong(name, "true or false")
+        return bool(value)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        if type(value) is not str:
+            raise self._wrong(name, "a text")
+        return value
+
+    def choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
+        """What `choices` gives for the text."""
+        value = self.text(name, default)
+        if value not in choices:
+            raise CheckpointError(
+                f"{self.path}: {name} {value[:50]!r} is not one that is read: {', '.join(choices)}"
+            )
+        return choices[value]
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is None and default is None:
+            raise CheckpointError(f"{self.path}: its options do not say {name}")
+        return default if value is None else value
+
+    def _wrong(self, name: str, expected: str) -> CheckpointError:
+        value = self.values.get(name)
+        return CheckpointError(f"{self.path}: {name} is {_short(value)}, not {expected}")
+
+
+def _short(value: Any) -> str:
+    plain = isinstance(value, (str, float, bool, type(None))) or type(value) is int
+    return repr(value)[:50] if plain else f"a {type(value).__name__}"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file.  CheckpointError for anything else."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read(MAX_JSON + 1)
+        table = json.loads(data[:MAX_JSON])
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: not JSON") from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{path}: not a table of names and values")
+    return table
+
+
+def checked_tokens(tokens: Any, path: Path) -> list[str]:
+    """A vocabulary: texts that can be written, at least one."""
+    try:
+        for token in tokens:
+            token.encode("utf-8")
+    except (UnicodeEncodeError, AttributeError, TypeError):
+        raise CheckpointError(f"{path}: its vocabulary is not a list of texts") from None
+    if not isinstance(tokens, list) or not tokens or not all(type(t) is str for t in tokens):
+        raise CheckpointError(f"{path}: its vocabulary is not a list of texts")
+    return tokens

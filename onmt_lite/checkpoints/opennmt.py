@@ -1,0 +1,122 @@
+"""Reads checkpoints of OpenNMT-py 1, 2 and 3: one `.pt` file, the weights in it or beside it.
+
+The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the training options) and
+`optim` (not needed).  From 3.3 on the weights may be in a `.safetensors` file of the same name.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints import archive, opennmt_transformer, safetensors
+from onmt_lite.checkpoints.archive import Archive
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt_vocab import read_vocabularies
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.text.tokenizers import SpaceTokenizer
+
+# By encoder_type and decoder_type
+FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], EncoderDecoder]] = {
+    ("transformer", "transformer"): opennmt_transformer.build_model,
+}
+
+
+def recognises(path: Path) -> bool:
+    return archive.is_archive(path)
+
+
+def load(path: Path) -> Checkpoint:
+    """CheckpointError for what is damaged, of another toolkit, or of a kind that is not read."""
+    with archive.opened(path) as file:
+        root = _check_root(file.root, path)
+        opt = Description(root["opt"], path)
+        family = _choose_family(opt)
+        weights = Weights(_read_weights(file, root), path)
+    src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
+    _check_weights(weights)
+    for name, vocab in (("encoder", src_vocab), ("decoder", tgt_vocab)):
+        rows, _ = weights.shape(f"{name}.embeddings.make_embedding.emb_luts.0.weight")
+        if rows != len(vocab):
+            raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
+    return Checkpoint(
+        family(weights, opt),
+        src_vocab=src_vocab,
+        tgt_vocab=tgt_vocab,
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=start_id,
+        toolkit="opennmt",
+    )
+
+
+def _check_root(root: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(root, dict):
+        raise CheckpointError(f"{path}: a PyTorch file, but not a checkpoint of a toolkit")
+    if {"opt", "vocab"} <= set(root):
+        return root
+    if "model" in root and {"args", "cfg"} & set(root):
+        raise CheckpointError(
+            f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
+        )
+    raise CheckpointError(
+        f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py"
+    )
+
+
+def _choose_family(opt: Description) -> Callable[[Weights, Description], EncoderDecoder]:
+    """CheckpointError, with what it is, for a model of a kind that is not read."""
+    kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
+    reasons = {
+        "a language model": opt.text("model_task", "seq2seq") != "seq2seq" or "_lm" in kinds[1],
+        "a model of images or sound": opt.text("model_type", "text") != "text",
+        "a mixture of experts": opt.number("num_experts", 0) > 0,
+        "a quantised model": bool(opt.get("quant_type")) and bool(opt.get("quant_layers")),
+        "a model with a sliding window": opt.number("sliding_window", 0) > 0,
+        "a model with sparsemax output": opt.text("generator_function", "softmax") != "softmax",
+        "a model with SRU cells": "rnn" in kinds[0] and opt.get("rnn_type") == "SRU",
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise _refusal(opt.path, reason)
+    if kinds not in FAMILIES:
+        encoder, decoder = (kind[:30] for kind in kinds)
+        raise _refusal(opt.path, f"a model with {encoder!r} encoder and {decoder!r} decoder")
+    return FAMILIES[kinds]
+
+
+def _check_weights(weights: Weights) -> None:
+    """CheckpointError for kinds of models that only the names of the weights tell."""
+    names = list(weights.tensors)
+    reasons = {
+        "the adapter of a LoRA training; merge it into its model first": ".lora_",
+        "a model with copy attention": "generator.linear_copy",
+        "a model with word features": "emb_luts.1.",
+        "a mixture of experts": ".experts.",
+        "a quantised model": ".qweight",
+        "a model of OpenNMT-py before 0.6": ".a_2",
+    }
+    for reason, part in reasons.items():
+        if any(part in name for name in names):
+            raise _refusal(weights.path, reason)
+
+
+def _refusal(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path}: OpenNMT-py: {reason}, which is not read")
+
+
+def _read_weights(file: Archive, root: dict[str, Any]) -> dict[str, Tensor]:
+    """All weights; those of the generator begin with `generator.`"""
+    if "model" not in root:
+        beside = file.path.with_suffix(".safetensors")
+        if not beside.is_file():
+            raise CheckpointError(f"{file.path}: its weights should be in {beside.name} beside it")
+        return safetensors.read(beside)
+    tensors = file.tensors(root["model"])
+    generator = {} if root.get("generator") is None else file.tensors(root["generator"])
+    for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight
+        tensors["generator." + name.removeprefix("0.")] = tensor
+    return tensors

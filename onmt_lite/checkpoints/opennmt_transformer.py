@@ -1,0 +1,153 @@
+"""The Transformer of OpenNMT-py: its switches read off the weights, the rest off the options."""
+
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.weights import Weights, build_config, finished, layout_of
+from onmt_lite.models.transformer import Transformer
+
+ENC, DEC = "encoder.transformer", "decoder.transformer_layers"
+EMBEDDINGS = {side: f"{side}.embeddings.make_embedding" for side in ("encoder", "decoder")}
+SRC, TGT = (f"{name}.emb_luts.0.weight" for name in EMBEDDINGS.values())
+MAX_POSITIONS = 5000  # rows of its position tables
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
+LAYOUTS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
+
+Parts = dict[str, tuple[str, ...]]
+
+
+def build_model(weights: Weights, opt: Description) -> Transformer:
+    """CheckpointError where weights are missing, unknown or misshapen."""
+    switches = _switches(weights, opt)
+    encoder_parts, decoder_parts = _parts(switches)
+    ours, positions = _positions(weights, opt)
+    shared, tied = weights.same(SRC, TGT), weights.same("generator.weight", TGT)
+    ours["src_embedding.token.weight"] = weights.take(SRC)
+    ours["tgt_embedding.token.weight"] = weights.take(TGT)
+    ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
+    ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
+    ours |= weights.renamed("generator", "", {"output": ("",)})
+    # A table of the future before 1.0, and norms that a parallel layer has but does not use
+    weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
+    if switches["parallel_residual"]:
+        weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
+    for i in range(switches["enc_layers"]):
+        ours |= weights.renamed(f"{ENC}.{i}", f"encoder.{i}", encoder_parts)
+    for i in range(switches["dec_layers"]):
+        ours |= weights.renamed(f"{DEC}.{i}", f"decoder.{i}", decoder_parts)
+    cfg = build_config(
+        opt.path,
+        src_vocab_size=ours["src_embedding.token.weight"].size(0),
+        tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
+        share_embeddings=shared,
+        tie_output=tied,
+        output_bias="output.bias" in ours,
+        **switches,
+        **positions,
+    )
+    return finished(cfg, ours, weights)
+
+
+def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
+    """What the names and shapes of the weights tell, and the few things that they do not."""
+    first, query = f"{ENC}.0", f"{ENC}.0.self_attn.linear_query"
+    d_model, heads = weights.shape(SRC)[1], opt.number("heads", 8)
+    n_keys = weights.shape(f"{first}.self_attn.linear_keys.weight")[0]
+    average = f"{DEC}.0.self_attn.gating_layer.weight" in weights
+    average_ffn = f"{DEC}.0.self_attn.average_layer.w_1.weight" in weights
+    return dict(
+        d_model=d_model,
+        heads=heads,
+        kv_heads=0 if n_keys == d_model else n_keys * max(1, heads) // d_model,
+        d_ff=weights.shape(f"{first}.feed_forward.w_1.weight")[0],
+        enc_layers=weights.count(ENC),
+        dec_layers=weights.count(DEC),
+        activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
+        gated_ffn=f"{first}.feed_forward.w_3.weight" in weights,
+        attn_bias=f"{query}.bias" in weights,
+        ffn_bias=f"{first}.feed_forward.w_1.bias" in weights,
+        norm="layer" if "encoder.layer_norm.bias" in weights else "rms",
+        norm_eps=opt.real("norm_eps", 1e-6),
+        parallel_residual=f"{first}.feed_forward.layer_norm.weight" not in weights,
+        dec_self_attn=("average_ffn" if average_ffn else "average") if average else "dot",
+        **_relation(weights, opt),
+    )
+
+
+def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
+    """max_relative_positions: distance that counts, or -1 for rotary, -2 for ALiBi."""
+    limit = opt.number("max_relative_positions", 0)
+    attention = f"{ENC}.0.self_attn"
+    if f"{attention}.relative_attention_bias.weight" in weights:
+        buckets, _ = weights.shape(f"{attention}.relative_attention_bias.weight")
+        return dict(relative="buckets", relative_limit=limit, relative_buckets=buckets)
+    if f"{attention}.relative_positions_embeddings.weight" in weights:
+        rows, _ = weights.shape(f"{attention}.relative_positions_embeddings.weight")
+        return dict(relative="shaw", relative_limit=rows // 2)
+    if limit == -1:
+        return dict(
+            relative="rotary",
+            rotary_theta=opt.real("rotary_theta", 10000.0),
+            rotary_dim=opt.number("rotary_dim", 0),
+            rotary_interleave=opt.flag("rotary_interleave", True),
+        )
+    return dict(relative="alibi" if limit == -2 else "none")
+
+
+def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and switches of the position vectors.  Only with them are embeddings scaled."""
+    names = [f"{name}.pe.pe" for name in EMBEDDINGS.values()]
+    if not any(name in weights for name in names):
+        if not opt.flag("position_encoding"):
+            return {}, dict(positions="none", scale_embedding=False, max_positions=MAX_POSITIONS)
+        layout = opt.choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
+        return {}, dict(positions=layout, max_positions=MAX_POSITIONS)
+    for name in names:
+        weights.shape(name, n_dims=3)
+    src, tgt = (weights.take(name)[:, 0] for name in names)
+    layout = layout_of(src)
+    switches = dict(positions=layout, max_positions=min(src.size(0), tgt.size(0)))
+    if layout != "learned" and layout_of(tgt) == layout:
+        return {}, switches
+    tables = {"src_embedding.position": src, "tgt_embedding.position": tgt}
+    return tables, switches | dict(positions="learned")
+
+
+def _parts(switches: dict[str, Any]) -> tuple[Parts, Parts]:
+    """Our names of an encoder and a decoder layer's parts, and theirs."""
+    common: Parts = {
+        "self_attn.qkv": tuple(f"self_attn.linear_{x}" for x in ("query", "keys", "values")),
+        "self_attn.out": ("self_attn.final_linear",),
+        "ffn.up": ("feed_forward.w_1",),
+        "ffn.down": ("feed_forward.w_2",),
+    }
+    relation = {
+        "buckets": "self_attn.relative_attention_bias",
+        "shaw": "self_attn.relative_positions_embeddings",
+    }.get(switches["relative"])
+    if relation is not None:
+        common["self_attn.relation"] = (relation,)
+    if switches["gated_ffn"]:
+        common["ffn.gate"] = ("feed_forward.w_3",)
+    one_by_one = not switches["parallel_residual"]
+    if one_by_one:
+        common["ffn_residual.norm"] = ("feed_forward.layer_norm",)
+    decoder = {name: theirs for name, theirs in common.items()}
+    if switches["dec_self_attn"] != "dot":
+        decoder = {n: theirs for n, theirs in common.items() if not n.startswith("self_attn.")}
+        decoder["self_attn.gates"] = ("self_attn.gating_layer",)
+    if switches["dec_self_attn"] == "average_ffn":
+        decoder["self_attn.ffn.up"] = ("self_attn.average_layer.w_1",)
+        decoder["self_attn.ffn.down"] = ("self_attn.average_layer.w_2",)
+        decoder["self_attn.ffn_norm"] = ("self_attn.average_layer.layer_norm",)
+    decoder |= {
+        "self_attn_residual.norm": ("layer_norm_1",),
+        "cross_attn.q": ("context_attn.linear_query",),
+        "cross_attn.kv": ("context_attn.linear_keys", "context_attn.linear_values"),
+        "cross_attn.out": ("context_attn.final_linear",),
+    }
+    if one_by_one:
+        decoder["cross_attn_residual.norm"] = ("layer_norm_2",)
+    return common | {"self_attn_residual.norm": ("layer_norm",)}, decoder

@@ -1,0 +1,68 @@
+"""Vocabularies in checkpoints of OpenNMT-py.
+
+3.x keeps lists of tokens.  Before that they are torchtext fields, held in several ways over the
+years; wherever an object with `itos` (index to string) is found, it is the list.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from onmt_lite.checkpoints.description import checked_tokens
+from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.errors import CheckpointError
+from onmt_lite.text.vocab import Vocab
+
+PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
+
+
+def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
+    """Source and target vocabulary, and the id that starts the decoder.
+
+    CheckpointError where the target has no token to start or end with.
+    """
+    if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
+        stored = {pair[0]: pair[1] for pair in stored if _is_pair(pair)}
+    if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):
+        raise CheckpointError(f"{path}: it holds no vocabularies 'src' and 'tgt'")
+    if stored.get("src_feats"):
+        raise CheckpointError(f"{path}: OpenNMT-py: a model with word features, which is not read")
+    src, tgt = (_vocab(_find_tokens(stored[side], path), path) for side in ("src", "tgt"))
+    start = stored.get("decoder_start_token", BOS)
+    if not isinstance(start, str) or start not in tgt.ids:
+        raise CheckpointError(f"{path}: its target vocabulary lacks the start token")
+    if tgt.eos_id is None:
+        raise CheckpointError(f"{path}: its target vocabulary lacks the end token {EOS}")
+    return src, tgt, tgt.ids[start]
+
+
+def _vocab(tokens: list[str], path: Path) -> Vocab:
+    """Special tokens are known by their text: their ids differ between models."""
+    ids = Vocab(checked_tokens(tokens, path)).ids
+    return Vocab(
+        tokens,
+        eos_id=ids.get(EOS),
+        bos_id=ids.get(BOS),
+        pad_id=ids.get(PAD),
+        unk_id=ids.get(UNK),
+    )
+
+
+def _find_tokens(stored: Any, path: Path) -> list[str]:
+    """The list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
+    for _ in range(8):  # deeper than any version holds it
+        if isinstance(stored, list) and stored and isinstance(stored[0], str):
+            return stored
+        if isinstance(stored, list):
+            if len(stored) != 1 and all(map(_is_pair, stored)):
+                raise CheckpointError(
+                    f"{path}: OpenNMT-py: a model with word features, which is not read"
+                )
+            stored = stored[0][1] if stored and _is_pair(stored[0]) else None
+        elif isinstance(stored, Record):
+            names = ("itos", "vocab", "fields")
+            stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
+    raise CheckpointError(f"{path}: a vocabulary is stored in a way that is not known")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2

@@ -1,0 +1,101 @@
+"""Attention: to the sequence itself and to the memory bank.
+
+N sequences, T queries, S keys, H heads, D model width, d = D/H.
+"""
+
+from torch import Tensor, nn
+
+from onmt_lite.models.cache import KeyValueCache
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.positions import build_relation
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scaled dot-product attention of queries (..., T, d) to keys and values (..., S, d).
+
+    Returns the context (..., T, d) and the weights (..., T, S).
+
+    `mask` is added to the scores; its -inf entries get weight 0.  The softmax runs in
+    float32 whatever the weights' type.  Two plain products, on purpose: on a CPU the
+    fused kernel's bfloat16 backward is several times slower.
+    """
+    scores = (q @ k.transpose(-2, -1)).float() * q.size(-1) ** -0.5
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1).to(q.dtype)
+    return weights @ v, weights
+
+
+def for_all_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (N, kv_heads, S, d) -> (N, H, S, d): neighbouring heads share one."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), 1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself; query, key and value in one product."""
+
+    def __init__(self, cfg: TransformerConfig, causal: bool = False):
+        super().__init__()
+        self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
+        width = cfg.d_model // cfg.heads
+        n_parts = self.heads + 2 * self.kv_heads
+        self.qkv = nn.Linear(cfg.d_model, n_parts * width, bias=cfg.attn_bias)
+        self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
+        self.relation = build_relation(cfg, causal)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """x (N, T, D) -> (N, T, D).  With a cache, T is 1 and x follows what the cache holds."""
+        n, t, _ = x.shape
+        n_parts = self.heads + 2 * self.kv_heads
+        parts = self.qkv(x).view(n, t, n_parts, -1).transpose(1, 2)  # (N, parts, T, d)
+        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        if self.relation is not None:
+            start = 0 if cache is None else cache.length
+            q, k = self.relation.turn(q, start), self.relation.turn(k, start)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        context = self._attend(q, for_all_heads(k, self.heads), for_all_heads(v, self.heads), mask)
+        return self.out(context.transpose(1, 2).reshape(n, t, -1))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.relation is None:
+            return attend(q, k, v, mask)[0]
+        bias = self.relation.bias(q, k.size(2))
+        if bias is not None:
+            mask = bias if mask is None else bias + mask
+        context, weights = attend(q, k, v, mask)
+        more = self.relation.context(weights)
+        return context if more is None else context + more
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention to the memory bank, whose keys and values are made once."""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
+        width = cfg.d_model // cfg.heads
+        self.q = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
+        self.kv = nn.Linear(cfg.d_model, 2 * self.kv_heads * width, bias=cfg.attn_bias)
+        self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
+
+    def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory bank (B, S, D) -> keys and values, each (B, H, S, d)."""
+        b, s, _ = memory_bank.shape
+        k, v = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        return for_all_heads(k, self.heads), for_all_heads(v, self.heads)
+
+    def forward(
+        self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, T, D) -> (B, T, D) and the first head's weights (B, T, S).
+
+        In step-by-step decoding T counts the beams of a sentence, not positions: K
+        hypotheses ask one sentence's keys in a single product, so keys are never tiled.
+        """
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)
+        context, weights = attend(q, *keys_values, mask)
+        return self.out(context.transpose(1, 2).reshape(b, t, -1)), weights[:, 0]

@@ -1,0 +1,186 @@
+"""The layers of a Transformer: sublayers with their norms and residual connections."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onmt_lite.models.attention import CrossAttention, SelfAttention
+from onmt_lite.models.cache import KeyValueCache
+from onmt_lite.models.config import TransformerConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def make_norm(cfg: TransformerConfig) -> nn.Module:
+    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[cfg.norm]
+    return kind(cfg.d_model, eps=cfg.norm_eps)
+
+
+class Dropout(nn.Module):
+    """Dropout with one mask per sentence, the same at all its positions.
+
+    tensor2tensor's `dropout_broadcast_dims`: as good as a mask per position and many
+    times cheaper to draw on a CPU.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (N, T, D) -> the same shape."""
+        if not self.training or self.p == 0:
+            return x
+        keep = 1 - self.p
+        return x * x.new_empty(x.size(0), 1, x.size(2)).bernoulli_(keep).div_(keep)
+
+
+class FeedForward(nn.Module):
+    """Two projections with an activation between; gated, a third one multiplies its output."""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.up = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias)
+        self.down = nn.Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
+        self.gate = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
+        self.activation = ACTIVATIONS[cfg.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> the same shape."""
+        hidden = self.activation(self.up(x))
+        return self.down(hidden if self.gate is None else hidden * self.gate(x))
+
+
+class AverageAttention(nn.Module):
+    """The mean of what came so far, gated, in place of self-attention (Zhang et al. 2018).
+
+    `average_ffn` sends the mean through a feed-forward layer of its own first.
+    """
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.gates = nn.Linear(2 * cfg.d_model, 2 * cfg.d_model)
+        self.ffn: FeedForward | None = None
+        if cfg.dec_self_attn == "average_ffn":
+            inner = dataclasses.replace(
+                cfg,
+                d_ff=cfg.d_model,
+                activation="relu",
+                ffn_bias=True,
+                gated_ffn=False,
+                norm="layer",
+                norm_eps=1e-6,
+            )
+            self.ffn, self.ffn_norm = FeedForward(inner), make_norm(inner)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """As `SelfAttention.forward`; without a cache always causal, whatever the mask."""
+        if cache is None:
+            counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]
+            mean = (x.float().cumsum(1) / counts).to(x.dtype)
+        else:
+            history, _ = cache.append(layer, x[:, None], x[:, None])  # one head as wide as all
+            mean = history.mean(2)
+        if self.ffn is not None:
+            mean = mean + self.ffn(self.ffn_norm(mean))
+        keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)
+        return keep * x + take * mean
+
+
+class Sublayer(nn.Module):
+    """The residual connection around one sublayer, with its norm before or after it."""
+
+    def __init__(self, cfg: TransformerConfig, dropout: float):
+        super().__init__()
+        self.norm = make_norm(cfg)
+        self.dropout = Dropout(dropout)
+        self.pre_norm = cfg.pre_norm
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.norm(x) if self.pre_norm else x
+
+    def after(self, x: Tensor, update: Tensor) -> Tensor:
+        x = x + self.dropout(update)
+        return x if self.pre_norm else self.norm(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward: one after the other, or side by side (GPT-J)."""
+
+    def __init__(self, cfg: TransformerConfig, dropout: float):
+        super().__init__()
+        self.self_attn, self.self_attn_residual = SelfAttention(cfg), Sublayer(cfg, dropout)
+        self.ffn = FeedForward(cfg)
+        self.ffn_residual = None if cfg.parallel_residual else Sublayer(cfg, dropout)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, S, D), mask (B, 1, 1, S) -> (B, S, D)."""
+        around = self.self_attn_residual
+        asked = around.before(x)
+        update = self.self_attn(asked, mask)
+        if self.ffn_residual is None:
+            return around.after(x, update + self.ffn(asked))
+        x = around.after(x, update)
+        around = self.ffn_residual
+        return around.after(x, self.ffn(around.before(x)))
+
+
+class DecoderLayer(nn.Module):
+    """An encoder layer with attention to the memory bank in the middle."""
+
+    def __init__(self, cfg: TransformerConfig, dropout: float):
+        super().__init__()
+        self.self_attn: nn.Module
+        if cfg.dec_self_attn == "dot":
+            self.self_attn = SelfAttention(cfg, causal=True)
+        else:
+            self.self_attn = AverageAttention(cfg)
+        side_by_side = cfg.parallel_residual
+        self.self_attn_residual = Sublayer(cfg, dropout)
+        self.cross_attn = CrossAttention(cfg)
+        self.cross_attn_residual = None if side_by_side else Sublayer(cfg, dropout)
+        self.ffn = FeedForward(cfg)
+        self.ffn_residual = None if side_by_side else Sublayer(cfg, dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        self_mask: Tensor | None,
+        keys_values: tuple[Tensor, Tensor],
+        memory_mask: Tensor,
+        cache: KeyValueCache | None = None,
+        layer: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, T, D) -> (B, T, D), attention (B, T, S); with a cache x is (R, 1, D), see
+        `CrossAttention.forward` for the shape of the attention."""
+        around = self.self_attn_residual
+        asked = around.before(x)
+        update = self.self_attn(asked, self_mask, cache, layer)
+        if self.cross_attn_residual is None or self.ffn_residual is None:
+            context, attn = self._ask_memory(asked, keys_values, memory_mask)
+            return around.after(x, update + context + self.ffn(asked)), attn
+        x = around.after(x, update)
+        around = self.cross_attn_residual
+        context, attn = self._ask_memory(around.before(x), keys_values, memory_mask)
+        x = around.after(x, context)
+        around = self.ffn_residual
+        return around.after(x, self.ffn(around.before(x))), attn
+
+    def _ask_memory(
+        self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # (R, 1, D) -> (B, K, D) in step-by-step decoding; no change where T > 1
+        asked = x.reshape(keys_values[0].size(0), -1, x.size(-1))
+        context, attn = self.cross_attn(asked, keys_values, mask)
+        return context.view_as(x), attn

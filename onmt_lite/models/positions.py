@@ -1,0 +1,161 @@
+"""How a Transformer knows where a token stands: position vectors, or relations in attention.
+
+N sequences, H heads, T queries, S keys (the T queries are the last T of the S positions), d the
+width of a head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from onmt_lite.models.config import TransformerConfig
+
+
+def sinusoids(n: int, d: int, layout: str) -> Tensor:
+    """Position table (n, d) of Vaswani et al. 2017, section 3.5.
+
+    `interleaved` alternates sine and cosine columns (OpenNMT-py), `concat` puts all
+    sines before all cosines (Marian as read by transformers), `fairseq` does so with
+    frequencies that reach 1/10000 itself (as tensor2tensor's).
+    """
+    fractions = torch.arange(0, d, 2, dtype=torch.float64) / d
+    if layout == "fairseq":
+        fractions = torch.arange(d // 2, dtype=torch.float64) / max(1, d // 2 - 1)
+    angles = torch.arange(n, dtype=torch.float64)[:, None] * torch.exp(
+        fractions * -math.log(10000.0)
+    )
+    parts = [angles.sin(), angles.cos()]
+    table = torch.stack(parts, 2).flatten(1) if layout == "interleaved" else torch.cat(parts, 1)
+    return table.float()
+
+
+class Relation(nn.Module):
+    """What self-attention knows of the distance between a query and a key.
+
+    The three places where that can enter; each kind of relation uses one or two.
+    """
+
+    def turn(self, x: Tensor, start: int) -> Tensor:
+        """Queries or keys (N, H, T, d) at positions start, start+1, ... before they meet."""
+        return x
+
+    def bias(self, q: Tensor, n_keys: int) -> Tensor | None:
+        """q (N, H, T, d) -> what is added to the scaled scores, broadcast to (N, H, T, S)."""
+        return None
+
+    def context(self, weights: Tensor) -> Tensor | None:
+        """weights (N, H, T, S) -> what is added to the context (N, H, T, d)."""
+        return None
+
+
+def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
+    """The relation of a self-attention, None where positions are told by vectors alone."""
+    if cfg.relative == "shaw":
+        return Shaw(cfg.relative_limit, cfg.d_model // cfg.heads)
+    if cfg.relative == "buckets":
+        return Buckets(cfg, causal)
+    if cfg.relative == "rotary":
+        return Rotary(cfg)
+    if cfg.relative == "alibi":
+        return Alibi(cfg.heads)
+    return None
+
+
+def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+    """(T, S): position of the key less that of the query."""
+    keys = torch.arange(n_keys, device=device)
+    return keys - keys[n_keys - n_queries :, None]
+
+
+class Shaw(Relation):
+    """A vector per distance, added to keys and values (Shaw et al. 2018)."""
+
+    def __init__(self, limit: int, width: int):
+        super().__init__()
+        self.limit = limit
+        self.weight = nn.Parameter(torch.zeros(2 * limit + 1, width))
+
+    def _vectors(self, n_queries: int, n_keys: int) -> Tensor:
+        steps = distances(n_queries, n_keys, self.weight.device)
+        return self.weight[steps.clamp(-self.limit, self.limit) + self.limit]  # (T, S, d)
+
+    def bias(self, q: Tensor, n_keys: int) -> Tensor:
+        vectors = self._vectors(q.size(2), n_keys)
+        return torch.einsum("nhtd,tsd->nhts", q, vectors) * q.size(-1) ** -0.5
+
+    def context(self, weights: Tensor) -> Tensor:
+        vectors = self._vectors(weights.size(2), weights.size(3))
+        return torch.einsum("nhts,tsd->nhtd", weights, vectors)
+
+
+class Buckets(Relation):
+    """A number per head and group of distances, added to the scores (Raffel et al. 2020)."""
+
+    def __init__(self, cfg: TransformerConfig, causal: bool):
+        super().__init__()
+        self.limit, self.causal = cfg.relative_limit, causal
+        self.weight = nn.Parameter(torch.zeros(cfg.relative_buckets, cfg.heads))
+
+    def bias(self, q: Tensor, n_keys: int) -> Tensor:
+        steps = distances(q.size(2), n_keys, q.device)
+        return self.weight[self.bucket(steps)].permute(2, 0, 1)
+
+    def bucket(self, steps: Tensor) -> Tensor:
+        """The group of each distance: near ones alone, far ones by their logarithm."""
+        n = self.weight.size(0)
+        after = torch.zeros_like(steps)
+        if self.causal:
+            steps = -steps.clamp(max=0)
+        else:  # half of the groups are for keys behind the query
+            n //= 2
+            after, steps = (steps > 0) * n, steps.abs()
+        alone = n // 2
+        ratio = torch.log(steps.clamp(min=1).float() / alone) / math.log(self.limit / alone)
+        grouped = alone + (ratio * (n - alone)).long()
+        return after + torch.where(steps < alone, steps, grouped.clamp(max=n - 1))
+
+
+class Rotary(Relation):
+    """Pairs of dimensions turned by an angle that grows with the position (Su et al. 2021)."""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.dim = cfg.rotary_dim or cfg.d_model // cfg.heads
+        self.theta, self.interleave = cfg.rotary_theta, cfg.rotary_interleave
+
+    def turn(self, x: Tensor, start: int) -> Tensor:
+        # In float32 whatever the weights' type: large angles need its digits
+        fractions = torch.arange(0, self.dim, 2, device=x.device).float() / self.dim
+        positions = torch.arange(start, start + x.size(2), device=x.device).float()
+        angles = positions[:, None] / self.theta**fractions
+        cos, sin = angles.cos(), angles.sin()
+        turning = x[..., : self.dim].float()
+        if self.interleave:
+            a, b = turning[..., 0::2], turning[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = turning.chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([turned.to(x.dtype), x[..., self.dim :]], -1)
+
+
+class Alibi(Relation):
+    """The distance times a slope per head, taken off the scores (Press et al. 2022)."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.slopes = alibi_slopes(heads)
+
+    def bias(self, q: Tensor, n_keys: int) -> Tensor:
+        steps = distances(q.size(2), n_keys, q.device).abs()
+        return -steps * torch.tensor(self.slopes, device=q.device)[:, None, None]
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8/H), 2^(-16/H), ... for a power of two; else that of the next lower one, filled up
+    with every other slope of the next higher one."""
+    if heads & (heads - 1) == 0:
+        return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
+    lower = 1 << (heads.bit_length() - 1)
+    return alibi_slopes(lower) + alibi_slopes(2 * lower)[::2][: heads - lower]

@@ -1,0 +1,374 @@
+"""Files of torch.save: read as data, refused when damaged, and never run."""
+
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite.checkpoints import archive, pickled
+from onmt_lite.errors import CheckpointError
+
+DATA = Path(__file__).parent / "data" / "checkpoints"
+FILES = sorted(path.name for path in DATA.glob("m*_step_2.pt"))
+
+
+def read(path):
+    """All that a file holds, in a form that can be compared."""
+    with archive.opened(path) as found:
+        return plain(found.root, found, ())
+
+
+def plain(value, found, above):
+    if any(value is other for other in above):
+        return "..."
+    above = (*above, value) if isinstance(value, (dict, list, pickled.Record)) else above
+    if isinstance(value, pickled.StoredTensor):
+        return found._tensor(value).tolist(), value.storage.dtype
+    if isinstance(value, pickled.Record):
+        return value.name, plain(value.state, found, above), plain(value.args, found, above)
+    if isinstance(value, dict):
+        return [(key, plain(item, found, above)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [plain(item, found, above) for item in value]
+    return sorted(value, key=str) if isinstance(value, set) else value
+
+
+def assert_refused(path, *words):
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def write_zip(path, members, **kwargs):
+    with zipfile.ZipFile(path, "w", **kwargs) as out:
+        for name, data in members:
+            out.writestr(name, data)
+    return path
+
+
+def write_pickle(path, data):
+    return write_zip(path, [("x/data.pkl", data), ("x/data/0", b"\0" * 16), ("x/version", "3")])
+
+
+def tensor_pickle(storage=("storage", torch.FloatStorage, "0", "cpu", 4), offset=0, size=(2, 2),
+                  stride=(2, 1)):  # fmt: skip
+    """The pickle of {"a": tensor}, with any description of the tensor."""
+
+    class Tensor:
+        def __reduce__(self):
+            args = (Storage(), offset, size, stride, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, args
+
+    class Storage:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj):
+            return storage if isinstance(obj, Storage) else None
+
+    out = io.BytesIO()
+    Pickler(out, protocol=2).dump({"a": Tensor()})
+    return out.getvalue()
+
+
+@pytest.fixture
+def sample():
+    shared = torch.arange(12.0).view(3, 4)
+    return {
+        "model": OrderedDict(a=shared, b=shared, part=shared[1:, ::2], t=shared.T),
+        "half": torch.tensor([1.5, -2.0]).half(),
+        "ids": torch.tensor([1, 2**40]),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(3.0).bfloat16(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "plain": [None, True, False, 3, 300, -1, 70_000, 2**80, 1.5, "ä", (1,), (1, 2, 3, 4), {5}],
+    }
+
+
+class TestReading:
+    @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
+    def test_what_torch_saves_is_read(self, tmp_path, sample, new):
+        torch.save(sample, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+        with archive.opened(tmp_path / "x.pt") as found:
+            assert found.root["plain"] == sample["plain"]
+            model = found.tensors(found.root["model"])
+            for name, tensor in sample["model"].items():
+                assert torch.equal(model[name], tensor), name
+            assert model["a"].data_ptr() == model["b"].data_ptr()
+            names = ("half", "ids", "empty", "scalar", "parameter")
+            for name, tensor in found.tensors({n: found.root[n] for n in names}).items():
+                assert tensor.dtype == sample[name].dtype and torch.equal(tensor, sample[name])
+
+    @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+    def test_every_protocol(self, tmp_path, protocol):
+        value = {"a": [1, (2, 3)], "b": {"c", "d"}, "e": "x" * 300}
+        path = write_pickle(tmp_path / "x.pt", pickle.dumps(value, protocol=protocol))
+        with archive.opened(path) as found:
+            assert found.root == value
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_real_files_equal_what_torch_reads(self, name):
+        with archive.opened(DATA / name) as found:
+            assert isinstance(found.root["opt"], pickled.Record)
+            assert found.root["opt"].name == "argparse.Namespace"
+            assert found.root["opt"].get("heads") in (2, 8)
+            if "model" in found.root:
+                expected = torch.load(DATA / name, weights_only=False, pickle_module=Stubs)["model"]
+                tensors = found.tensors(found.root["model"])
+                assert set(tensors) == set(expected)
+                assert all(torch.equal(tensors[n], expected[n]) for n in expected)
+
+    def test_the_format_before_1_6_with_a_live_optimizer(self):
+        with archive.opened(DATA / "leg2.pt") as found:
+            assert found.root["optim"].name == "onmt.utils.optimizers.Optimizer"
+            adam = found.root["optim"].get("_optimizer")
+            assert adam is None or adam.name == "torch.optim.adam.Adam"
+            assert found.tensors(found.root["model"])
+
+
+class Stubs:
+    """A pickle module for torch.load that knows no class of a toolkit; for these files only."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            if module.split(".")[0] in ("onmt", "torchtext") or name == "partial":
+                methods = ("__init__", "__setstate__")
+                return type(name, (), dict.fromkeys(methods, lambda self, *args: None))
+            return super().find_class(module, name)
+
+    load = pickle.load
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", ["evil.pt", "evil2.pt"])
+    def test_files_that_would_run_something(self, name, capfd):
+        assert_refused(DATA / name, "posix.system" if name == "evil.pt" else "eval", "nothing")
+        assert "PWNED" not in "".join(capfd.readouterr())
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "os.system",
+            "builtins.eval",
+            "builtins.getattr",
+            "builtins.__import__",
+            "subprocess.Popen",
+            "torch.load",
+            "torch.hub.load",
+            "torch.serialization.load",
+            "numpy.load",
+            "pickle.loads",
+            "onmt",
+            "collections.namedtuple",
+            "functools.reduce",
+            "argparse.Namespace.x y",
+        ],
+    )
+    @pytest.mark.parametrize("protocol", [2, 4])
+    def test_names_that_no_model_needs(self, tmp_path, path, protocol):
+        module, _, name = path.rpartition(".")
+        if protocol == 2:
+            head = f"c{module}\n{name}\n".encode()
+        else:
+            head = b"".join(b"\x8c" + bytes([len(x)]) + x.encode() for x in (module, name))
+            head += b"\x93"
+        data = b"\x80" + bytes([protocol]) + head + b"X\x04\x00\x00\x00true\x85R."
+        assert_refused(write_pickle(tmp_path / "x.pt", data), "names", "nothing was run")
+
+    def test_allowed_names_are_not_run_either(self, tmp_path):
+        """partial(print, ...) becomes a record, whatever it is made of."""
+
+        class Partial:
+            def __reduce__(self):
+                from functools import partial
+
+                return partial, (dict, 1)
+
+        path = write_pickle(tmp_path / "x.pt", pickle.dumps(Partial(), protocol=2))
+        with archive.opened(path) as found:
+            assert found.root.name == "functools.partial"
+            assert [type(arg) for arg in found.root.args] == [pickled.Name, int]
+
+    def test_compressed_parts(self, tmp_path):
+        members = [("x/data.pkl", pickle.dumps({}, 2)), ("x/data/0", b"\0" * (1 << 20))]
+        path = write_zip(tmp_path / "x.pt", members, compression=zipfile.ZIP_DEFLATED)
+        assert_refused(path, "compressed")
+
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["x/data.pkl", "x/../../evil"],
+            ["x/data.pkl", "/data/0"],
+            ["x/data.pkl", "y/data/0"],
+            ["x/data.pkl", "x/data.pkl"],
+            ["x/data.pkl", "x/constants.pkl"],
+            ["x/data.pkl", "x/code/__torch__.py"],
+            ["x/data/0", "x/version"],
+            ["data.pkl", "data/0"],
+            [],
+        ],
+        ids=str,
+    )
+    def test_parts_that_torch_does_not_write(self, tmp_path, names):
+        path = write_zip(tmp_path / "x.pt", [(name, pickle.dumps({}, 2)) for name in names])
+        assert_refused(path)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            dict(stride=(0, 0)),
+            dict(size=(10**6, 10**6), stride=(0, 0)),
+            dict(stride=(1, 1)),
+            dict(size=(2, 3), stride=(3, 1)),
+            dict(offset=1),
+            dict(offset=-1),
+            dict(size=(-2, 2)),
+            dict(size=(2,)),
+            dict(size=(2**50,), stride=(1,)),
+            dict(size=("2", 2)),
+            dict(size=(True, 2)),
+            dict(storage=("storage", torch.FloatStorage, "0", "cpu", 5)),
+            dict(storage=("storage", torch.FloatStorage, "0", "cpu", 10**15)),
+            dict(storage=("storage", torch.FloatStorage, "../x", "cpu", 4)),
+            dict(storage=("storage", torch.FloatStorage, "7", "cpu", 4)),
+            dict(storage=("storage", torch.DoubleStorage, "0", "cpu", 4)),
+            dict(storage=("module", torch.FloatStorage, "0", "cpu", 4)),
+            dict(storage=("storage", "torch.FloatStorage", "0", "cpu", 4)),
+            dict(storage=("storage", torch.FloatStorage, "0", "cpu")),
+            dict(storage=("storage", torch.UntypedStorage, "0", "cpu", 4)),
+            dict(storage="0"),
+        ],
+        ids=str,
+    )
+    def test_tensors_that_are_not_there(self, tmp_path, wrong):
+        assert read(write_pickle(tmp_path / "good.pt", tensor_pickle()))
+        assert_refused(write_pickle(tmp_path / "x.pt", tensor_pickle(**wrong)))
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b".",
+            b"\x80\x02.",
+            b"\x80\x02N",
+            b"\x80\x02NN.",
+            b"\x80\x02h\x00.",
+            b"\x80\x02}K\x01s.",
+            b"\x80\x02}(K\x01u.",
+            b"\x80\x02]]N\x87s.",
+            b"\x80\x02K\x01R.",
+            b"\x80\x02K\x01Nb.",
+            b"\x80\x02NQ.",
+            b"\x80\x02u.",
+            b"\x80\x02X\xff\xff\xff\xff.",
+            b"I1\n.",
+            b"\x80\x02\x8b\xff\xff\xff\x7f.",
+            b"\x80\x02}" + b")\x85" + b"\x85" * 200_000 + b"Ns.",
+            b"\x80\x02\x8f(" + b")" + b"\x85" * 200_000 + b"\x90.",
+        ],
+        ids=lambda data: repr(data[:12]),
+    )
+    def test_pickles_that_make_no_sense(self, tmp_path, data):
+        assert_refused(write_pickle(tmp_path / "x.pt", data))
+
+    def test_deep_nesting_and_values_that_hold_themselves_are_harmless(self, tmp_path):
+        deep = b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b"."
+        loop = b"\x80\x02]q\x00h\x00a."
+        for data in (deep, loop):
+            with archive.opened(write_pickle(tmp_path / "x.pt", data)) as found:
+                assert type(found.root) is list
+                del found
+
+    @pytest.mark.parametrize("start", [b"", b"PK\x03\x04", b"\x80\x02", b"\x80\x02}.", archive.OLD])
+    def test_stumps(self, tmp_path, start):
+        (tmp_path / "x.pt").write_bytes(start)
+        assert_refused(tmp_path / "x.pt", "x.pt")
+
+    def test_tables_that_hold_something_else(self, tmp_path):
+        torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+        with archive.opened(tmp_path / "x.pt") as found:
+            for table in (3, {"a": 3}, {3: found.root["w"]}):
+                with pytest.raises(CheckpointError):
+                    found.tensors(table)
+
+    def test_big_endian(self, tmp_path):
+        members = [("x/data.pkl", pickle.dumps({}, 2)), ("x/byteorder", b"big")]
+        assert_refused(write_zip(tmp_path / "x.pt", members), "big-endian")
+
+
+class TestDamage:
+    """Every part of a zip file has a checksum: what is read is what was written, or nothing."""
+
+    def mutated(self, data: bytes, random: Random) -> bytes:
+        place, kind = random.randrange(len(data)), random.randrange(6)
+        if kind == 0:
+            return data[:place]
+        if kind == 1:
+            return data[:place] + random.randbytes(1) + data[place:]
+        if kind == 2:
+            return data[:place] + data[place + 1 :]
+        if kind == 3:  # in the directory at the end
+            place = max(0, len(data) - 1 - random.randrange(4000))
+        changed = data[place] ^ random.randrange(1, 256)
+        return data[:place] + bytes([changed]) + data[place + 1 :]
+
+    @pytest.mark.parametrize("name", ["m12_nofeed_step_2.pt", "m35_st_step_2.pt"])
+    def test_changed_bytes(self, tmp_path, name):
+        data, random, n_refused = (DATA / name).read_bytes(), Random(1), 0
+        expected, path = read(DATA / name), tmp_path / "x.pt"
+        for _ in range(400):
+            path.write_bytes(self.mutated(data, random))
+            try:
+                assert read(path) == expected
+            except CheckpointError as error:
+                n_refused += 1
+                assert "\n" not in str(error)
+        assert n_refused > 200
+
+    def test_changed_bytes_of_the_old_format_raise_nothing_else(self, tmp_path):
+        """It has no checksum, so a changed number can go unseen; nothing worse can."""
+        data, random, path = (DATA / "leg2.pt").read_bytes(), Random(2), tmp_path / "x.pt"
+        n_refused = 0
+        for _ in range(1500):
+            path.write_bytes(self.mutated(data, random))
+            try:
+                read(path)
+            except CheckpointError as error:
+                n_refused += 1
+                assert "\n" not in str(error)
+        assert n_refused > 300
+
+    @given(st.binary(max_size=60))
+    def test_any_pickle(self, data):
+        try:
+            pickled.parse(io.BytesIO(data))
+        except (ValueError, RuntimeError, struct.error):  # as `archive.damage_refused` expects
+            pass
+
+
+def test_nothing_of_a_toolkit_and_no_pickle_module_is_imported():
+    """torch itself imports pickle; the reader must not ask it to load anything."""
+    code = (
+        "import sys, pickle, torch\n"
+        "from pathlib import Path\n"
+        "from onmt_lite.checkpoints import archive\n"
+        "def forbidden(*args, **kwargs): raise AssertionError('unpickled')\n"
+        "pickle.Unpickler = pickle.load = pickle.loads = torch.load = forbidden\n"
+        f"with archive.opened(Path({str(DATA / 'm12_cnn_step_2.pt')!r})) as found:\n"
+        "    found.tensors(found.root['model'])\n"
+        "assert not {'onmt', 'torchtext'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=DATA.parents[2])

@@ -1,0 +1,233 @@
+"""fairseq directories: the numbers are those of its own modules, old and new names alike."""
+
+import argparse
+import shutil
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite.checkpoints import archive, load_checkpoint
+from onmt_lite.checkpoints.fairseq import _options, read_dictionary
+from onmt_lite.errors import CheckpointError
+from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
+
+SWITCHES = DATA / "switches"
+TRAINED = DATA / "fairseq_transformer"
+ATOL = 1e-5
+
+CASES = torch.load(SWITCHES / "fairseq_expected.pt", weights_only=True)
+SRC, LENGTHS, TGT = (CASES.pop(name) for name in ("src", "src_lengths", "tgt"))
+NAMES = sorted(CASES)
+
+
+def logits(path):
+    model = load_checkpoint(path).model
+    return model.forward(model.encode(SRC, LENGTHS), TGT)
+
+
+def read_root(path):
+    with archive.opened(path / "checkpoint.pt") as found:
+        args = argparse.Namespace(**found.root["args"].state)
+        return {"args": args, "model": found.tensors(found.root["model"])}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A directory with what one of SWITCHES holds, changed by a function."""
+
+    def write(edit=lambda root: None, name="pre_norm"):
+        path = tmp_path / "copy"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(SWITCHES / f"fairseq_{name}", path)
+        root = read_root(path)
+        edit(root)
+        torch.save(root, path / "checkpoint.pt")
+        return path
+
+    return write
+
+
+class TestNumbers:
+    def test_a_trained_model_scores_as_in_fairseq(self):
+        assert_gold(TRAINED, "fairseq_transformer")
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_logits_are_those_of_fairseq(self, name):
+        torch.testing.assert_close(
+            logits(SWITCHES / f"fairseq_{name}"), CASES[name], atol=ATOL, rtol=0
+        )
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_step_by_step_too(self, name):
+        model = load_checkpoint(SWITCHES / f"fairseq_{name}").model
+        state = model.init_state(model.encode(SRC, LENGTHS))
+        for t in range(TGT.size(1)):
+            found, _ = model.step(TGT[:, t], state)
+            torch.testing.assert_close(found, CASES[name][:, t], atol=ATOL, rtol=0)
+
+    def test_a_batch_padded_on_the_left_there(self):
+        expected = torch.load(DATA / "fs12_expected.pt", weights_only=True)
+        model = load_checkpoint(DATA / "fs12_tf").model
+        assert expected["src"][0].tolist() == [1, 4, 5, 2]
+        src = torch.tensor([[4, 5, 2, 1], expected["src"][1].tolist()])
+        found = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
+        torch.testing.assert_close(found, expected["tf"], atol=ATOL, rtol=0)
+
+    def test_old_names_of_the_weights(self, store):
+        """Query, key and value in one, norms by number, no output layer of its own."""
+
+        def edit(root):
+            old = root["model"]
+            for name in [name for name in old if ".q_proj." in name]:
+                stem, kind = name.split("q_proj.")
+                parts = [old.pop(f"{stem}{x}_proj.{kind}") for x in "qkv"]
+                old[f"{stem}in_proj_{kind}"] = torch.cat(parts)
+            numbers = {"encoder": ["self_attn", "final"]}
+            numbers["decoder"] = ["self_attn", "encoder_attn", "final"]
+            for side, norms in numbers.items():
+                for i, norm in enumerate(norms):
+                    for kind in ("weight", "bias"):
+                        name = f"{side}.layers.0.{norm}_layer_norm.{kind}"
+                        old[f"{side}.layers.0.layer_norms.{i}.{kind}"] = old.pop(name)
+            old["decoder.embed_out"] = old.pop("decoder.output_projection.weight")
+
+        assert torch.equal(logits(store(edit)), logits(SWITCHES / "fairseq_pre_norm"))
+
+    def test_a_tied_output_layer_need_not_be_stored(self, store):
+        path = store(lambda root: root["model"].pop("decoder.output_projection.weight"), "learned")
+        assert torch.equal(logits(path), logits(SWITCHES / "fairseq_learned"))
+
+    def test_options_in_nested_tables(self, store):
+        def edit(root):
+            options = vars(root.pop("args"))
+            languages = {name: options.pop(name) for name in ("source_lang", "target_lang")}
+            root |= {"args": None, "cfg": {"model": options, "task": languages}}
+
+        assert torch.equal(logits(store(edit)), logits(SWITCHES / "fairseq_pre_norm"))
+
+    def test_options_as_omegaconf_pickles_them(self):
+        """omegaconf 2.3.0; what is not in the model's options is in the task's."""
+        with archive.opened(DATA / "omegaconf_cfg.pt") as found:
+            options = _options(found.root, found.path)
+        assert options.number("encoder_attention_heads") == 4
+        assert options.flag("encoder_normalize_before")
+        assert (options.get("source_lang"), options.get("target_lang")) == ("xx", "aa")
+
+
+class TestText:
+    def test_start_end_and_what_is_never_said(self):
+        checkpoint = load_checkpoint(TRAINED)
+        assert (checkpoint.start_id, checkpoint.src_end, checkpoint.eos_id) == (2, (2,), 2)
+        assert (checkpoint.never_ids, checkpoint.toolkit) == ((1,), "fairseq")
+        assert checkpoint.src_vocab.encode(["w0", "<s>", "</s>", "nothing"])[1:] == [3, 3, 3]
+
+    def test_languages_come_from_the_checkpoint(self):
+        checkpoint = load_checkpoint(SWITCHES / "fairseq_pre_norm")  # xx to aa
+        assert (len(checkpoint.src_vocab), len(checkpoint.tgt_vocab)) == (16, 18)
+
+    @pytest.mark.parametrize("names", [("src", "tgt"), ("src", "de"), ("a", "tgt")])
+    def test_or_from_the_names_of_the_dictionaries(self, store, names):
+        path = store(lambda root: vars(root["args"]).update(source_lang=None, target_lang=None))
+        assert_refused(path, "what the source is")
+        for old, new in zip(("xx", "aa"), names):
+            (path / f"dict.{old}.txt").rename(path / f"dict.{new}.txt")
+        checkpoint = load_checkpoint(path)
+        assert (len(checkpoint.src_vocab), len(checkpoint.tgt_vocab)) == (16, 18)
+
+    def test_dictionary(self, tmp_path):
+        path = tmp_path / "dict.de.txt"
+        path.write_bytes("a 5\nb@@ 3\n\u2028 2\n a  b 1\r\nmadeupword0000 0\n".encode())
+        vocab = read_dictionary(path)
+        assert vocab.tokens[:6] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b@@"]
+        assert vocab.tokens[6:] == ["\u2028", " a  b", "madeupword0000"]
+        assert (vocab.bos_id, vocab.pad_id, vocab.eos_id, vocab.unk_id) == (0, 1, 2, 3)
+
+    def test_a_line_may_take_the_place_of_an_earlier_one(self, tmp_path):
+        path = tmp_path / "dict.de.txt"
+        path.write_text("a 5\nb 3\na 1 #fairseq:overwrite\n<s> 1 #fairseq:overwrite\n")
+        assert read_dictionary(path).encode(["a", "b", "<s>"]) == [6, 5, 7]
+
+    @pytest.mark.parametrize(
+        "data", [b"a 5\na 3\n", b"<s> 1\n", b"a\n", b"a x\n", b" 5\n", b"\xff 5\n", b"a -1\n"]
+    )
+    def test_dictionaries_that_make_no_sense(self, tmp_path, data):
+        path = tmp_path / "dict.de.txt"
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match="line"):
+            read_dictionary(path)
+
+
+class TestRefused:
+    def test_other_families_by_name(self):
+        assert_refused(DATA / "fs12_fc", "fconv")
+
+    @pytest.mark.parametrize(
+        "values, word",
+        [
+            (dict(arch="cmlm_transformer"), "cmlm_transformer"),
+            (dict(arch="transformer_lm_gpt"), "transformer_lm_gpt"),
+            (dict(cross_self_attention=True), "cross_self_attention"),
+            (dict(encoder_normalize_before=False), "norms"),
+            (dict(activation_fn="linear"), "linear"),
+            (dict(encoder_attention_heads=3), "heads"),
+            (dict(max_source_positions=0), "max_positions"),
+            (dict(source_lang="fr"), "dict.fr.txt"),
+            (dict(target_lang=None), "dict.None.txt"),
+            (dict(source_lang="aa", target_lang="xx"), "18 tokens"),
+        ],
+        ids=str,
+    )
+    def test_options(self, store, values, word):
+        assert_refused(store(lambda root: vars(root["args"]).update(values)), "copy", word)
+
+    @pytest.mark.parametrize(
+        "name, tensor, word",
+        [
+            ("decoder.adaptive_softmax.head.weight", torch.ones(2, 2), "adaptive softmax"),
+            ("encoder.layers.0.surprise", torch.ones(2), "surprise"),
+            ("encoder.layers.0.self_attn.in_proj_weight", torch.ones(4, 2), "three matrices"),
+            ("encoder.layers.0.layer_norms.5.weight", torch.ones(2), "layer_norms.5"),
+            ("encoder.layers.0.fc1.weight", torch.ones(2), "shape"),
+            ("decoder.layer_norm.weight", torch.ones(2), "size mismatch"),
+        ],
+    )
+    def test_weights(self, store, name, tensor, word):
+        assert_refused(store(lambda root: root["model"].update({name: tensor})), "copy", word)
+
+    def test_missing_parts(self, store):
+        assert_refused(store(lambda root: root.pop("args")), "options")
+        assert_refused(store(lambda root: root.pop("model")), "not a checkpoint")
+        path = store(lambda root: root["model"].pop("decoder.layers.0.fc2.bias"))
+        assert_refused(path, "decoder.0.ffn.down.bias")
+        shutil.copy(path / "checkpoint.pt", path / "checkpoint_last.pt")
+        assert_refused(path, "one .pt file", "checkpoint_last.pt")
+        for file in path.glob("*.pt"):
+            file.unlink()
+        assert_refused(path, "none")
+
+    def test_options_of_any_kind_raise_nothing_else(self, store):
+        odd = [None, True, -1, 0, 2**40, 1.5, float("nan"), "", "x", [], [1], {"a": 1}]
+        random, names = Random(0), list(vars(read_root(SWITCHES / "fairseq_pre_norm")["args"]))
+        for name in names:
+            value = random.choice(odd)
+            path = store(lambda root: vars(root["args"]).update({name: value}))  # noqa: B023
+            loads_or_is_refused(path)
+        for value in (*odd, {"model": {}}, {"model": {"arch": 3}, "task": 3}):
+            loads_or_is_refused(store(lambda root: root.update(args=None, cfg=value)))  # noqa: B023
+
+
+def test_changed_bytes_are_refused_or_change_nothing(tmp_path):
+    path = shutil.copytree(SWITCHES / "fairseq_pre_norm", tmp_path / "copy")
+    data, random, n_refused = (path / "checkpoint.pt").read_bytes(), Random(5), 0
+    expected = logits(path)
+    for _ in range(60):
+        place = random.randrange(len(data))
+        changed = bytes([data[place] ^ random.randrange(1, 256)])
+        (path / "checkpoint.pt").write_bytes(data[:place] + changed + data[place + 1 :])
+        try:
+            assert torch.equal(logits(path), expected)
+        except CheckpointError as error:
+            n_refused += 1
+            assert "\n" not in str(error)
+    assert n_refused > 30

@@ -1,0 +1,303 @@
+"""Marian directories of Hugging Face: every way to store one is the same model."""
+
+import json
+import shutil
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.models.positions import sinusoids
+from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
+
+MARIAN = DATA / "hf" / "marian"
+SHARED = "model.shared.weight"
+NAMES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+SRC, LENGTHS = torch.tensor([[5, 6, 7, 0]]), torch.tensor([4])
+TGT = torch.tensor([[119, 8, 9, 10]])
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(MARIAN, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return safetensors.read(MARIAN / "model.safetensors")
+
+
+def logits(path, tgt=TGT):
+    model = load_checkpoint(path).model
+    return model.forward(model.encode(SRC, LENGTHS), tgt)
+
+
+def store(path, weights):
+    (path / "model.safetensors").write_bytes(safetensors.dump(weights))
+
+
+def change(path, **values):
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps(config))
+
+
+def assert_same(path):
+    assert torch.equal(logits(path), logits(MARIAN))
+
+
+def test_scores_are_those_of_transformers():
+    assert_gold(MARIAN, "hf_marian")
+
+
+class TestWeights:
+    @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
+    def test_pytorch_file(self, copy, weights, new):
+        """With every name that old files repeat, the position tables too."""
+        positions = sinusoids(64, 64, "concat")
+        everything = dict(weights) | {name: weights[SHARED] for name in NAMES}
+        everything |= {
+            f"model.{s}.embed_positions.weight": positions for s in ("encoder", "decoder")
+        }
+        (copy / "model.safetensors").unlink()
+        file = copy / "pytorch_model.bin"
+        torch.save(everything, file, _use_new_zipfile_serialization=new)
+        assert_same(copy)
+
+    @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+    def test_shards(self, copy, weights, kind):
+        (copy / "model.safetensors").unlink()
+        stem, _, suffix = kind.partition(".")
+        where = {name: f"{stem}-{len(name) % 3}.{suffix}" for name in weights}
+        for file in set(where.values()):
+            part = {name: weights[name] for name in weights if where[name] == file}
+            if suffix == "bin":
+                torch.save(part, copy / file)
+            else:
+                (copy / file).write_bytes(safetensors.dump(part))
+        index = copy / f"{kind}.index.json"
+        index.write_text(json.dumps({"weight_map": where}))
+        assert_same(copy)
+        index.write_text(json.dumps({"weight_map": where | {"x": "../model.safetensors"}}))
+        assert_refused(copy, "no file")
+        index.write_text(json.dumps({"weight_map": where | {"x": where[SHARED]}}))
+        assert_refused(copy, "do not hold what it lists")
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_shared_table_under_any_one_of_its_names(self, copy, weights, name):
+        kept = {n: w for n, w in weights.items() if n != SHARED}
+        store(copy, kept | {name: weights[SHARED]})
+        assert_same(copy)
+
+    def test_an_output_layer_of_its_own(self, copy, weights):
+        store(copy, weights | {"lm_head.weight": weights[SHARED].roll(1, 0)})
+        assert_same(copy)  # tied, as config.json says: the stored one is not used
+        change(copy / "config.json", tie_word_embeddings=False)
+        bias = weights["final_logits_bias"]
+        moved = (logits(MARIAN) - bias).roll(1, 2) + bias
+        torch.testing.assert_close(logits(copy), moved, atol=1e-5, rtol=0)
+
+    def test_half_precision(self, copy, weights):
+        store(copy, {name: weight.half() for name, weight in weights.items()})
+        torch.testing.assert_close(logits(copy), logits(MARIAN), atol=0.05, rtol=0)
+
+    def test_stored_positions_that_no_formula_gives(self, copy, weights):
+        table = sinusoids(64, 64, "concat")
+        table[1] += 1
+        stored = {f"model.{s}.embed_positions.weight": table for s in ("encoder", "decoder")}
+        store(copy, weights | stored)
+        assert load_checkpoint(copy).model.cfg.positions == "learned"
+        changed = (logits(copy) - logits(MARIAN)).abs()
+        assert changed.max() > 0.01
+
+    def test_decoder_of_other_width_and_heads(self, copy, weights):
+        """More hidden units whose output weights are zero change nothing."""
+        wider = dict(weights)
+        for i in range(2):
+            layer = f"model.decoder.layers.{i}.fc"
+            wider[f"{layer}1.weight"] = torch.cat([weights[f"{layer}1.weight"], torch.ones(8, 64)])
+            wider[f"{layer}1.bias"] = torch.cat([weights[f"{layer}1.bias"], torch.ones(8)])
+            wider[f"{layer}2.weight"] = torch.cat(
+                [weights[f"{layer}2.weight"], torch.zeros(64, 8)], 1
+            )
+        store(copy, wider)
+        torch.testing.assert_close(logits(copy), logits(MARIAN), atol=1e-5, rtol=0)
+        change(copy / "config.json", decoder_attention_heads=2)
+        cfg = load_checkpoint(copy).model.cfg
+        assert (cfg.heads, cfg.dec_heads, cfg.d_ff, cfg.dec_d_ff) == (4, 2, 128, 136)
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda w: w.pop("model.encoder.layers.0.fc1.weight"),
+            lambda w: w.pop("model.encoder.layers.1.self_attn.k_proj.bias"),
+            lambda w: w.pop(SHARED),
+            lambda w: w.update(extra=torch.zeros(2)),
+            lambda w: w.update({"model.encoder.layers.7.fc1.weight": torch.zeros(2, 2)}),
+            lambda w: w.update({"model.decoder.layer_norm.weight": torch.zeros(64)}),
+            lambda w: w.update({SHARED: torch.zeros(120, 62)}),
+            lambda w: w.update({SHARED: torch.zeros(120)}),
+            lambda w: w.update({"final_logits_bias": torch.zeros(1, 119)}),
+            lambda w: w.update({"final_logits_bias": torch.full((1, 120), torch.inf)}),
+            lambda w: w.update({"model.encoder.layers.0.fc1.bias": torch.tensor(1.0)}),
+            lambda w: w.update({"model.encoder.embed_positions.weight": torch.zeros(64, 64)}),
+        ],
+    )
+    def test_missing_unknown_and_misshapen(self, copy, weights, edit):
+        changed = dict(weights)
+        edit(changed)
+        store(copy, changed)
+        assert_refused(copy, "copy")
+
+
+class TestVocabulary:
+    def test_ids_are_those_of_vocab_json_not_of_sentencepiece(self):
+        checkpoint = load_checkpoint(MARIAN)
+        pieces = checkpoint.tokenizers["sentencepiece"]
+        assert list(checkpoint.tokenizers) == ["sentencepiece", "space"]
+        tokens = pieces.encode("w37 w3")
+        assert tokens == ["▁w37", "▁w3"]
+        ids = json.loads((MARIAN / "vocab.json").read_text("utf-8"))
+        assert checkpoint.src_vocab.encode(tokens) == [ids["▁w37"], ids["▁w3"]]
+        assert pieces.source.piece_to_id("▁w37") != ids["▁w37"]
+        assert pieces.decode([*tokens, "<unk>", "</s>"]) == "w37 w3"
+
+    def test_language_tokens(self):
+        pieces = load_checkpoint(MARIAN).tokenizers["sentencepiece"]
+        assert pieces.encode(">>fra<< w1 w2") == [">>fra<<", "▁w1", "▁w2"]
+        assert pieces.encode(">>fra<<w1") == [">>fra<<", "▁w1"]
+        assert ">>fra<<" not in pieces.encode("w1 >>fra<<")
+        assert ">>fra<<" not in pieces.encode_target(">>fra<< w1")
+
+    def test_separate_vocabularies(self, copy, weights):
+        """A target table in another order, with a vocabulary in that order: the same scores."""
+        order = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+        order = torch.tensor([i for i in order.tolist() if i not in (0, 119)])
+        order = torch.cat([torch.tensor([0]), order, torch.tensor([119])])
+        separate = {n: w for n, w in weights.items() if n != SHARED}
+        separate["model.encoder.embed_tokens.weight"] = weights[SHARED]
+        separate["model.decoder.embed_tokens.weight"] = weights[SHARED][order]
+        separate["final_logits_bias"] = weights["final_logits_bias"][:, order]
+        store(copy, separate)
+        ids = json.loads((copy / "vocab.json").read_text("utf-8"))
+        tokens = {i: token for token, i in ids.items()}
+        new = {tokens[old]: i for i, old in enumerate(order.tolist()) if old in tokens}
+        (copy / "target_vocab.json").write_text(json.dumps(new))
+        change(copy / "config.json", share_encoder_decoder_embeddings=False)
+        change(copy / "tokenizer_config.json", separate_vocabs=True)
+        assert_gold(copy, "hf_marian")
+        (copy / "tokenizer_config.json").unlink()  # then the file speaks for itself
+        vocab = load_checkpoint(copy).tgt_vocab
+        assert vocab.ids == {token: i for i, token in enumerate(vocab.tokens)}
+        assert [vocab.ids[token] for token in ("</s>", "▁w0")] == [0, new["▁w0"]]
+        change(copy / "config.json", share_encoder_decoder_embeddings=False)
+        (copy / "target_vocab.json").unlink()
+        (copy / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
+        assert_refused(copy, "target_vocab.json")
+
+    @pytest.mark.parametrize(
+        "vocab",
+        ["[]", "{}", "{", '{"</s>": 0}', '{"</s>": 0, "<pad>": 119, "a": 120}', "\xff",
+         '{"</s>": 0, "<pad>": 119, "a": -1}', '{"</s>": 0, "<pad>": 119, "a": 0}',
+         '{"</s>": 0, "<pad>": 119, "a": "1"}', '{"</s>": 0, "<pad>": 119, "\\ud800": 1}'],
+    )  # fmt: skip
+    def test_that_make_no_sense(self, copy, vocab):
+        (copy / "vocab.json").write_text(vocab, "latin-1")
+        assert_refused(copy, "vocab.json")
+
+    def test_without_sentencepiece_models_tokens_are_given(self, copy):
+        (copy / "source.spm").unlink()
+        assert list(load_checkpoint(copy).tokenizers) == ["space"]
+        (copy / "source.spm").write_bytes(b"\xff\xfenothing")
+        assert_refused(copy, "source.spm")
+
+
+class TestGeneration:
+    def test_start_end_and_what_is_never_said(self):
+        checkpoint = load_checkpoint(MARIAN)
+        assert (checkpoint.start_id, checkpoint.src_end, checkpoint.eos_id) == (119, (0,), 0)
+        assert (checkpoint.never_ids, checkpoint.forced_eos) == ((119,), True)
+        assert checkpoint.toolkit == "marian"
+        assert checkpoint.model.max_positions == 64
+
+    def test_generation_config_wins_and_may_be_absent(self, copy):
+        change(copy / "generation_config.json", bad_words_ids=[[119], [7]], eos_token_id=[0])
+        assert load_checkpoint(copy).never_ids == (7, 119)
+        (copy / "generation_config.json").unlink()
+        change(copy / "config.json", forced_eos_token_id=None)
+        checkpoint = load_checkpoint(copy)
+        assert (checkpoint.never_ids, checkpoint.forced_eos) == ((119,), False)
+
+    def test_text_goes_through_both_models(self):
+        translator = Translator.from_pretrained(MARIAN, device="cpu", threads=1)
+        found = translator.translate(["w37 w3 w90 w24"], beam_size=1)[0].hyps[0]
+        assert found.tokens == ["▁w4", "▁w102", "▁w20", "▁w26"]
+        assert found.text == "w4 w102 w20 w26"
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name, kind", [("m2m", "m2m_100"), ("mbart", "mbart"), ("t5", "t5")])
+    def test_relatives_by_name(self, name, kind):
+        assert_refused(DATA / "hf" / name, kind, "marian")
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            dict(activation_function="mish"),
+            dict(encoder_attention_heads=5),
+            dict(encoder_attention_heads="4"),
+            dict(add_final_layer_norm=True),
+            dict(normalize_embedding="yes"),
+            dict(max_position_embeddings=0),
+            dict(max_position_embeddings=10**9),
+            dict(pad_token_id=120),
+            dict(pad_token_id=None),
+            dict(quantization_config={"bits": 4}),
+        ],
+        ids=str,
+    )
+    def test_configurations(self, copy, values):
+        (copy / "generation_config.json").unlink()
+        change(copy / "config.json", **values)
+        assert_refused(copy, "copy")
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            dict(decoder_start_token_id=-1),
+            dict(decoder_start_token_id=120),
+            dict(forced_eos_token_id=5),
+            dict(forced_bos_token_id=5),
+            dict(bad_words_ids=[[5, 6]]),
+            dict(bad_words_ids=[[120]]),
+            dict(eos_token_id=[0, 5]),
+        ],
+        ids=str,
+    )
+    def test_generation_settings(self, copy, values):
+        change(copy / "generation_config.json", **values)
+        assert_refused(copy, "config.json")
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])
+    def test_files_that_are_not_there(self, copy, name):
+        (copy / name).unlink()
+        assert_refused(copy, "copy")
+
+    def test_damaged_descriptions_raise_nothing_else(self, copy):
+        random = Random(0)
+        odd = [None, True, -1, 0, 3, 2**40, 1.5, float("nan"), "", "x", [], [1], {}, {"a": 1}]
+        for name in ("config.json", "generation_config.json"):
+            original = (copy / name).read_bytes()
+            for key in json.loads(original):
+                change(copy / name, **{key: random.choice(odd)})
+                loads_or_is_refused(copy)
+                (copy / name).write_bytes(original)
+        for name in ("config.json", "vocab.json", "model.safetensors", "source.spm"):
+            original = (copy / name).read_bytes()
+            for _ in range(25):
+                place = random.randrange(min(len(original), 4000))
+                byte = bytes([random.randrange(256)])
+                (copy / name).write_bytes(original[:place] + byte + original[place + 1 :])
+                loads_or_is_refused(copy)
+            (copy / name).write_bytes(original)

@@ -1,0 +1,316 @@
+"""Checkpoints of OpenNMT-py: the numbers are those of its own modules, switch by switch."""
+
+import argparse
+import shutil
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import archive, load_checkpoint, safetensors
+from onmt_lite.checkpoints.opennmt_vocab import read_vocabularies
+from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.errors import CheckpointError
+from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
+
+SWITCHES = DATA / "switches"
+TRAINED = DATA / "onmt351_transformer.pt"
+SMALL = SWITCHES / "onmt351_average.pt"
+ATOL = 1e-5
+
+CASES = torch.load(SWITCHES / "onmt351_expected.pt", weights_only=True)
+SRC, LENGTHS, TGT = (CASES.pop(name) for name in ("src", "src_lengths", "tgt"))
+for release in ("230", "120"):
+    CASES |= torch.load(SWITCHES / f"onmt{release}_expected.pt", weights_only=True)
+
+
+def file_of(name):
+    paths = (DATA / f"{name}.pt", SWITCHES / f"{name}.pt", SWITCHES / f"onmt351_{name}.pt")
+    return next(path for path in paths if path.exists())
+
+
+@pytest.fixture(params=CASES, scope="module")
+def case(request):
+    """A model, and the logits that OpenNMT-py computes for SRC and TGT."""
+    return load_checkpoint(file_of(request.param)).model, CASES[request.param]
+
+
+@pytest.fixture
+def root():
+    """What SMALL holds, to be changed and stored as OpenNMT-py 3 does."""
+    with archive.opened(SMALL) as found:
+        tensors = {name: found.tensors(found.root[name]) for name in ("model", "generator")}
+        opt = argparse.Namespace(**found.root["opt"].state)
+        return {**found.root, **tensors, "opt": opt}
+
+
+@pytest.fixture
+def store(tmp_path, root):
+    def write(**changes):
+        torch.save({**root, **changes}, tmp_path / "x.pt")
+        return tmp_path / "x.pt"
+
+    return write
+
+
+def logits(path):
+    model = load_checkpoint(path).model
+    return model.forward(model.encode(SRC, LENGTHS), TGT)
+
+
+class TestNumbers:
+    def test_a_trained_model_scores_as_in_opennmt(self):
+        assert_gold(TRAINED, "onmt351_transformer")
+
+    def test_logits_are_those_of_opennmt(self, case):
+        model, expected = case
+        found = model.forward(model.encode(SRC, LENGTHS), TGT)
+        torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+
+    def test_step_by_step_too(self, case):
+        model, expected = case
+        state = model.init_state(model.encode(SRC, LENGTHS))
+        state = state.select(torch.tensor([[0, 0], [1, 1]]))  # two rows per sentence
+        for t in range(TGT.size(1)):
+            found, attn = model.step(TGT[:, t].repeat_interleave(2), state)
+            wanted = expected[:, t].repeat_interleave(2, 0)
+            torch.testing.assert_close(found, wanted, atol=ATOL, rtol=0)
+            torch.testing.assert_close(attn.sum(1), torch.ones(4))
+
+    def test_tables_of_positions_in_half_precision_are_used_as_they_are(self, tmp_path):
+        with archive.opened(DATA / "m23_tf_step_2.pt") as found:
+            root = {**found.root, "opt": argparse.Namespace(**found.root["opt"].state)}
+            root["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
+            root["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
+            root["generator"] = found.tensors(found.root["generator"])
+            root["model"] = {n: t.half() for n, t in found.tensors(found.root["model"]).items()}
+        del root["optim"]
+        torch.save(root, tmp_path / "x.pt")
+        model = load_checkpoint(tmp_path / "x.pt").model
+        assert model.cfg.positions == "learned"
+        assert model.src_embedding.position.dtype == torch.float32
+
+
+SIZES = {"src": 13, "tgt": 15}
+
+
+class TestVocabulary:
+    def test_of_1_and_2(self):
+        """Fields of torchtext; the source has no start and end tokens."""
+        checkpoint = load_checkpoint(DATA / "m23_tf_step_2.pt")
+        src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+        assert tgt.tokens[:4] == ["<unk>", "<blank>", "<s>", "</s>"]
+        assert src.tokens[:2] == ["<unk>", "<blank>"] and src.eos_id is None
+        assert (src.unk_id, tgt.unk_id, tgt.eos_id, checkpoint.start_id) == (0, 0, 3, 2)
+        assert (checkpoint.src_end, checkpoint.never_ids) == ((), ())
+        assert (checkpoint.toolkit, checkpoint.forced_eos) == ("opennmt", False)
+
+    @pytest.mark.parametrize("name", ["cnn", "copyrnn", "grumlp", "nofeed"])
+    def test_of_files_whose_models_are_not_read_here(self, name):
+        with archive.opened(DATA / f"m12_{name}_step_2.pt") as found:
+            src, tgt, start = read_vocabularies(found.root["vocab"], found.path)
+        assert start == 2 and tgt.tokens[start] == "<s>" and len(src) > 10
+
+    def test_every_way_they_were_stored(self):
+        src, tgt = ["<unk>", "<blank>", "a"], ["<unk>", "<blank>", "<s>", "</s>", "A"]
+
+        def vocab(tokens):
+            return Record("torchtext.vocab.Vocab", state={"itos": tokens})
+
+        def field(tokens):
+            return Record("torchtext.data.field.Field", state={"vocab": vocab(tokens)})
+
+        def multi(tokens):
+            return Record("onmt.X.TextMultiField", state={"fields": [("src", field(tokens))]})
+
+        ways = [
+            {"src": src, "tgt": tgt},
+            {"src": multi(src), "tgt": multi(tgt), "indices": Record("x")},
+            {"src": [("src", field(src))], "tgt": [("tgt", field(tgt))]},
+            {"src": [("src", multi(src))], "tgt": [("tgt", multi(tgt))]},
+            [("src", vocab(src)), ("tgt", vocab(tgt)), ("indices", vocab([]))],
+        ]
+        for stored in ways:
+            found = read_vocabularies(stored, DATA)
+            assert (found[0].tokens, found[1].tokens, found[2]) == (src, tgt, 2)
+
+    def test_special_tokens_are_found_by_their_text(self, store):
+        tokens = [f"t{i}" for i in range(12)]
+        tokens = ["<s>", "<blank>", "</s>", "<unk>", *tokens]
+        path = store(vocab={"src": tokens, "tgt": tokens, "decoder_start_token": "</s>"})
+        checkpoint = load_checkpoint(path)
+        assert (checkpoint.start_id, checkpoint.eos_id, checkpoint.src_vocab.unk_id) == (2, 2, 3)
+
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            None,
+            [],
+            {},
+            {"src": ["a"]},
+            {"src": ["a"], "tgt": ["<s>"]},
+            {"src": ["a"], "tgt": ["</s>"]},
+            {"src": [], "tgt": ["<s>", "</s>"]},
+            {"src": ["a", 3], "tgt": ["<s>", "</s>"]},
+            {"src": ["\ud800"], "tgt": ["<s>", "</s>"]},
+            {"src": 3, "tgt": ["<s>", "</s>"]},
+            {"src": Record("x"), "tgt": ["<s>", "</s>"]},
+            {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": "<x>"},
+            {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": 2},
+            {"src": ["a"], "tgt": ["<s>", "</s>"], "src_feats": {"case": ["a"]}},
+        ],
+        ids=str,
+    )
+    def test_that_make_no_sense(self, stored):
+        with pytest.raises(CheckpointError):
+            read_vocabularies(stored, DATA)
+
+    def test_of_another_size_than_the_tables(self, store):
+        assert_refused(store(vocab={"src": ["a"], "tgt": ["<s>", "</s>"]}), "1 tokens", "16")
+
+
+class TestStorage:
+    def test_weights_in_safetensors(self, store, root, tmp_path):
+        weights = {**root["model"], **{f"generator.{n}": w for n, w in root["generator"].items()}}
+        del root["model"], root["generator"]
+        path = store()
+        assert_refused(path, "x.safetensors")
+        (tmp_path / "x.safetensors").write_bytes(safetensors.dump(weights))
+        assert torch.equal(logits(path), logits(SMALL))
+        (tmp_path / "x.safetensors").write_bytes(b"damaged")
+        assert_refused(path, "x.safetensors")
+
+    def test_the_old_format_of_torch(self, tmp_path, root):
+        torch.save(root, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+        assert torch.equal(logits(tmp_path / "x.pt"), logits(SMALL))
+
+    def test_tied_tables_are_found_by_their_numbers(self, store, root):
+        table = root["model"]["decoder.embeddings.make_embedding.emb_luts.0.weight"]
+        root["model"]["encoder.embeddings.make_embedding.emb_luts.0.weight"] = table.clone()
+        assert not load_checkpoint(store()).model.cfg.tie_output
+        root["generator"]["weight"] = table.clone()
+        cfg = load_checkpoint(store()).model.cfg
+        assert cfg.share_embeddings and cfg.tie_output
+        n_shared = len(list(load_checkpoint(store()).model.parameters()))
+        assert n_shared == len(list(load_checkpoint(SMALL).model.parameters())) - 2
+
+    def test_translates_from_the_command_line_s_side(self):
+        translator = Translator.from_pretrained(TRAINED, device="cpu", threads=1)
+        found = translator.translate(["w37 w3 w90 w24"], n_best=2)[0]
+        assert [len(h.tokens) > 2 and h.ended for h in found.hyps] == [True, True]
+        assert found.hyps[0].text == " ".join(found.hyps[0].tokens)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "name, words",
+        [
+            ("m12_cnn_step_2", ["'cnn' encoder"]),
+            ("m12_grumlp_step_2", ["'rnn' encoder"]),
+            ("m35_lstm_step_2", ["'brnn' encoder", "'rnn' decoder"]),
+            ("evil", ["posix.system"]),
+            ("evil2", ["eval"]),
+            ("leg2", ["'opt'"]),
+            ("fs12_expected", ["not a checkpoint of OpenNMT-py"]),
+            ("fs12_tf/checkpoint", ["fairseq", "directory"]),
+        ],
+    )
+    def test_files(self, name, words):
+        assert_refused(DATA / f"{name}.pt", *words)
+
+    @pytest.mark.parametrize(
+        "values, word",
+        [
+            (dict(model_task="lm"), "language model"),
+            (dict(decoder_type="transformer_lm"), "language model"),
+            (dict(model_type="audio"), "sound"),
+            (dict(num_experts=4), "experts"),
+            (dict(quant_layers=["w_1"], quant_type="bnb_NF4"), "quantised"),
+            (dict(sliding_window=4096), "sliding window"),
+            (dict(generator_function="sparsemax"), "sparsemax"),
+            (dict(encoder_type="brnn", rnn_type="SRU"), "SRU"),
+            (dict(encoder_type="ggnn"), "ggnn"),
+            (dict(pos_ffn_activation_fn="mish"), "mish"),
+            (dict(heads=5), "heads"),
+            (dict(heads="4"), "heads"),
+            (dict(max_relative_positions=-1, rotary_dim=3), "rotary_dim"),
+        ],
+        ids=str,
+    )
+    def test_options(self, store, root, values, word):
+        vars(root["opt"]).update(values)
+        assert_refused(store(), "x.pt", word)
+
+    @pytest.mark.parametrize(
+        "name, tensor, word",
+        [
+            ("encoder.transformer.0.self_attn.linear_query.lora_A", torch.ones(2, 2), "LoRA"),
+            ("encoder.transformer.0.feed_forward.experts.0.w_1.weight", torch.ones(2, 2), "expert"),
+            ("encoder.embeddings.make_embedding.emb_luts.1.weight", torch.ones(2, 2), "features"),
+            ("encoder.transformer.0.self_attn.linear_query.qweight", torch.ones(2, 2), "quantised"),
+            ("encoder.layer_norm.a_2", torch.ones(16), "before 0.6"),
+            ("encoder.transformer.1.layer_norm.weight", torch.ones(16), "lack"),
+            ("encoder.transformer.3.layer_norm.weight", torch.ones(16), "layers"),
+            ("encoder.surprise", torch.ones(16), "encoder.surprise"),
+            ("encoder.layer_norm.weight", torch.ones(15), "size mismatch"),
+            ("encoder.layer_norm.weight", torch.full((16,), torch.nan), "finite"),
+            ("encoder.layer_norm.weight", torch.ones(16, dtype=torch.int8), "whole numbers"),
+            ("encoder.transformer.0.feed_forward.w_1.weight", torch.ones(3), "shape"),
+            (
+                "encoder.transformer.0.self_attn.linear_keys.weight",
+                torch.ones(3, 16),
+                "size mismatch",
+            ),
+        ],
+    )
+    def test_weights(self, store, root, name, tensor, word):
+        root["model"][name] = tensor
+        assert_refused(store(), "x.pt", word)
+
+    def test_large_numbers_are_finite_though_their_sum_is_not(self, store, root):
+        root["model"]["encoder.layer_norm.weight"] = torch.full((16,), 3e38)
+        assert load_checkpoint(store())
+
+    def test_copy_attention_and_adapters(self, store, root):
+        copying = {"linear.weight": torch.ones(16, 16), "linear_copy.weight": torch.ones(1, 16)}
+        assert_refused(store(generator=copying), "copy attention")
+        adapter = {"encoder.transformer.0.self_attn.linear_query.lora_A": torch.ones(2, 16)}
+        assert_refused(store(model=adapter, generator=None), "LoRA")
+
+    @pytest.mark.parametrize("name", ["model", "generator", "vocab", "opt"])
+    @pytest.mark.parametrize("value", [None, 3, [], {}, {"a": 1}, {3: torch.ones(2)}], ids=str)
+    def test_parts_of_the_wrong_kind(self, store, name, value):
+        assert_refused(store(**{name: value}), "x.pt")
+
+    def test_options_of_any_kind_raise_nothing_else(self, store, root):
+        odd = [None, True, -1, 0, 2**40, 1.5, float("nan"), "", "x", [], [1], {"a": 1}]
+        random, options = Random(0), vars(root["opt"])
+        for name in list(options):
+            before = options[name]
+            options[name] = random.choice(odd)
+            loads_or_is_refused(store())
+            options[name] = before
+
+
+def test_changed_bytes_are_refused_or_change_nothing(tmp_path):
+    data, random, n_refused = SMALL.read_bytes(), Random(3), 0
+    expected, path = logits(SMALL), tmp_path / "x.pt"
+    for _ in range(120):
+        place = random.randrange(len(data))
+        changed = bytes([data[place] ^ random.randrange(1, 256)])
+        path.write_bytes(data[:place] + changed + data[place + 1 :])
+        try:
+            assert torch.equal(logits(path), expected)
+        except CheckpointError as error:
+            n_refused += 1
+            assert "\n" not in str(error)
+    assert n_refused > 60
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    path = shutil.copy(SMALL, tmp_path / "x.pt")
+    data = SMALL.read_bytes()
+    for n in (1, 4, 100, len(data) // 2, len(data) - 100, len(data) - 1):
+        path.write_bytes(data[:n])
+        assert_refused(path)
