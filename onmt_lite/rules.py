@@ -97,9 +97,12 @@ class SearchRules:
 
     def _mask_rules(self) -> MaskRules:
         search, checkpoint, vocab = self.search, self.checkpoint, self.checkpoint.tgt_vocab
-        never = checkpoint.never_ids
+        never: tuple[int, ...] = checkpoint.never_ids
+        banned: tuple[int, ...] = ()
+        if checkpoint.never_in_softmax:
+            never, banned = banned, never
         if search.ban_unk_token and vocab.unk_id is not None:
-            never = (*never, vocab.unk_id)
+            banned = (*banned, vocab.unk_id)
         unknown = [token for token in search.ignore_when_blocking if token not in vocab.ids]
         if unknown:
             raise OptionError(
@@ -113,6 +116,7 @@ class SearchRules:
             self.policy,
             eos_id=checkpoint.eos_id,
             never_ids=never,
+            banned_ids=banned,
             start_ids=(checkpoint.start_id,) if self.preset.free_end and in_vocabulary else (),
             min_length=search.min_length,
             block_ngram_repeat=search.block_ngram_repeat,

@@ -84,6 +84,7 @@ def load(path: Path) -> Checkpoint:
         src_end=(eos,),
         never_ids=_never_ids(described, start, len(tgt_vocab)),
         forced_eos=_forces_eos(described, eos),
+        never_in_softmax=True,
         toolkit="marian",
     )
 

@@ -6,23 +6,37 @@ The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the train
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
-from onmt_lite.checkpoints import archive, opennmt_transformer, safetensors
+from onmt_lite.checkpoints import (
+    archive,
+    opennmt_cnn,
+    opennmt_copy,
+    opennmt_rnn,
+    opennmt_transformer,
+    safetensors,
+)
 from onmt_lite.checkpoints.archive import Archive
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt_vocab import read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.weights import Weights, naming_the_file
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.copying import Pointing
 from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+Family = Callable[[Weights, Description], EncoderDecoder]
 
 # By encoder_type and decoder_type
-FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], EncoderDecoder]] = {
+FAMILIES: dict[tuple[str, str], Family] = {
     ("transformer", "transformer"): opennmt_transformer.build_model,
+    ("rnn", "rnn"): naming_the_file(opennmt_rnn.build),
+    ("brnn", "rnn"): naming_the_file(opennmt_rnn.build),
+    ("cnn", "cnn"): naming_the_file(opennmt_cnn.build),
 }
 
 
@@ -44,13 +58,27 @@ def load(path: Path) -> Checkpoint:
         if rows != len(vocab):
             raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
     return Checkpoint(
-        family(weights, opt),
+        _build(family, weights, opt, src_vocab, tgt_vocab),
         src_vocab=src_vocab,
         tgt_vocab=tgt_vocab,
         tokenizers={"space": SpaceTokenizer()},
         start_id=start_id,
         toolkit="opennmt",
     )
+
+
+def _build(
+    family: Family, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+) -> EncoderDecoder:
+    """The model, around it what copies words of the source if it has that."""
+    if not opennmt_copy.recognises(weights.tensors):
+        return family(weights, opt)
+    plain, own = opennmt_copy.split(weights.tensors)
+    model = family(Weights(plain, weights.path), opt)
+    try:
+        return opennmt_copy.wrap(cast(Pointing, model), own, opt.values, src_vocab, tgt_vocab)
+    except CheckpointError as error:
+        raise CheckpointError(f"{opt.path}: {error}") from None
 
 
 def _check_root(root: Any, path: Path) -> dict[str, Any]:
@@ -67,7 +95,7 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
     )
 
 
-def _choose_family(opt: Description) -> Callable[[Weights, Description], EncoderDecoder]:
+def _choose_family(opt: Description) -> Family:
     """CheckpointError, with what it is, for a model of a kind that is not read."""
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
     reasons = {
@@ -93,7 +121,6 @@ def _check_weights(weights: Weights) -> None:
     names = list(weights.tensors)
     reasons = {
         "the adapter of a LoRA training; merge it into its model first": ".lora_",
-        "a model with copy attention": "generator.linear_copy",
         "a model with word features": "emb_luts.1.",
         "a mixture of experts": ".experts.",
         "a quantised model": ".qweight",

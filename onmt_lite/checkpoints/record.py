@@ -14,6 +14,7 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     never_ids  ids the model must not produce
+    never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
@@ -30,6 +31,7 @@ class Checkpoint:
     lower_capitals: bool = False
     forced_eos: bool = False
     toolkit: str = "onmt_lite"
+    never_in_softmax: bool = False
 
     @property
     def eos_id(self) -> int:

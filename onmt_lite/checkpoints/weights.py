@@ -1,13 +1,16 @@
 """Weights of other toolkits: taken by name, each once, and none left over."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.errors import CheckpointError
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 
@@ -152,3 +155,17 @@ def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> 
             f"first {name[:100]}"
         )
     return build(cfg, ours, rest.path)
+
+
+def naming_the_file(
+    build: Callable[[Mapping[str, Tensor], Mapping[str, Any]], EncoderDecoder],
+) -> Callable[["Weights", Description], EncoderDecoder]:
+    """A builder that knows weights and options alone, as one whose errors name the file."""
+
+    def build_model(weights: Weights, options: Description) -> EncoderDecoder:
+        try:
+            return build(weights.tensors, options.values)
+        except CheckpointError as error:
+            raise CheckpointError(f"{weights.path}: {error}") from None
+
+    return build_model

@@ -69,7 +69,8 @@ class Beam:
             return self._advance_pool(0, self.pools[0], found)
         rows, size = Candidates([], [], [], []), len(found.score) // len(self.pools)
         for i, pool in enumerate(self.pools):
-            rows += self._advance_pool(i, pool, found.part(i * size, (i + 1) * size))
+            part = found.part(i * size, (i + 1) * size)
+            rows = rows.then(self._advance_pool(i, pool, part))
         return rows
 
     def _advance_pool(self, i: int, pool: Pool, found: Candidates) -> Candidates:
@@ -104,12 +105,8 @@ class Beam:
         n = self.rules.width - len(rows.score)
         if not n:
             return rows
-        return rows + (
-            [-math.inf] * n,
-            [i * self.rules.width] * n,
-            [self.rules.eos_id] * n,
-            [0.0] * n,
-        )
+        first, eos = i * self.rules.width, self.rules.eos_id
+        return rows.then(Candidates([-math.inf] * n, [first] * n, [eos] * n, [0.0] * n))
 
     def _total(self, found: Candidates, rank: int) -> float:
         """What it counts, without the penalty that a stepwise one has steered by."""

@@ -20,7 +20,8 @@ class MaskRules:
 
     policy: Policy
     eos_id: int
-    never_ids: tuple[int, ...] = ()  # tokens that are not text, and <unk> if it is banned
+    never_ids: tuple[int, ...] = ()  # tokens that are not text: what they have is lost
+    banned_ids: tuple[int, ...] = ()  # other tokens that may not be produced
     start_ids: tuple[int, ...] = ()  # the start token, where it is one of the vocabulary
     min_length: int = 0
     block_ngram_repeat: int = 0
@@ -55,9 +56,16 @@ class Masks:
 
     def __init__(self, rules: MaskRules, vocab_size: int, device: torch.device):
         self.rules, self.vocab_size = rules, vocab_size
-        self.never = torch.tensor(rules.never_ids, dtype=torch.long, device=device)
-        self.never_or_end = torch.tensor((*rules.never_ids, rules.eos_id), device=device)
-        self.start = torch.tensor(rules.start_ids, dtype=torch.long, device=device)
+        # Where masks act on logits, what is banned leaves its probability to the others
+        apart = rules.policy.masks == "logits"
+        banned = rules.banned_ids if apart else rules.banned_ids + rules.never_ids
+
+        def ids(numbers: tuple[int, ...]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long, device=device)
+
+        self.banned, self.banned_or_end = ids(banned), ids((*banned, rules.eos_id))
+        self.never = ids(rules.never_ids if apart else ())
+        self.start = ids(rules.start_ids)
         self.exempt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.exempt[list(rules.exempt_ids)] = True
         blocks = rules.block_ngram_repeat > (0 if rules.policy.ngrams_of_one else 1)
@@ -87,6 +95,8 @@ class Masks:
         if last is not None and rules.force_end != "no":
             values = self._end_forced(values, raw, last)
         norm = normaliser(values) if policy.masks == "logits" else raw.norm
+        if self.never.numel():
+            values = values.index_fill(1, self.never, -math.inf)
         scored = Scored(values, norm, raw.slope)
         if rules.sampling and rules.sampling.temperature == "log_probs":
             scored = Scored(scored.values / rules.temperature, scored.norm / rules.temperature)
@@ -109,9 +119,9 @@ class Masks:
         return Scored(values, norm, torch.ones_like(values).scatter(1, held, penalty))
 
     def _masked(self, values: Tensor, step: int) -> Tensor:
-        """Without tokens that are never produced, nor the end token where it is too early."""
+        """Without tokens that are banned, nor the end token where it is too early."""
         too_early = step <= self.rules.min_length + self.rules.policy.min_length_offset
-        banned = self.never_or_end if too_early else self.never
+        banned = self.banned_or_end if too_early else self.banned
         return values.index_fill(1, banned, -math.inf) if banned.numel() else values
 
     def _end_forced(self, values: Tensor, raw: Scored, last: Tensor) -> Tensor:

@@ -20,13 +20,25 @@ class Candidates(NamedTuple):
     log_prob: list[float]
 
     def part(self, start: int, end: int) -> "Candidates":
-        return Candidates(*(column[start:end] for column in self))
+        score, row, token, log_prob = self
+        return Candidates(score[start:end], row[start:end], token[start:end], log_prob[start:end])
 
     def take(self, ranks: list[int]) -> "Candidates":
-        return Candidates(*([column[i] for i in ranks] for column in self))
+        score, row, token, log_prob = self
+        return Candidates(
+            [score[i] for i in ranks],
+            [row[i] for i in ranks],
+            [token[i] for i in ranks],
+            [log_prob[i] for i in ranks],
+        )
 
-    def __add__(self, other: tuple) -> "Candidates":  # column by column
-        return Candidates(*(a + b for a, b in zip(self, other)))
+    def then(self, other: "Candidates") -> "Candidates":
+        return Candidates(
+            self.score + other.score,
+            self.row + other.row,
+            self.token + other.token,
+            self.log_prob + other.log_prob,
+        )
 
 
 @dataclass(slots=True)

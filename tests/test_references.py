@@ -1,0 +1,81 @@
+"""N-best lists of other toolkits, on models that those toolkits trained and saved.
+
+`tests/data/checkpoints/references/MODEL.PRESET.json` holds what the toolkit itself printed for a
+grid of settings, at float64 where it could.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onmt_lite import Translator
+from onmt_lite.options import load_options
+
+ROOT = Path(__file__).parent / "data" / "checkpoints"
+PATHS = {
+    "hf_marian": "hf/marian",
+    "onmt351_transformer": "onmt351_transformer.pt",
+    "onmt120_lstm": "onmt120_lstm.pt",
+    "fairseq_transformer": "fairseq_transformer",
+    "fairseq_fconv": "fairseq_fconv",
+}
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("references/*"))}
+# Options that are not there yet
+LATER = {"-ratio", "-tgt_file_prefix"}
+CASES = [
+    pytest.param(name, i, id=f"{name}-{case['id']}")
+    for name, file in FILES.items()
+    for i, case in enumerate(file["cases"])
+    if not LATER & set(case["options"])
+]
+MASKED = -1e4  # at or below, a score is the original's way to say: there is none
+
+
+@pytest.fixture(scope="module")
+def translators():
+    return {
+        name: Translator.from_pretrained(
+            ROOT / path, device="cpu", tokenizer="space", precision="fp32"
+        )
+        for name, path in PATHS.items()
+    }
+
+
+def expected_hyps(row, keeps_copies: bool):
+    """Real hypotheses, each once where ours are distinct."""
+    found = {}
+    for i, hyp in enumerate(row["hyps"]):
+        if hyp["score"] <= MASKED:
+            break
+        key = (hyp["text"], hyp["ended"], i if keeps_copies else 0)
+        found.setdefault(key, hyp)
+    return list(found.values())
+
+
+def assert_equal(found, expected, scores: bool):
+    found = found[: len(expected)]
+    if scores:
+        for h, e in zip(found, expected, strict=True):
+            assert h.score == pytest.approx(e["score"], rel=1e-4, abs=1e-4)
+    ours = [(h.text, e["ended"] is None or h.ended == e["ended"]) for h, e in zip(found, expected)]
+    theirs = [(e["text"], True) for e in expected]
+    if ours != theirs:  # scores as close as that may change places
+        assert sorted(ours) == sorted(theirs)
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_equals_the_original(translators, name, i):
+    file = FILES[name]
+    case, alone = file["cases"][i], file["search"] == "opennmt-2018"
+    words = [str(word) for word in case["options"]]
+    options, _ = load_options(["-search", file["search"], *words])
+    given = {k: v for k, v in options.given.items() if k not in ("precision", "tokenizer")}
+    for batch_size in [1] if alone else [20, 3]:
+        found = translators[file["model"]].translate(
+            file["sources"], batch_type="sents", batch_size=batch_size, **given
+        )
+        for t, row in zip(found, case["rows"], strict=True):
+            if row.get("stable", True):
+                expected = expected_hyps(row, keeps_copies=alone)
+                assert_equal(t.hyps, expected, scores=case.get("compare") != "tokens")
