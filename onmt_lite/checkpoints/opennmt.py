@@ -64,8 +64,8 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
         )
     found = ", ".join(repr(key)[:30] for key in list(root)[:4])
     raise CheckpointError(
-        f"{path}: a PyTorch file with {found or 'nothing'}, but without 'opt' and 'vocab', so not a "
-        "checkpoint of OpenNMT-py"
+        f"{path}: a PyTorch file with {found or 'nothing'}, but without 'opt' and 'vocab', "
+        "so not a checkpoint of OpenNMT-py"
     )
 
 
