@@ -9,6 +9,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
 
@@ -301,3 +302,17 @@ class TestRefused:
                 (copy / name).write_bytes(original[:place] + byte + original[place + 1 :])
                 loads_or_is_refused(copy)
             (copy / name).write_bytes(original)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 500])
+@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor([torch.nan])], ids=["ok", "nan"])
+def test_odd_names_of_weights_do_not_spoil_the_message(copy, weights, name, value):
+    store(copy, {**weights, name: value})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(copy)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    (copy / "model.safetensors").unlink()
+    torch.save({**weights, name: value}, copy / "pytorch_model.bin")
+    assert_refused(copy)
+    torch.save({**weights, name: 3}, copy / "pytorch_model.bin")
+    assert_refused(copy)

@@ -67,7 +67,7 @@ class Archive:
         found = {}
         for name, stored in table.items():
             if not isinstance(name, str) or not isinstance(stored, StoredTensor):
-                raise CheckpointError(f"{self.path}: {str(name)[:80]} is not a tensor")
+                raise CheckpointError(f"{self.path}: {str(name)[:80]!r} is not a tensor")
             found[name] = self._tensor(stored)
         return found
 
@@ -134,7 +134,7 @@ def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
                 f"a zip archive with {info.filename[:80]!r}, which torch.save does not write"
             )
         if info.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{info.filename} is compressed, which torch.save does not do")
+            raise ValueError(f"{info.filename[:80]!r} is compressed, which torch.save does not do")
         names[info.filename.partition("/")[2]] = info.filename
     tops = {name.partition("/")[0] for name in names.values()}
     if len(names) != len(members.infolist()) or len(tops) != 1 or "data.pkl" not in names:

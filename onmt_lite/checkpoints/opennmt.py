@@ -90,8 +90,10 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
         )
+    found = ", ".join(repr(key)[:30] for key in list(root)[:4])
     raise CheckpointError(
-        f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py"
+        f"{path}: a PyTorch file with {found or 'nothing'}, but without 'opt' and 'vocab', "
+        "so not a checkpoint of OpenNMT-py"
     )
 
 

@@ -69,7 +69,7 @@ def parse(data: bytes) -> dict[str, Tensor]:
         dtype, shape, (start, stop) = _read_entry(name, entry)
         size = math.prod(shape) * dtype.itemsize
         if start != end or stop - start != size or stop > len(data) - 8 - n:
-            raise ValueError(f"tensor {name} does not lie where the header says")
+            raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
         # A copy starts where its type may start, which the file does not promise
         tensors[name] = body[start:stop].clone().view(dtype).view(shape)
         end = stop
@@ -84,7 +84,7 @@ def _start(item: tuple[str, Any]) -> int:
 
 def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int]]:
     """dtype, shape and offsets of one tensor, each of the right type."""
-    wrong = ValueError(f"tensor {name} has a header entry that is not understood")
+    wrong = ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
     try:
         dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError):

@@ -25,7 +25,7 @@ def check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
         # A sum is many times faster than a look at each number, but may overflow
         if tensor.is_floating_point() and not tensor.sum().isfinite():
             if not tensor.isfinite().all():
-                raise CheckpointError(f"{path}: {name} holds numbers that are not finite")
+                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
 
 
 class Weights:
@@ -152,7 +152,7 @@ def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> 
         name = min(rest.tensors)
         raise CheckpointError(
             f"{rest.path}: {len(rest.tensors)} weights are not of a model that is read, "
-            f"first {name[:100]}"
+            f"first {name[:100]!r}"
         )
     return build(cfg, ours, rest.path)
 
