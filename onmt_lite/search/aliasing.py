@@ -5,65 +5,29 @@ divided them, the scores of finished hypotheses were views of it, and the covera
 subtracted in place: from all rows, again for every hypothesis that was scored.
 """
 
-import math
-from typing import TYPE_CHECKING
-
-from onmt_lite.search.records import Finished
-
-if TYPE_CHECKING:
-    from onmt_lite.search.beam import Beam
+from onmt_lite.search.records import BeamRules, Candidates, Finished
 
 
 class Views:
     """The finished hypotheses of a beam's newest step, by the row whose score theirs is."""
 
-    def __init__(self, beam: "Beam"):
-        rules = beam.rules
-        self.beam = beam
-        self.pads = rules.policy.at_max == "pad"
+    def __init__(self, rules: BeamRules):
         self.aliased = rules.policy.aliased and rules.length_penalty == "none"
-        self.stepwise = rules.stepwise_penalty
+        self.charges = self.aliased and not rules.stepwise_penalty
         self.of_step: list[tuple[Finished, int]] = []
-        self.padded: list[Finished] | None = None
 
-    def follow(self) -> None:
-        """A stepwise penalty of the next step is taken off the views of the last one, too."""
-        if self.stepwise:
-            for hyp, k in self.of_step:
-                hyp.score = sum(self.beam.hypothesis(hyp)[1]) - self.beam.costs[k]
+    def look_at(self, finished: list[Finished], rows: Candidates) -> None:
+        """`finished` has become complete in the step that has made these rows."""
+        place = {key: k for k, key in enumerate(zip(rows.row, rows.token))}
+        self.of_step = [(hyp, place[hyp.row, hyp.token]) for hyp in finished]
 
-    def lower(self) -> None:
-        """After a step: as many times as a hypothesis ended, all rows pay their penalty."""
-        beam = self.beam
-        place = {key: k for k, key in enumerate(zip(beam.rows.row, beam.rows.token))}
-        self.of_step = [
-            (hyp, place[hyp.row, hyp.token]) for hyp in beam.finished if hyp.step == beam.n_steps
-        ]
-        self._charge(len(self.of_step))
-
-    def _charge(self, times: int) -> None:
-        if not self.aliased or self.stepwise:
-            return
-        beam = self.beam
-        costs = [beam.costs[row] * times for row in beam.rows.row]
-        beam.totals = [total - cost for total, cost in zip(beam.totals, costs)]
+    def charge(
+        self, times: int, rows: Candidates, costs: list[float], totals: list[float]
+    ) -> list[float]:
+        """All rows pay their coverage penalty so many times, and the views with them."""
+        if not self.charges:
+            return totals
+        totals = [total - costs[row] * times for total, row in zip(totals, rows.row)]
         for hyp, k in self.of_step:
-            hyp.score = beam.totals[k]
-
-    def padding(self) -> list[Finished]:
-        """Rows from the first on, finished ones again too, until there are n_best hypotheses."""
-        if self.padded is None:
-            self.padded = self._padding() if self.pads else []
-        return self.padded
-
-    def _padding(self) -> list[Finished]:
-        beam = self.beam
-        missing = max(0, beam.rules.n_best - len(beam.finished))
-        rows = [k for k, score in enumerate(beam.rows.score) if score > -math.inf][:missing]
-        self._charge(len(rows))
-        hyps = []
-        for k in rows:
-            cost = beam.costs[beam.rows.row[k]]
-            charged = 0.0 if self.aliased and not self.stepwise else cost
-            hyps.append(beam.complete(beam.rows, k, beam.totals[k], charged, beam.n_steps))
-        return hyps
+            hyp.score = totals[k]
+        return totals

@@ -30,7 +30,7 @@ class Beam:
         self.totals = self.scores = first_totals(rules)
         self.costs = [0.0] * rules.beam_size
         self.pools = [Pool(rules) for _ in range(rules.n_pools)]
-        self.views = Views(self)
+        self.views = Views(rules)
         self.n_steps = 0
         self.done = self.over = False  # over: takes no step even in a batch that goes on
 
@@ -45,9 +45,8 @@ class Beam:
         costs  coverage penalty of each old row, this step's attention included
         """
         self.costs = costs or self.costs
-        aliased = self.views.aliased
-        if aliased:
-            self.views.follow()
+        if self.views.aliased:
+            self._move_views()
         self.n_steps += 1
         before = self.rows, self.scores
         rows = self._next_rows(found)
@@ -57,8 +56,8 @@ class Beam:
         self.next_ys.append(rows.token)
         self.prev_ks.append(rows.row)
         self.log_probs.append(rows.log_prob)
-        if aliased:
-            self.views.lower()
+        if self.views.aliased:
+            self._charge_ended()
         self.scores, eos = self.totals, self.rules.eos_id
         if eos in rows.token:
             self.scores = [-math.inf if y == eos else t for y, t in zip(rows.token, self.totals)]
@@ -166,12 +165,34 @@ class Beam:
         hyp = self.complete(rows, k, scores[k], self.costs[k], self.n_steps - 1)
         self.pools[0].add(hyp)
 
+    def _move_views(self) -> None:
+        """A stepwise penalty is taken off what finished in the last step, too."""
+        if self.rules.stepwise_penalty:
+            for hyp, k in self.views.of_step:
+                hyp.score = sum(self.hypothesis(hyp)[1]) - self.costs[k]
+
+    def _charge_ended(self) -> None:
+        ended = [hyp for hyp in self.finished if hyp.step == self.n_steps]
+        self.views.look_at(ended, self.rows)
+        self.totals = self.views.charge(len(ended), self.rows, self.costs, self.totals)
+
     def best(self) -> list[Finished]:
         """All complete hypotheses, best first."""
-        found = self.finished + self.views.padding()
+        if self.rules.policy.at_max == "pad" and len(self.finished) < self.rules.n_best:
+            self._pad(self.rules.n_best - len(self.finished))
+        found = self.finished
         if self.rules.policy.ties == "later":
             found.reverse()
         return sorted(found, key=lambda hyp: -hyp.score)
+
+    def _pad(self, n: int) -> None:
+        """Take the first n rows as hypotheses, those that are finished for a second time."""
+        ranks = [k for k, score in enumerate(self.rows.score) if score > -math.inf][:n]
+        self.totals = self.views.charge(len(ranks), self.rows, self.costs, self.totals)
+        for k in ranks:
+            cost = 0.0 if self.views.charges else self.costs[self.rows.row[k]]
+            hyp = self.complete(self.rows, k, self.totals[k], cost, self.n_steps)
+            self.pools[0].add(hyp)
 
     def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
         """Its tokens and their log-probabilities, in order."""
