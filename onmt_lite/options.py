@@ -51,7 +51,8 @@ class ModelOptions:
 
     model: tuple[str, ...] = opt(
         (),
-        "a model directory or a table model's .json file; without it, German-English as shipped",
+        "a model directory (ours, Marian, fairseq), a .pt file of OpenNMT-py or a table model's "
+        ".json file; without it, German-English as shipped",
     )
     tokenizer: Literal["auto", "space", "sentencepiece"] = opt(
         "auto",
