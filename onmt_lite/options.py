@@ -299,7 +299,7 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     """Options that the chosen search does not have."""
     name, preset = v["search"], PRESETS[v["search"]]
     absent = [n for n in SWITCHES if n not in preset.options and v[n] != OPTIONS[n].default]
-    problems = [f"{n}: -search {name} has no such option, as {preset.system}" for n in absent]
+    problems = [f"{n}: -search {name} has no such option ({preset.system})" for n in absent]
     if v["length_penalty"] not in preset.forms:
         forms = " and ".join(preset.forms)
         problems.append(f"length_penalty {v['length_penalty']}: -search {name} has {forms}")
