@@ -154,8 +154,8 @@ class DiversityOptions:
     )
     do_sample: bool = opt(
         False,
-        "draw tokens instead of taking the best: beam_size samples per sentence, of which the "
-        "n_best are returned (transformers: beam sampling)",
+        "draw tokens instead of taking the best: n_best samples per sentence (opennmt-3, fairseq: "
+        "the n_best of beam_size samples; transformers: beam sampling)",
     )
     random_sampling_temp: float = opt(
         1.0, "draw from the distribution raised to 1/X", above=0, max=1000

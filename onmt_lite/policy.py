@@ -66,6 +66,7 @@ class Sampling:
     scores       drawn tokens count with the log-probability they were drawn by, or the model's
     rows_start   in `beam`: whether the first step draws from one row or from k equal ones
     implied      a filter that is given switches drawing on
+    chains       in `rows`: how many are drawn; of beam_size of them, the n_best are returned
     """
 
     draws: Literal["rows", "beam"]
@@ -75,6 +76,7 @@ class Sampling:
     keep: int = 1
     rows_start: Literal["one", "equal"] = "one"
     implied: bool = False
+    chains: Literal["beam_size", "n_best"] = "beam_size"
 
 
 @dataclass(frozen=True)

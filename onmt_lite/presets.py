@@ -4,6 +4,8 @@ What the words mean is said in `onmt_lite.policy`.  To add a system, add a `Pres
 knows the names in here.
 """
 
+from dataclasses import replace
+
 from onmt_lite.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, TopEnded
 
 # Options that not every system has; a preset that does not list one refuses it
@@ -45,7 +47,7 @@ PRESETS = {
         {"": TopEnded(sticky=True, need="beam_size")},
         options=frozenset(OPENNMT | SAMPLES | {"ban_unk_token"}),
         forms=("none", "wu", "avg"),
-        sampling=OPENNMT_SAMPLING,
+        sampling=replace(OPENNMT_SAMPLING, chains="n_best"),
     ),
     # Results depend on the batch, as they did
     "opennmt-2018": Preset(

@@ -25,6 +25,8 @@ class SearchRules:
         self.preset: Preset = PRESETS[self.search.search]
         self.sampling = self._sampling()
         self.policy, self.stop = self._policy_and_stop()
+        of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
+        self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
         self.beam = self._beam_rules()
         self.candidates = self._candidate_rules()
 
@@ -69,7 +71,7 @@ class SearchRules:
         return BeamRules(
             self.policy,
             self.stop,
-            search.beam_size,
+            self.beam_size,
             bos_id=self.checkpoint.start_id,
             eos_id=self.checkpoint.eos_id,
             n_best=search.n_best,
@@ -85,7 +87,7 @@ class SearchRules:
         search = self.search
         return CandidateRules(
             self._mask_rules(),
-            search.beam_size,
+            self.beam_size,
             coverage_penalty=search.coverage_penalty,
             beta=search.beta,
             stepwise_penalty=search.stepwise_penalty,

@@ -49,7 +49,7 @@ RECORDS = {
     "random_sampling_temp": ("-do_sample", "-random_sampling_temp 9"),
     "random_sampling_topk": ("-do_sample -random_sampling_temp 9", "-random_sampling_topk 1"),
     "random_sampling_topp": ("-do_sample -random_sampling_temp 9", "-random_sampling_topp 0.1"),
-    "seed": ("-do_sample -random_sampling_temp 9", "-seed 2"),
+    "seed": ("-do_sample -n_best 5 -random_sampling_temp 9", "-seed 2"),
 }
 # ... their standard output must differ
 OUTPUTS = {

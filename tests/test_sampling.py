@@ -22,7 +22,7 @@ CHI_SQUARE = {1: 15.14, 2: 18.42, 3: 21.11, 5: 25.74}
 
 def draw(n=N, source=SOURCE, **options):
     translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
-    given = dict(max_length_ratio=0, beam_size=1, do_sample=True, **options)
+    given = dict(max_length_ratio=0, do_sample=True) | {"beam_size": 1} | options
     return translator.translate(["s0 s0"] * n, **given)
 
 
@@ -80,6 +80,14 @@ class TestDistribution:
         assert_distributed(first_tokens(found), dict(zip("$abc", P)))
         firsts = Counter(t.hyps[0].tokens == t.hyps[4].tokens for t in found)
         assert 0 < firsts[True] < 300
+
+    @pytest.mark.parametrize("name, expected", [("opennmt", True), ("opennmt-3", False)])
+    def test_the_best_of_several_samples_is_no_fair_sample(self, name, expected):
+        """OpenNMT-py 3 returns the likeliest of beam_size samples; ours draws n_best."""
+        counts = first_tokens(draw(600, search=name, beam_size=5, max_length=1))
+        n, p = sum(counts.values()), dict(zip("$abc", P))
+        chi = sum((counts[y] - n * p[y]) ** 2 / (n * p[y]) for y in p)
+        assert (chi < CHI_SQUARE[3]) == expected
 
     def test_beam_sampling_draws_without_replacement(self):
         """transformers draws 2k candidates of 2k there are: all of them, so nothing is random."""
