@@ -208,6 +208,9 @@ class ReportOptions:
     quiet: bool = opt(False, "no progress bar, no log on stderr but errors")
     report_time: bool = opt(False, "log seconds, sentences and tokens per second at the end")
     log_file: str | None = opt(None, "write the log to this file too")
+    print_model: bool = opt(
+        False, "say what the models are (family, sizes, vocabularies, who wrote them), and exit"
+    )
 
 
 @dataclass(frozen=True)

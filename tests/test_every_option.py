@@ -64,6 +64,7 @@ OUTPUTS = {
     "config": ("", "-config {config}"),
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
+    "print_model": ("", "-print_model"),
 }
 # ... or what is logged
 LOGS = {
