@@ -4,14 +4,18 @@
 import sys
 from collections.abc import Sequence
 
-from onmt_lite.cli import run_program
+from onmt_lite.cli import print_out, run_program
 from onmt_lite.options import OPTIONS, USAGE, TranslateOptions, load_options
 
 
 def run(options: TranslateOptions) -> None:
-    from onmt_lite.job import run_job  # loads torch, which bad options need not wait for
+    # It loads torch, which bad options need not wait for
+    from onmt_lite.job import describe_models, run_job
 
-    run_job(options)
+    if options.report.print_model:
+        print_out(describe_models(options))
+    else:
+        run_job(options)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,13 +9,15 @@ from typing import IO
 
 from tqdm import tqdm
 
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import DataError, FileError
 from onmt_lite.files import MATCH, check_paths, count_input, open_input, open_output, write_all
 from onmt_lite.options import DataOptions, ReportOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.text.lines import LineReader
-from onmt_lite.translator import Translator
+from onmt_lite.translator import Translator, model_paths
 
 
 def run_job(options: TranslateOptions) -> None:
@@ -39,6 +41,12 @@ def run_job(options: TranslateOptions) -> None:
             summary.n_lines / seconds,
             n_tokens / seconds,
         )
+
+
+def describe_models(options: TranslateOptions) -> str:
+    """What the models that the options name are, a block each.  Raises CheckpointError."""
+    blocks = [describe(load_checkpoint(path), str(path)) for path in model_paths(options)]
+    return "\n".join(blocks)
 
 
 def translate_stream(

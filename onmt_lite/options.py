@@ -52,7 +52,14 @@ class ModelOptions:
     model: tuple[str, ...] = opt(
         (),
         "a model directory (ours, Marian, fairseq), a .pt file of OpenNMT-py or a table model's "
-        ".json file; without it, German-English as shipped",
+        ".json file; several are an ensemble; without it, German-English as shipped",
+    )
+    avg_raw_probs: bool = opt(
+        False,
+        "an ensemble takes the mean of probabilities, not of log-probabilities",
+    )
+    model_weights: tuple[float, ...] = opt(
+        (), "weights of the models in that mean, one each; without it, all alike", above=0, max=1e6
     )
     tokenizer: Literal["auto", "space", "sentencepiece"] = opt(
         "auto",
@@ -201,6 +208,9 @@ class ReportOptions:
     quiet: bool = opt(False, "no progress bar, no log on stderr but errors")
     report_time: bool = opt(False, "log seconds, sentences and tokens per second at the end")
     log_file: str | None = opt(None, "write the log to this file too")
+    print_model: bool = opt(
+        False, "say what the models are (family, sizes, vocabularies, who wrote them), and exit"
+    )
 
 
 @dataclass(frozen=True)
@@ -273,9 +283,9 @@ def cross_check(v: dict[str, Any]) -> list[str]:
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
             "raise beam_size or lower n_best"
         )
-    if len(v["model"]) > 1:
+    if v["model_weights"] and len(v["model_weights"]) != max(1, len(v["model"])):
         problems.append(
-            f"model: {len(v['model'])} paths given; give one, ensembles are not read yet"
+            f"model_weights: {len(v['model_weights'])} weights for {max(1, len(v['model']))} models"
         )
     if v["min_length"] > v["max_length"]:
         problems.append(f"min_length {v['min_length']} is more than max_length {v['max_length']}")

@@ -95,6 +95,7 @@ class SearchRules:
             diversity_rate=self.diversity.diversity_rate,
             topk=self.diversity.random_sampling_topk,
             topp=self.diversity.random_sampling_topp,
+            sums_to_one=self.checkpoint.sums_to_one,
         )
 
     def _mask_rules(self) -> MaskRules:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.options import TranslateOptions
@@ -25,7 +25,10 @@ from onmt_lite.text.vocab import Vocab
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
 # Options that are settled when the model is loaded
-FIXED = ("model", "device", "gpu", "precision", "threads", "seed", "tokenizer")
+FIXED = (
+    *("model", "avg_raw_probs", "model_weights", "tokenizer"),
+    *("device", "gpu", "precision", "threads", "seed"),
+)
 
 # Batches that nobody sized: bytes that one may take, and a length from which longer ones
 # bring no more speed
@@ -56,6 +59,7 @@ class Translator:
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
         """Load the model at `path`, of any kind that -model takes; by default the shipped one.
+        Several, an ensemble, are given as `model=[...]` instead.
 
         `options` are the command line's and become the defaults of `translate`.  Raises
         OptionError or CheckpointError.
@@ -67,9 +71,15 @@ class Translator:
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
-        """The model that the options name."""
+        """The model that the options name, or the ensemble of several."""
         set_up(options.model)  # a device that is not there is found before a model is read
-        return cls(load_checkpoint(model_path(options)), options)
+        of_models = options.model
+        return cls(
+            load_checkpoints(
+                model_paths(options), of_models.model_weights, of_models.avg_raw_probs
+            ),
+            options,
+        )
 
     def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
         """One Translation per line, in order.  `options` are the command line's, by name."""
@@ -170,9 +180,10 @@ class Translator:
         """Source tokens per batch, from what one of them costs while decoding: a row's share of
         logits and their copies, and the keys and values of its output, twice as long at most."""
         kind = self.device.type
-        cfg = getattr(self.model, "cfg", None)
-        cache = 0 if cfg is None else 2 * 2 * 2 * cfg.dec_layers * cfg.d_model
-        per_token = 4 * beam_size * (cache + self.model.vocab_size)
+        models = getattr(self.model, "members", [self.model])
+        cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
+        cache = sum(2 * 2 * 2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
+        per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
         return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
 
     def _decode(self, group: list[Example], options: TranslateOptions) -> list[list[Hypothesis]]:
@@ -239,15 +250,16 @@ class Translator:
                 [e.tgt_ids or [] for e in group],
                 checkpoint.start_id,
                 checkpoint.eos_id,
+                checkpoint.sums_to_one,
             )
             for example, score in zip(group, scores):
                 gold[place[id(example)]] = score
         return gold
 
 
-def model_path(options: TranslateOptions) -> Path:
-    """The model that the options name, or the shipped one."""
-    return Path(options.model.model[0]) if options.model.model else DEFAULT_MODEL
+def model_paths(options: TranslateOptions) -> list[Path]:
+    """The models that the options name, or the shipped one."""
+    return list(map(Path, options.model.model)) or [DEFAULT_MODEL]
 
 
 def _choose_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:

@@ -1,6 +1,8 @@
 """Each option, turned, changes what it says it changes; and none is missing here."""
 
+import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +52,8 @@ RECORDS = {
     "random_sampling_topk": ("-do_sample -random_sampling_temp 9", "-random_sampling_topk 1"),
     "random_sampling_topp": ("-do_sample -random_sampling_temp 9", "-random_sampling_topp 0.1"),
     "seed": ("-do_sample -n_best 5 -random_sampling_temp 9", "-seed 2"),
+    "avg_raw_probs": ("-model {toy} {sure}", "-avg_raw_probs"),
+    "model_weights": ("-model {toy} {sure}", "-model_weights 1 9"),
 }
 # ... their standard output must differ
 OUTPUTS = {
@@ -60,6 +64,7 @@ OUTPUTS = {
     "config": ("", "-config {config}"),
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
+    "print_model": ("", "-print_model"),
 }
 # ... or what is logged
 LOGS = {
@@ -80,9 +85,15 @@ def run(tmp_path, monkeypatch, capfd):
         "tgt": "the cat\n",
         "config": "beam_size: 1\n",
     }
+    # The toy model's twin, twice as sure of everything
+    twin = json.loads(Path(TOY).read_text("utf-8"))
+    rows = twin["sources"]["katze"]["rows"]
+    twin["sources"]["katze"]["rows"] = {key: [2 * x for x in row] for key, row in rows.items()}
+    files["sure"] = json.dumps(twin)
+    paths = {name: tmp_path / name for name in [*files, "out", "log"]} | {"toy": TOY}
+
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    paths = {name: tmp_path / name for name in [*files, "out", "log"]}
 
     def run_once(argv):
         words = f"-model {TOY} -src {{src}} {argv}".format(**paths).split()

@@ -272,8 +272,9 @@ def test_command_line_and_python_agree(values):
     argv = []
     for name, value in values.items():
         if OPTIONS[name].many:
-            assume(not any(word.startswith("-") for word in value))
-            argv += ["-" + name, *value]
+            words = [repr(item) if isinstance(item, float) else item for item in value]
+            assume(not any(word.startswith("-") for word in words))
+            argv += ["-" + name, *words]
         else:
             word = repr(value) if isinstance(value, float) else str(value)
             argv.append(f"--{name}={word.lower() if isinstance(value, bool) else word}")

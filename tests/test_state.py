@@ -44,6 +44,8 @@ MODELS = {
     **{f"cnn_{k}": partial(families.make_cnn, **v) for k, v in CNNS.items()},
     **{f"copy_{k}": partial(families.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
     "copy_transformer": families.make_copying_transformer,
+    "ensemble": families.make_ensemble,
+    "ensemble_of_probs": partial(families.make_ensemble, of_probs=True, weights=[1, 2, 3, 4, 5]),
 }
 
 

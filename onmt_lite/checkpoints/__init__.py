@@ -1,8 +1,10 @@
 """Finds out what kind of model a path holds, and loads it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from onmt_lite.checkpoints import fairseq, marian, native, opennmt, table
+from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
@@ -14,6 +16,14 @@ KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
     (b"<", "an HTML or XML page"),
 )
+
+
+def load_checkpoints(
+    paths: Sequence[str | Path], weights: Sequence[float] = (), of_probs: bool = False
+) -> Checkpoint:
+    """The model, or the ensemble of several; see `combine`.  Raises CheckpointError."""
+    found = [load_checkpoint(path) for path in paths]
+    return found[0] if len(found) == 1 else combine(found, list(map(str, paths)), weights, of_probs)
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

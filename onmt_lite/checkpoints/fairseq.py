@@ -63,6 +63,7 @@ def load(path: Path) -> Checkpoint:
         src_end=(EOS,),
         never_ids=(PAD,),
         toolkit="fairseq",
+        version="0.9 or older" if isinstance(root.get("args"), Record) else "0.10 or newer",
     )
 
 

@@ -86,6 +86,7 @@ def load(path: Path) -> Checkpoint:
         forced_eos=_forces_eos(described, eos),
         never_in_softmax=True,
         toolkit="marian",
+        version=str(config.get("transformers_version", ""))[:20],
     )
 
 

@@ -76,6 +76,7 @@ def load(path: Path) -> Checkpoint:
         start_id=sp.bos_id(),
         src_end=(sp.eos_id(),),
         never_ids=(sp.pad_id(), sp.bos_id()),
+        version=f"(format {FORMAT})",
         lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
     )
 

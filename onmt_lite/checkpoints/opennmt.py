@@ -64,7 +64,13 @@ def load(path: Path) -> Checkpoint:
         tokenizers={"space": SpaceTokenizer()},
         start_id=start_id,
         toolkit="opennmt",
+        version=_version(root["vocab"]),
     )
+
+
+def _version(vocab: Any) -> str:
+    """No file says it, but fields of torchtext gave way to plain lists."""
+    return "3" if isinstance(vocab["src"], list) else "1 or 2"
 
 
 def _build(

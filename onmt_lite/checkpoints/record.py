@@ -19,6 +19,8 @@ class Checkpoint:
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
     toolkit    whose model it is
+    version    of the toolkit or its format, as far as the files tell
+    sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
     """
 
     model: EncoderDecoder
@@ -31,7 +33,9 @@ class Checkpoint:
     lower_capitals: bool = False
     forced_eos: bool = False
     toolkit: str = "onmt_lite"
+    version: str = ""
     never_in_softmax: bool = False
+    sums_to_one: bool = True
 
     @property
     def eos_id(self) -> int:

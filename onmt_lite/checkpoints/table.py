@@ -40,6 +40,7 @@ def load(path: Path) -> Checkpoint:
         tgt_vocab=Vocab(vocab, eos_id=0),
         tokenizers={"space": SpaceTokenizer()},
         start_id=NO_START,
+        version=f"(format {FORMAT})",
     )
 
 

@@ -53,6 +53,13 @@ class Resolved:
         return Resolved({n: self.values[n] for n in names}, {n: self.origins[n] for n in names})
 
 
+def _without_paths(value: Any) -> Any:
+    """Paths as text, those in a list too."""
+    if isinstance(value, (list, tuple)):
+        return [_without_paths(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
 def _dump(value: Any) -> str:
     """A value on one line of YAML."""
     plain = list(value) if isinstance(value, tuple) else value
@@ -125,8 +132,7 @@ class Resolver:
 
     def keywords(self, given: dict[str, Any]) -> None:
         for name, value in given.items():
-            plain = str(value) if isinstance(value, Path) else value
-            self.put(name, plain, "keyword argument")
+            self.put(name, _without_paths(value), "keyword argument")
 
     def apply(self, defaults: Defaults) -> None:
         """Defaults that depend on what has been given."""

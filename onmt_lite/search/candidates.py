@@ -16,7 +16,10 @@ from onmt_lite.search.scoring import coverage_penalty
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """How continuations are ranked or drawn; which there are, `masks` says."""
+    """How continuations are ranked or drawn; which there are, `masks` says.
+
+    sums_to_one  what the model returns are logits; False: scores that count as they are
+    """
 
     masks: MaskRules
     beam_size: int
@@ -27,6 +30,7 @@ class CandidateRules:
     diversity_rate: float = 0.0
     topk: int = 0
     topp: float = 0.0
+    sums_to_one: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class CandidateSearch:
             self.history = torch.cat([self.history, step.tokens[:, None]], 1)
         cost = self._cover(attn)
         logits = logits.float()
-        plain = Scored(logits, normaliser(logits))
+        norm = normaliser(logits) if rules.sums_to_one else torch.zeros_like(logits[:, 0])
+        plain = Scored(logits, norm)
         last = None if step.last is None else step.last.repeat_interleave(rules.beam_size)
         counts, blocked = self.masks.score(plain, self.history, self.n_steps, last)
         steered = step.scores if cost is None or not rules.stepwise_penalty else step.scores - cost

@@ -8,6 +8,7 @@ from torch import Tensor
 from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_copy, opennmt_rnn
 from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.copying import CopyModel
+from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.rnn import Rnn
 from onmt_lite.text.vocab import Vocab
 from tests.support import tiny
@@ -264,3 +265,15 @@ COPYING_RNNS: dict[str, dict[str, Any]] = {
     "general": dict(copying="general", brnn=True, cell="GRU"),
     "mlp": dict(copying="mlp", attention="dot"),
 }
+
+
+def make_ensemble(**options: Any) -> Ensemble:
+    """One model of each family, all with TGT_VOCAB; see `Ensemble` for the options."""
+    members = [
+        tiny.make_model(),
+        make_rnn(),
+        make_cnn(),
+        make_fconv(**FCONVS["plain"]),
+        make_copying_rnn("general"),
+    ]
+    return Ensemble(members, **options)

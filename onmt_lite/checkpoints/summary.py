@@ -1,0 +1,94 @@
+"""What a checkpoint is, in words: what `-print_model` prints."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import nn
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.copying import CopyModel
+from onmt_lite.models.table import TableModel
+from onmt_lite.text.vocab import Vocab
+
+TOOLKITS = {
+    "onmt_lite": "onmt_lite",
+    "opennmt": "OpenNMT-py",
+    "fairseq": "fairseq",
+    "marian": "Marian, as Hugging Face transformers",
+}
+WIDTH = 18  # of the names on the left
+
+
+def describe(checkpoint: Checkpoint, name: str) -> str:
+    """A block of lines under the model's name."""
+    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    default, *others = checkpoint.tokenizers
+    facts = {
+        "written by": f"{TOOLKITS[checkpoint.toolkit]} {checkpoint.version}".rstrip(),
+        "family": _family(checkpoint.model),
+        "sizes": _sizes(checkpoint.model),
+        "parameters": f"{_n_parameters(checkpoint.model):,}",
+        "longest line": f"{checkpoint.model.max_positions:,} tokens",
+        "source vocabulary": _vocabulary(src),
+        "target vocabulary": "the same" if tgt is src else _vocabulary(tgt),
+        "tokenizer": default + (f" (also: {', '.join(others)})" if others else ""),
+        "decoder starts at": _tokens([checkpoint.start_id], tgt),
+        "after each source": _tokens(checkpoint.src_end, src),
+        "never produced": _tokens(checkpoint.never_ids, tgt),
+    }
+    lines = [_printable(name)]
+    lines += [f"  {fact:<{WIDTH}} {_printable(value)}" for fact, value in facts.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _printable(text: str) -> str:
+    """Nothing out of a file may steer the terminal."""
+    return text if text.isprintable() else repr(text)
+
+
+def _family(model: EncoderDecoder) -> str:
+    if isinstance(model, CopyModel):
+        return f"{type(model.inner).__name__} that copies source words"
+    return type(model).__name__
+
+
+def _n_parameters(model: EncoderDecoder) -> int:
+    """A shared weight counts once."""
+    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
+
+
+def _sizes(model: EncoderDecoder) -> str:
+    """The configuration without what is off, and without the sizes of vocabularies."""
+    if isinstance(model, TableModel):
+        return f"{len(model.sources)} source lines"
+    values = vars(cast(Any, model).cfg).items()
+    shown = [(name, value) for name, value in values if not name.endswith("vocab_size")]
+    return ", ".join(
+        name if value is True else f"{name} {_size(value)}"
+        for name, value in shown
+        if value not in (False, "none")  # 0 too
+    )
+
+
+def _size(value: Any) -> str:
+    """Layers as width x kernel, the rest as it is."""
+    if isinstance(value, tuple):
+        return " ".join(f"{layer.d}x{layer.kernel}" for layer in value)
+    return str(value)
+
+
+def _vocabulary(vocab: Vocab) -> str:
+    """Its size, and its special tokens."""
+    ids = {"end": vocab.eos_id, "start": vocab.bos_id, "pad": vocab.pad_id, "unk": vocab.unk_id}
+    special = [f"{name} {_tokens([i], vocab)}" for name, i in ids.items() if i is not None]
+    return ", ".join([f"{len(vocab):,} tokens", *special])
+
+
+def _tokens(ids: Iterable[int], vocab: Vocab) -> str:
+    """Tokens with their ids."""
+    shown = [
+        f"{vocab.tokens[i]!r} ({i})" if 0 <= i < len(vocab) else f"id {i}, outside the vocabulary"
+        for i in ids
+    ]
+    return " ".join(shown) or "nothing"

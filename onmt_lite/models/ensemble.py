@@ -1,0 +1,121 @@
+"""Several models as one: they read the same line, and each next token is judged by all of them.
+
+Letters: M members, B sentences, K beams per sentence, R = B*K rows, S source tokens, T target
+tokens, V target vocabulary, X words that copying members take from the sources of the batch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.copying import CopyMemory, CopyModel
+
+
+@dataclass(frozen=True)
+class EnsembleMemory:
+    """A batch as each member has encoded it; `width` (V + X) is that of the widest output."""
+
+    members: list[Any]
+    width: int
+
+
+class EnsembleState:
+    """The members' own states, whose rows move together."""
+
+    def __init__(self, members: list[Any], width: int):
+        self.members, self.width = members, width
+
+    def select(self, rows: Tensor) -> "EnsembleState":
+        """See `onmt_lite.models.base.State.select`."""
+        self.members = [member.select(rows) for member in self.members]
+        return self
+
+
+class Ensemble(nn.Module):
+    """Models of any families with one target vocabulary: an `onmt_lite.models.base.EncoderDecoder`.
+
+    What it returns are weighted means over the members, for weights that are scaled to add up to
+    one; equal ones, if there are none:
+
+        of log-probabilities, as in OpenNMT-py and Marian; they are scores as they stand, and what
+            they are the logarithms of does not add up to one
+        of probabilities, if `of_probs`, as in fairseq; returned are the logarithms of the means
+    """
+
+    def __init__(
+        self,
+        members: Sequence[EncoderDecoder],
+        weights: Sequence[float] = (),
+        of_probs: bool = False,
+    ):
+        super().__init__()
+        self.members, self.of_probs = list(members), of_probs
+        # Registered, so that the ensemble moves to a device as one; a table has nothing to move
+        self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
+        weights = list(weights) or [1.0] * len(members)
+        self.weights = [weight / sum(weights) for weight in weights]
+        self.vocab_size = members[0].vocab_size
+        self.max_positions = min(member.max_positions for member in members)
+
+    @property
+    def device(self) -> torch.device:
+        return self.members[0].device
+
+    def encode(self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None) -> EnsembleMemory:
+        """src (B, S) padded ids, src_lengths (B,) -> the memories of all members.
+
+        ids (B, S): as in `onmt_lite.models.copying.CopyModel.encode`, for the members that copy.
+        """
+        memories = [
+            member.encode(src, src_lengths, ids)
+            if isinstance(member, CopyModel)
+            else member.encode(src, src_lengths)
+            for member in self.members
+        ]
+        widths = [memory.width for memory in memories if isinstance(memory, CopyMemory)]
+        return EnsembleMemory(memories, max([self.vocab_size, *widths]))
+
+    def init_state(self, memory: EnsembleMemory) -> EnsembleState:
+        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
+        pairs = zip(self.members, memory.members)
+        return EnsembleState([member.init_state(own) for member, own in pairs], memory.width)
+
+    def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, Tensor]:
+        """The newest token of each row (R,) -> mean log-probs (R, V + X), mean attention (R, S).
+
+        Advances `state` in place.
+        """
+        pairs = zip(self.members, state.members)
+        logits, attn = zip(*(member.step(tokens, own) for member, own in pairs))
+        weighted = [weight * a.float() for weight, a in zip(self.weights, attn)]
+        return self._mean(logits, state.width), torch.stack(weighted).sum(0)
+
+    def forward(self, memory: EnsembleMemory, tgt: Tensor) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> mean log-probs (B, T, V + X)."""
+        pairs = zip(self.members, memory.members)
+        return self._mean([member.forward(own, tgt) for member, own in pairs], memory.width)
+
+    def _mean(self, logits: Sequence[Tensor], width: int) -> Tensor:
+        """Logits of each member (.., V or V + X) -> what the ensemble says (.., width)."""
+        log_probs = torch.stack([log_softmax(x, width) for x in logits])  # (M, .., width)
+        weights = log_probs.new_tensor(self.weights).view(-1, *[1] * (log_probs.dim() - 1))
+        if self.of_probs:
+            return (log_probs + weights.log()).logsumexp(0)
+        return (log_probs * weights).sum(0)
+
+
+def log_softmax(logits: Tensor, width: int) -> Tensor:
+    """In float32, widened by words that a member cannot say.
+
+    A row that allows nothing stays at -inf.
+    """
+    logits = logits.float()
+    norm = logits.logsumexp(-1, keepdim=True)
+    norm = norm.masked_fill(norm == -math.inf, 0.0)
+    return F.pad(logits - norm, (0, width - logits.size(-1)), value=-math.inf)

@@ -1,0 +1,269 @@
+"""Several models as one: by hand, beside each alone, and where they do not fit together."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import pytest
+import torch
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.checkpoints.ensemble import combine
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.models.table import TableModel
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.text.vocab import Vocab
+from tests.support import families, tables, tiny
+from tests.support.files import DATA
+
+ATOL = 1e-5
+TOY = "data/toy.json"
+SRC, LENGTHS = torch.tensor([[5, 6, 7, 8], [9, 10, 1, 1]]), torch.tensor([4, 2])
+TGT = torch.tensor([[2, 7, 8, 9], [2, 11, 12, 3]])
+MEANS = {
+    "log_probs": {},
+    "probs": {"of_probs": True},
+    "weighted": {"weights": [1.0, 2.0, 3.0, 4.0, 0.5]},
+    "weighted_probs": {"of_probs": True, "weights": [1.0, 2.0, 3.0, 4.0, 0.5]},
+}
+# Three models of one training set: two with RNNs, one convolutional
+FILES = [DATA / f"m12_{name}_step_2.pt" for name in ("grumlp", "nofeed", "cnn")]
+
+
+def mean_by_hand(rows: list[list[float]], of_probs=False, weights=None) -> list[float]:
+    """Logits of each model for one next token -> what the ensemble says."""
+    weights = weights or [1.0] * len(rows)
+    probs = []
+    for row in rows:
+        exps = [math.exp(x) for x in row]
+        probs.append([x / sum(exps) for x in exps])
+    means = []
+    for of_models in zip(*probs, strict=True):
+        pairs = list(zip(weights, of_models, strict=True))
+        if of_probs:
+            mean = sum(w * p for w, p in pairs) / sum(weights)
+            means.append(math.log(mean) if mean else -math.inf)
+        elif min(of_models) == 0:
+            means.append(-math.inf)
+        else:
+            means.append(sum(w * math.log(p) for w, p in pairs) / sum(weights))
+    return means
+
+
+@pytest.mark.parametrize("options", MEANS.values(), ids=MEANS)
+class TestNumbers:
+    def test_each_token_is_the_mean_by_hand(self, options):
+        ensemble = families.make_ensemble(**options)
+        found = ensemble.forward(ensemble.encode(SRC, LENGTHS), TGT)
+        members = [m.forward(m.encode(SRC, LENGTHS), TGT).tolist() for m in ensemble.members]
+        for b, t in itertools.product(range(2), range(4)):
+            expected = mean_by_hand([logits[b][t] for logits in members], **options)
+            assert found[b, t].tolist() == pytest.approx(expected, abs=ATOL)
+
+    def test_step_by_step_too_and_attention_is_the_mean(self, options):
+        ensemble = families.make_ensemble(**options)
+        memory = ensemble.encode(SRC, LENGTHS)
+        full, state = ensemble.forward(memory, TGT), ensemble.init_state(memory)
+        own = [m.init_state(m.encode(SRC, LENGTHS)) for m in ensemble.members]
+        for t, tokens in enumerate(TGT.unbind(1)):
+            scores, attn = ensemble.step(tokens, state)
+            torch.testing.assert_close(scores, full[:, t], atol=ATOL, rtol=0)
+            each = [m.step(tokens, s)[1] for m, s in zip(ensemble.members, own, strict=True)]
+            weights = options.get("weights", [1.0] * 5)
+            mean = sum(w * a for w, a in zip(weights, each, strict=True)) / sum(weights)
+            torch.testing.assert_close(attn, mean, atol=ATOL, rtol=0)
+
+    def test_one_model_twice_is_the_model(self, options):
+        model, of_probs = tiny.make_model(), options.get("of_probs", False)
+        ensemble = Ensemble([model, model], options.get("weights", [])[:2], of_probs)
+        alone = model.forward(model.encode(SRC, LENGTHS), TGT).log_softmax(2)
+        found = ensemble.forward(ensemble.encode(SRC, LENGTHS), TGT)
+        torch.testing.assert_close(found, alone, atol=ATOL, rtol=0)
+
+
+class TestCopying:
+    def test_a_word_that_only_one_member_can_copy(self):
+        """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
+        plain, copying = families.make_rnn(), families.make_copying_rnn("general")
+        ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
+        memory = copying.encode(SRC, LENGTHS, ids)
+        copied = copying.forward(memory, TGT)[:, :, 40:]
+        for of_probs in (False, True):
+            ensemble = Ensemble([plain, copying], of_probs=of_probs)
+            found = ensemble.forward(ensemble.encode(SRC, LENGTHS, ids), TGT)
+            assert found.size(2) == 42
+            expected = copied - math.log(2) if of_probs else torch.full_like(copied, -math.inf)
+            torch.testing.assert_close(found[:, :, 40:], expected, atol=ATOL, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, tiny_checkpoint, tiny_pieces):
+    """Two models that disagree, under one vocabulary."""
+    other = tmp_path_factory.mktemp("other")
+    model = tiny.make_model(seed=7, tie_output=False)
+    model.output.weight.mul_(2)
+    tiny.native.save(other, model, tiny_pieces)
+    return str(tiny_checkpoint), str(other)
+
+
+@pytest.fixture(scope="module")
+def together(pair):
+    return Translator.from_pretrained(model=pair, device="cpu", tokenizer="space")
+
+
+LINES = ["▁der ▁hund", "▁das ▁rote ▁haus ▁der ▁stadt", "▁a", "▁der ▁see ▁der ▁see"]
+
+
+def ended(translations) -> list:
+    """Pairs of a translation and each of its hypotheses that are not cut off."""
+    return [(t, hyp) for t in translations for hyp in t.hyps if hyp.ended]
+
+
+class TestTranslating:
+    def test_one_model_twice_translates_as_the_model(self, space_translator, tiny_checkpoint):
+        twice = Translator.from_pretrained(
+            model=[tiny_checkpoint] * 2, device="cpu", tokenizer="space"
+        )
+        assert isinstance(twice.model, Ensemble)
+        pairs = zip(*(t.translate(LINES, n_best=5) for t in (twice, space_translator)))
+        for found, alone in pairs:
+            assert [h.tokens for h in found.hyps] == [h.tokens for h in alone.hyps]
+            scores = [h.score for h in alone.hyps]
+            assert [h.score for h in found.hyps] == pytest.approx(scores, abs=ATOL)
+
+    @pytest.mark.parametrize("search", PRESETS)
+    def test_in_every_search(self, search):
+        alone, twice = (
+            Translator.from_pretrained(model=paths, device="cpu", search=search, n_best=2)
+            for paths in ([TOY], [TOY, TOY])
+        )
+        (a,), (b,) = (t.translate(["katze"]) for t in (alone, twice))
+        assert [h.text for h in b.hyps] == [h.text for h in a.hyps]
+        assert [h.score for h in b.hyps] == pytest.approx([h.score for h in a.hyps], abs=ATOL)
+
+    def test_two_models_find_what_neither_does(self, together, pair):
+        alone = [Translator.from_pretrained(p, device="cpu", tokenizer="space") for p in pair]
+        found, *others = (
+            [h.hyps[0].tokens for h in t.translate(LINES)] for t in [together, *alone]
+        )
+        assert all(found != other for other in others)
+
+    @pytest.mark.parametrize("of_probs", [False, True])
+    def test_scores_can_be_checked(self, pair, of_probs):
+        """The search's log_prob is the teacher-forced one, and that of the members by hand."""
+        translator = Translator.from_pretrained(
+            model=pair, avg_raw_probs=of_probs, device="cpu", tokenizer="space"
+        )
+        found = translator.translate(LINES, n_best=3)
+        for t, hyp in ended(found):
+            (scored,) = translator.score([t.src], [" ".join(hyp.tokens)])
+            assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
+            src, tgt = (
+                translator.checkpoint.src_vocab.encode(words)
+                for words in (t.src.split(), hyp.tokens)
+            )
+            src, out = torch.tensor([[*src, tiny.EOS]]), [*tgt, tiny.EOS]
+            rows = [
+                m.forward(
+                    m.encode(src, torch.tensor([src.size(1)])), torch.tensor([[tiny.BOS, *tgt]])
+                )
+                for m in translator.model.members
+            ]
+            steps = [
+                mean_by_hand([r[0, i].tolist() for r in rows], of_probs) for i in range(len(out))
+            ]
+            by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
+            assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
+
+    def test_a_sentence_is_alone(self, together):
+        alone = [together.translate([line], n_best=3)[0].hyps for line in LINES]
+        batch = [t.hyps for t in together.translate(LINES, n_best=3)]
+        for one, other in zip(alone, batch, strict=True):
+            assert [h.tokens for h in one] == [h.tokens for h in other]
+            assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=ATOL)
+
+    def test_the_best_of_all_sequences(self):
+        """Scores are means of log-probabilities as they stand, not normalised once more."""
+        dice = families.Dice(5)
+        models = [
+            tables.make_source({key: dice(3, std=2.0).tolist() for key in ("", "1", "2")}, row)
+            for row in dice(2, 3, std=2.0).tolist()
+        ]
+        checkpoint = combine([tables.make_checkpoint([source]) for source in models], ["a", "b"])
+        options = TranslateOptions.of(beam_size=20, n_best=5, max_length=3, alpha=0.0)
+        (found,) = Translator(checkpoint, options).translate(["s0"])
+        sums = []
+        for length in range(3):
+            for words in itertools.product([1, 2], repeat=length):
+                for last in [0] if length < 2 else [0, 1, 2]:
+                    ids, total = (*words, last), 0.0
+                    for t, y in enumerate(ids):
+                        total += mean_by_hand([source.logits(ids[:t]) for source in models])[y]
+                    sums.append(total)
+        expected = sorted(sums, reverse=True)[:5]
+        assert [h.score for h in found.hyps] == pytest.approx(expected, abs=ATOL)
+
+    def test_files_of_several_families(self):
+        translator = Translator.from_pretrained(model=FILES, device="cpu")
+        words = translator.checkpoint.src_vocab.tokens[4:9]
+        found = translator.translate([" ".join(words), words[0]], n_best=2, max_length=9)
+        for t, hyp in ended(found):
+            (scored,) = translator.score([t.src], [hyp.text])
+            assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
+        kinds = [type(member).__name__ for member in translator.model.members]
+        assert kinds == ["Rnn", "Rnn", "Convolution"]
+
+
+class TestWhatFits:
+    @pytest.mark.parametrize(
+        "change, words",
+        [
+            ({"tgt_vocab": Vocab(["$", "b", "a"], eos_id=0)}, "target vocabularies: id 1 is 'a'"),
+            ({"tgt_vocab": Vocab(["$", "a"], eos_id=0)}, "target vocabularies: 3 or 2 tokens"),
+            ({"tgt_vocab": Vocab(["$", "a", "b"], eos_id=1)}, "eos_id of their target"),
+            ({"src_vocab": Vocab(["s1"])}, "source vocabularies: id 0 is 's0' or 's1'"),
+            ({"start_id": 2}, "start with different tokens: id -1 or 2"),
+            ({"src_end": (0,)}, "end the source differently"),
+        ],
+    )
+    def test_what_differs_is_told_with_the_models(self, change, words):
+        one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
+        with pytest.raises(CheckpointError) as caught:
+            combine([one, one, dataclasses.replace(one, **change)], ["x", "y", "z"])
+        assert words in str(caught.value) and "'x' and 'z'" in str(caught.value)
+
+    def test_the_command_line_exits_with_4(self, tmp_path, capfd):
+        twin = json.loads(open(TOY, encoding="utf-8").read())
+        twin["vocab"][3:5] = ["cats", "cat"]
+        path = tmp_path / "swapped.json"
+        path.write_text(json.dumps(twin))
+        assert translate.main(["-model", TOY, str(path), "-src", TOY]) == 4
+        err = capfd.readouterr().err
+        assert TOY in err and str(path) in err and "'cat' or 'cats'" in err
+        assert err.count("\n") == 1
+
+    def test_what_one_may_not_produce_none_does(self):
+        one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
+        both = combine(
+            [dataclasses.replace(one, never_ids=(2,)), dataclasses.replace(one, never_ids=(1,))],
+            ["x", "y"],
+        )
+        assert both.never_ids == (1, 2)
+
+    def test_one_weight_for_each_model(self):
+        with pytest.raises(OptionError, match="3 weights for 2 models"):
+            TranslateOptions.of(model=[TOY, TOY], model_weights=[1.0, 2.0, 3.0])
+        with pytest.raises(OptionError, match="above 0"):
+            TranslateOptions.of(model=[TOY, TOY], model_weights=[1.0, 0.0])
+
+    def test_how_models_are_combined_is_settled_by_loading_them(self, together):
+        with pytest.raises(OptionError, match="avg_raw_probs"):
+            together.translate(["a"], avg_raw_probs=True)
+
+    def test_a_single_model_is_no_ensemble(self):
+        translator = Translator.from_pretrained(TOY, device="cpu", avg_raw_probs=True)
+        assert isinstance(translator.model, TableModel)

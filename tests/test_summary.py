@@ -1,0 +1,74 @@
+"""What `-print_model` says of the checkpoints that the tests have."""
+
+import re
+
+import pytest
+
+import translate
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.summary import describe
+from tests.support.files import DATA
+
+HF = DATA / "hf" / "marian"
+
+# What its readers and the tests of their numbers know of each: family, parameters, who wrote it
+KNOWN = {
+    DATA / "m12_cnn_step_2.pt": ("Convolution", "OpenNMT-py 1 or 2", "encoder 8x3 8x3"),
+    DATA / "m12_grumlp_step_2.pt": ("Rnn", "OpenNMT-py 1 or 2", "cell gru"),
+    DATA / "m12_copyrnn_step_2.pt": ("Rnn that copies source words", "OpenNMT-py 1 or 2", ""),
+    DATA / "m23_tf_step_2.pt": ("Transformer", "OpenNMT-py 1 or 2", "activation gelu"),
+    DATA / "m35_st_step_2.pt": ("Transformer", "OpenNMT-py 3", "norm rms"),
+    DATA / "fs12_fc": ("Convolution", "fairseq 0.9 or older", "bottleneck"),
+    DATA / "fs12_tf": ("Transformer", "fairseq 0.10 or newer", "position_offset 2"),
+    HF: ("Transformer", "Marian, as Hugging Face transformers 4.46.3", "share_embeddings"),
+}
+
+
+def facts_of(block: str) -> dict[str, str]:
+    return dict(re.findall(r"^  (.{18}) (.*)$", block, re.M))
+
+
+@pytest.mark.parametrize("path", KNOWN, ids=lambda path: path.name)
+def test_every_toolkit(path):
+    checkpoint = load_checkpoint(path)
+    block = describe(checkpoint, "some name")
+    found = {name.rstrip(): value for name, value in facts_of(block).items()}
+    family, writer, size = KNOWN[path]
+    assert block.startswith("some name\n") and block.endswith("\n")
+    assert (found["family"], found["written by"]) == (family, writer)
+    assert size in found["sizes"] and "vocab" not in found["sizes"]
+    n = sum({id(p): p.numel() for p in checkpoint.model.parameters()}.values())
+    assert found["parameters"] == f"{n:,}"
+    assert found["source vocabulary"].startswith(f"{len(checkpoint.src_vocab)} tokens")
+    start = checkpoint.tgt_vocab.tokens[checkpoint.start_id]
+    assert found["decoder starts at"] == f"{start!r} ({checkpoint.start_id})"
+
+
+def test_of_a_marian_model():
+    found = facts_of(describe(load_checkpoint(HF), "m"))
+    assert found["source vocabulary "] == (
+        "120 tokens, end '</s>' (0), pad '<pad>' (119), unk '<unk>' (1)"
+    )
+    assert found["target vocabulary "] == "the same"
+    assert found["tokenizer         "] == "sentencepiece (also: space)"
+    assert found["after each source "] == "'</s>' (0)"
+    assert found["never produced    "] == "'<pad>' (119)"
+
+
+def test_a_block_per_model_and_nothing_is_translated(capfd):
+    paths = ["data/toy.json", str(DATA / "m12_cnn_step_2.pt")]  # they would make no ensemble
+    assert translate.main(["-print_model", "-src", "missing", "-model", *paths]) == 0
+    out, err = capfd.readouterr()
+    assert [block.split("\n")[0] for block in out.split("\n\n")] == paths
+    assert err == ""
+    assert "id -1, outside the vocabulary" in out
+
+
+def test_a_model_that_is_not_read_is_refused_as_ever(capfd):
+    assert translate.main(["-print_model", "-model", "translate.py"]) == 4
+    assert capfd.readouterr().out == ""
+
+
+def test_names_that_could_not_be_printed():
+    checkpoint = load_checkpoint("data/toy.json")
+    assert describe(checkpoint, "a\nb").startswith("'a\\nb'\n")
