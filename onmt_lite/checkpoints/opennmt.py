@@ -20,7 +20,7 @@ from onmt_lite.checkpoints import (
 )
 from onmt_lite.checkpoints.archive import Archive
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.opennmt_vocab import read_vocabularies
+from onmt_lite.checkpoints.opennmt_vocab import EOS, read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights, naming_the_file
 from onmt_lite.errors import CheckpointError
@@ -63,6 +63,7 @@ def load(path: Path) -> Checkpoint:
         tgt_vocab=tgt_vocab,
         tokenizers={"space": SpaceTokenizer()},
         start_id=start_id,
+        src_end=_source_end(opt, src_vocab),
         toolkit="opennmt",
         version=_version(root["vocab"]),
     )
@@ -85,6 +86,13 @@ def _build(
         return opennmt_copy.wrap(cast(Pointing, model), own, opt.values, src_vocab, tgt_vocab)
     except CheckpointError as error:
         raise CheckpointError(f"{opt.path}: {error}") from None
+
+
+def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
+    """The end token where the model was trained with it as suffix of its sources."""
+    used = opt.get("transforms")
+    suffixed = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
+    return (src_vocab.eos_id,) if suffixed and src_vocab.eos_id is not None else ()
 
 
 def _check_root(root: Any, path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The Transformer of OpenNMT-py: its switches read off the weights, the rest off the options."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ Parts = dict[str, tuple[str, ...]]
 def build_model(weights: Weights, opt: Description) -> Transformer:
     """CheckpointError where weights are missing, unknown or misshapen."""
     switches = _switches(weights, opt)
-    encoder_parts, decoder_parts = _parts(switches)
+    encoder_parts, decoder_parts = layer_parts(switches)
     ours, positions = _positions(weights, opt)
     shared, tied = weights.same(SRC, TGT), weights.same("generator.weight", TGT)
     ours["src_embedding.token.weight"] = weights.take(SRC)
@@ -115,7 +116,7 @@ def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], d
     return tables, switches | dict(positions="learned")
 
 
-def _parts(switches: dict[str, Any]) -> tuple[Parts, Parts]:
+def layer_parts(switches: Mapping[str, Any]) -> tuple[Parts, Parts]:
     """Our names of an encoder and a decoder layer's parts, and theirs."""
     common: Parts = {
         "self_attn.qkv": tuple(f"self_attn.linear_{x}" for x in ("query", "keys", "values")),

@@ -22,9 +22,9 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def dump(tensors: dict[str, Tensor]) -> bytes:
-    """The file's bytes."""
-    header: dict[str, Any] = {}
+def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """The file's bytes.  `metadata` says what readers of other toolkits want to know of it."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     parts, end = [], 0
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()

@@ -82,10 +82,10 @@ class Weights:
         found = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
-                names = [_joined(theirs, source, kind) for source in sources]
+                names = [joined(theirs, source, kind) for source in sources]
                 if kind == "weight" or names[0] in self:
                     tensors = [self.take(name) for name in names]
-                    found[_joined(ours, name, kind)] = self._stacked(tensors)
+                    found[joined(ours, name, kind)] = self._stacked(tensors)
         return found
 
     def _stacked(self, tensors: list[Tensor]) -> Tensor:
@@ -94,7 +94,8 @@ class Weights:
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _joined(*names: str) -> str:
+def joined(*names: str) -> str:
+    """The name of a weight from its parts, of which some may be empty."""
     return ".".join(filter(None, names))
 
 

@@ -1,0 +1,112 @@
+"""Write a model in another toolkit's format: `python -m onmt_lite.export -help`."""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from onmt_lite.cli import run_program
+from onmt_lite.errors import FileError, OptionError
+from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of
+
+USAGE = """\
+python -m onmt_lite.export -model PATH -to {opennmt-py,marian} -output PATH
+
+Writes a Transformer for another toolkit, which translates with it as we do.  A model that the
+other toolkit cannot hold is refused by name, and nothing is written."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is exported, and to where."""
+
+    model: str = opt("", "model to export: whatever translate.py -model reads, a Transformer")
+    to: Literal["opennmt-py", "marian"] | None = opt(
+        None, "`opennmt-py`: a .pt file of version 3; `marian`: a directory of transformers"
+    )
+    output: str = opt("", "the .pt file or the directory; it must not exist yet")
+
+
+OPTIONS: dict[str, Option] = options_of((ExportOptions, MetaOptions))
+
+
+def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    resolved = load(argv, OPTIONS, cross_check)
+    return resolved.build(ExportOptions), resolved
+
+
+def cross_check(v: dict[str, Any]) -> list[str]:
+    problems = [f"{name} is missing; give a path" for name in ("model", "output") if not v[name]]
+    if v["to"] is None:
+        problems.append("to is missing; give opennmt-py or marian")
+    if v["to"] == "opennmt-py" and v["output"] and Path(v["output"]).suffix != ".pt":
+        problems.append(f"output: {v['output']} must end in .pt for opennmt-py")
+    return problems
+
+
+def export(options: ExportOptions) -> None:
+    """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
+    # Imported late: wrong options must not wait for torch
+    from onmt_lite.checkpoints import load_checkpoint, marian_writer, opennmt_writer
+
+    output = Path(os.path.abspath(options.output))
+    _check_free(output)
+    checkpoint = load_checkpoint(options.model)
+    if options.to == "marian":
+        exported = marian_writer.export(checkpoint)
+        written = [output]
+        write_whole(exported.files, output.parent, output.name)
+    else:
+        exported = opennmt_writer.export(checkpoint, output.stem)
+        written = [output.with_name(name) for name in exported.files]
+        for path in written:
+            _check_free(path)
+        write_whole(exported.files, output.parent)
+    for line in (f"wrote {', '.join(map(str, written))}", *exported.notes):
+        print(line, file=sys.stderr)
+
+
+def _check_free(path: Path) -> None:
+    """OptionError where something is there: nothing that exists is ever touched."""
+    if os.path.lexists(path):
+        raise OptionError(f"output: {path} exists already; choose another path or remove it")
+
+
+def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
+    """All files in `parent`, or in a new directory there, or, where that fails, none.
+
+    They are written into a directory beside, which then gets its name, or whose files move out of
+    it, the last of them last.  FileError says what failed.
+    """
+    part = parent / f".{directory or next(reversed(files))}.{os.getpid()}.part"
+    moved: list[Path] = []
+    try:
+        part.mkdir()
+        for name, data in files.items():
+            with open(part / name, "wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+        if directory is not None:
+            os.rename(part, parent / directory)
+            return
+        for name in files:
+            os.rename(part / name, parent / name)
+            moved.append(parent / name)
+    except BaseException as error:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            where = parent / (directory or next(reversed(files)))
+            raise FileError(f"cannot write {where}: {error.strerror}") from None
+        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_export_options, export))

@@ -1,0 +1,105 @@
+"""Marian models of transformers: what we write it reads, what it writes we read, alike."""
+
+import json
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint, native
+from onmt_lite.export import ExportOptions, export
+from tests.support import tiny
+
+transformers = pytest.importorskip("transformers")
+
+ATOL = 1e-5
+PRESET = "transformers" if transformers.__version__.startswith("4.") else "transformers-5"
+POST_NORM = dict(pre_norm=False, final_norm=False, positions="concat", norm_eps=1e-5)
+SRC, LENGTHS = torch.tensor([[5, 6, 7, 3], [9, 3, 1, 1]]), torch.tensor([4, 2])
+TGT = torch.tensor([[2, 8, 9, 10], [2, 5, 7, 4]])
+LINES = ["der hund sieht den garten", "das rote buch", "it rains in the city"]
+SWITCHES = [
+    dict(),
+    dict(activation="gelu"),
+    dict(activation="silu", scale_embedding=False),
+    dict(share_embeddings=False),
+    dict(share_embeddings=False, tie_output=False),
+    dict(dec_heads=2, dec_d_ff=48),
+]
+
+
+def logits(path):
+    model = load_checkpoint(path).model
+    return model.forward(model.encode(SRC, LENGTHS), TGT)
+
+
+def their_logits(path):
+    model = transformers.MarianMTModel.from_pretrained(path).eval()
+    mask = (torch.arange(SRC.size(1)) < LENGTHS[:, None]).long()
+    with torch.no_grad():
+        return model(input_ids=SRC, attention_mask=mask, decoder_input_ids=TGT).logits
+
+
+@pytest.fixture(params=SWITCHES, ids=str)
+def written(request, tmp_path, tiny_pieces):
+    """A model of ours, exported."""
+    (tmp_path / "own").mkdir()
+    model = tiny.make_model(seed=4, **POST_NORM | request.param)
+    native.save(tmp_path / "own", model, tiny_pieces)
+    export(ExportOptions(str(tmp_path / "own"), "marian", str(tmp_path / "x")))
+    return tmp_path / "x"
+
+
+class TestWhatWeWrite:
+    def test_logits(self, written):
+        torch.testing.assert_close(their_logits(written), logits(written), atol=ATOL, rtol=0)
+
+    @pytest.mark.parametrize("beams", [1, 4])
+    def test_tokens_and_search(self, written, beams):
+        ours = Translator.from_pretrained(written, device="cpu", search=PRESET).translate(
+            LINES, beam_size=beams, n_best=beams, max_length=20
+        )
+        model = transformers.MarianMTModel.from_pretrained(written).eval()
+        tokenizer = transformers.MarianTokenizer.from_pretrained(written)
+        for line, found in zip(LINES, ours):
+            out = model.generate(
+                **tokenizer([line], return_tensors="pt"),
+                num_beams=beams,
+                num_return_sequences=beams,
+                max_length=20,
+                do_sample=False,
+            )
+            special = (tiny.PAD, tiny.BOS, tiny.EOS)
+            ids = [[i for i in row if i not in special] for row in out.tolist()]
+            assert [h.tokens for h in found.hyps] == list(map(tokenizer.convert_ids_to_tokens, ids))
+
+
+class TestWhatTheyWrite:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            dict(activation_function="swish"),
+            dict(activation_function="relu", scale_embedding=True),
+            dict(activation_function="gelu", decoder_ffn_dim=24, decoder_attention_heads=2),
+            dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=40),
+            dict(tie_word_embeddings=False),
+            dict(encoder_layers=1, decoder_layers=3),
+        ],
+        ids=str,
+    )
+    def test_logits(self, settings, tmp_path):
+        sizes = dict(vocab_size=40, d_model=16, encoder_layers=2, decoder_layers=2)
+        sizes |= dict(encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64)
+        sizes |= dict(encoder_attention_heads=4, decoder_attention_heads=4, init_std=0.3)
+        ids = dict(pad_token_id=39, eos_token_id=0, decoder_start_token_id=39)
+        ids["forced_eos_token_id"] = 0
+        torch.manual_seed(5)
+        config = transformers.MarianConfig(**sizes | ids | settings)
+        model = transformers.MarianMTModel(config).eval()
+        with torch.no_grad():
+            model.final_logits_bias.normal_()
+        model.save_pretrained(tmp_path)
+        vocab = {"</s>": 0, "<unk>": 1, **{f"w{i}": i for i in range(2, 39)}, "<pad>": 39}
+        for name in ("vocab.json", "target_vocab.json"):
+            (tmp_path / name).write_text(json.dumps(vocab), "utf-8")
+        torch.testing.assert_close(logits(tmp_path), their_logits(tmp_path), atol=ATOL, rtol=0)
