@@ -37,11 +37,9 @@ def join_joiner(tokens: list[str]) -> str:
 
 def join_spacer(tokens: list[str]) -> str:
     """A space before each token that begins with a spacer, but for the first."""
-    text = "".join(
-        " " + token[1:] if token.startswith(SPACER) else token
-        for token in restore_case(tokens, SPACER)
-    )
-    return text[1:] if tokens and text.startswith(" ") else text
+    cased = restore_case(tokens, SPACER)
+    text = "".join(" " + t[1:] if t.startswith(SPACER) else t for t in cased)
+    return text[1:] if cased and cased[0].startswith(SPACER) else text
 
 
 def restore_case(tokens: list[str], mark: str) -> list[str]:
