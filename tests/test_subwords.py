@@ -1,0 +1,88 @@
+"""Words to pieces and back: as the packages that made the pieces do it.
+
+`data/subwords.json` holds what subword-nmt 0.3.8 (`BPE.segment`, with merges of its learn-bpe and
+some of version 0.1 written by hand) and pyonmttok 1.38.1 (`Tokenizer.detokenize`) returned.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
+from onmt_lite.text.detokenize import DETOKENIZERS, join_pieces
+
+STORED = json.loads((Path(__file__).parent / "data" / "subwords.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", STORED["bpe"], ids=lambda case: case["name"])
+class TestBytePairs:
+    @pytest.fixture
+    def encoder(self, case):
+        known = case["vocabulary"]
+        vocabulary = None if known is None else parse_vocabulary(known, case["threshold"])
+        return BytePairEncoder(parse_codes(case["codes"]), vocabulary)
+
+    def test_pieces_are_those_of_subword_nmt(self, encoder, case):
+        assert [[line, encoder.encode(line)] for line, _ in case["lines"]] == case["lines"]
+
+    def test_the_pieces_make_the_words_again(self, encoder, case):
+        for line in ("der hund sieht die katzenhunde", "aaaaaaabababab x 😀é"):
+            assert join_bpe(encoder.encode(line)) == line
+
+    def test_a_line_without_spaces_takes_no_longer_than_others(self, encoder, case):
+        start = time.monotonic()
+        word = "katzenhundeaaabab" * 2000
+        assert join_bpe(encoder.encode(word)) == word
+        assert time.monotonic() - start < 5
+
+
+def test_blank_lines_have_no_pieces():
+    encoder = BytePairEncoder(parse_codes("#version: 0.2\na b\n"))
+    assert [encoder.encode(line) for line in ("", "  ", "\t", "\u3000")] == [[], [], [], []]
+
+
+def test_headers():
+    for header, marks_last in {
+        "": False,
+        "#version: 0.1\n": False,
+        "#version: 0.2\n": True,
+    }.items():
+        assert parse_codes(header + "a b\n").marks_last == marks_last
+    assert parse_codes("#version: 0.2.0\r\na b\r\n").pairs == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("", 1),
+        ("#version: 0.2\n", 2),
+        ("#version: 0.3\na b\n", 1),
+        ("#version: 0.2\na b\na b c\n", 3),
+        ("a b\n\na b\n", 2),
+        ("ab\n", 1),
+    ],
+)
+def test_what_is_no_codes_file(text, line):
+    with pytest.raises(ValueError, match=f"^line {line}:"):
+        parse_codes(text)
+
+
+def test_vocabularies():
+    assert parse_vocabulary("a@@ 3\nb 2\nc\t1\n", 2) == {"a@@", "b"}
+    with pytest.raises(ValueError, match="^line 2:"):
+        parse_vocabulary("a 3\nb\n", 1)
+
+
+def test_marks_within_a_line_that_was_cut_off():
+    """The model may stop inside a word, or write a mark where none belongs."""
+    assert join_bpe(["a@@", "b", "c@@"]) == "ab c"
+    assert join_bpe(["a@@b", "@@", "c"]) == "a@@b c"
+    assert join_pieces(["▁a", "b", "▁", "▁c"]) == "ab  c"
+
+
+@pytest.mark.parametrize("name", ["joiner", "spacer"])
+def test_marked_tokens_are_joined_as_by_opennmt(name):
+    for tokens, text in STORED["detokenize"][name]:
+        assert DETOKENIZERS[name](tokens) == text, tokens
