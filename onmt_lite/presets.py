@@ -174,7 +174,7 @@ PRESETS = {
             steps_offset=1,
         ),
         {"": Full()},
-        defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0),
+        defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0, avg_raw_probs=True),
         options=frozenset(LENGTH_AND_NGRAMS | SAMPLES | GROUPS | {"ban_unk_token"}),
         sampling=Sampling("rows", "logits"),
     ),

@@ -18,22 +18,30 @@ class Line:
 
 @dataclass(frozen=True)
 class Example:
-    """A line ready for the model: its source ids, and its reference's ids if there is one."""
+    """A line ready for the model: its source ids, and its reference's ids if there is one.
+
+    For a model that copies: `copy_ids`, what each source id is in the target vocabulary, and
+    `own_words`, which follow that vocabulary; see `onmt_lite.text.copying`.
+    """
 
     line: Line
     src_ids: list[int]
     n_src_tokens: int  # tokens of the line itself, without an end token the model wants
     tgt_ids: list[int] | None = None
     notes: tuple[str, ...] = ()
+    copy_ids: list[int] | None = None
+    own_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """src (B, S) padded ids, src_lengths (B,), both on the model's device."""
+    """src (B, S) padded ids, src_lengths (B,), copy_ids (B, S) if the model copies: all on the
+    model's device."""
 
     examples: list[Example]
     src: Tensor
     src_lengths: Tensor
+    copy_ids: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.batching import make_batches, pad_batch
+from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import from_text, in_capitals
 from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
@@ -146,24 +147,30 @@ class Translator:
             notes = (*notes, "truncated")
         ids = self._ids(checkpoint.src_vocab, tokens[:room], line)
         src_ids = ids + list(checkpoint.src_end) if ids else []
+        copy_ids: list[int] | None = None
+        own_words: list[str] = []
+        if src_ids and checkpoint.copies:
+            copy_ids, own_words = extended_ids(tokens[:room], checkpoint.tgt_vocab)
         tgt_ids = None
         if tgt is not None:
             lower = capitals and in_capitals(tgt.text)
             tgt_tokens = self.tokenizer.encode_target(tgt.text.lower() if lower else tgt.text)
-            tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ")
+            tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ", own_words)
             if len(tgt_ids) >= self.model.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         if capitals:
             notes = (*notes, CAPITALS)
-        return Example(line, src_ids, len(ids), tgt_ids, notes)
+        return Example(line, src_ids, len(ids), tgt_ids, notes, copy_ids, tuple(own_words))
 
     def _tokens(self, text: str, capitals: bool) -> list[str]:
         return self.tokenizer.encode(text.lower() if capitals else text)
 
     @staticmethod
-    def _ids(vocab: Vocab, tokens: list[str], line: Line, side: str = "") -> list[int]:
+    def _ids(
+        vocab: Vocab, tokens: list[str], line: Line, side: str = "", own_words: Sequence[str] = ()
+    ) -> list[int]:
         try:
-            return vocab.encode(tokens)
+            return vocab.encode(tokens, own_words)
         except DataError as error:
             raise DataError(f"{side}line {line.id + 1}: {error}") from None
 
@@ -212,22 +219,31 @@ class Translator:
         ]
         batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
         try:
-            decode(self.model, batch.src, batch.src_lengths, list(beams), rules.candidates)
+            decode(
+                self.model,
+                batch.src,
+                batch.src_lengths,
+                list(beams),
+                rules.candidates,
+                batch.copy_ids,
+            )
         except NotANumber as error:
             line = group[beams.index(error.beam)].line.id + 1
             raise NotANumber(error.beam, line) from None
-        return [self._hypotheses(beam, CAPITALS in e.notes) for beam, e in zip(beams, group)]
+        return [self._hypotheses(beam, e) for beam, e in zip(beams, group)]
 
-    def _hypotheses(self, beam: Beam, capitals: bool) -> list[Hypothesis]:
+    def _hypotheses(self, beam: Beam, example: Example) -> list[Hypothesis]:
         """The n best that are distinct, as the search counts them."""
         found: dict[Any, Hypothesis] = {}
         for hyp in beam.best():
             if len(found) == beam.rules.n_best:
                 break
             ids, log_probs = beam.hypothesis(hyp)
-            tokens = self.checkpoint.tgt_vocab.decode(ids[:-1] if hyp.ended else ids)
+            tokens = self.checkpoint.tgt_vocab.decode(
+                ids[:-1] if hyp.ended else ids, example.own_words
+            )
             text = self.tokenizer.decode(tokens)
-            text = text.upper() if capitals else text
+            text = text.upper() if CAPITALS in example.notes else text
             # Two segmentations of one text are two sequences of tokens
             key = {"text": text, "tokens": tuple(ids), "copies": len(found)}
             found.setdefault(
@@ -251,6 +267,7 @@ class Translator:
                 checkpoint.start_id,
                 checkpoint.eos_id,
                 checkpoint.sums_to_one,
+                batch.copy_ids,
             )
             for example, score in zip(group, scores):
                 gold[place[id(example)]] = score

@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
+from onmt_lite import Translator
 from onmt_lite.checkpoints import opennmt_copy, opennmt_rnn
+from onmt_lite.checkpoints.ensemble import combine
+from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
+from onmt_lite.options import TranslateOptions
 from onmt_lite.text.copying import extended_ids
+from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import archives, rnn_by_hand, tiny
+from tests.support import archives, families, rnn_by_hand, tiny
 from tests.support.families import (
     COPYING_RNNS,
     SRC_VOCAB,
@@ -225,3 +230,79 @@ def wrap(own, **options):
     inner = make_copying_rnn(None).inner
     options = {"copy_attn_type": "mlp", **options}
     return opennmt_copy.wrap(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+
+
+def checkpoint_of(model) -> Checkpoint:
+    return Checkpoint(model, SRC_VOCAB, TGT_VOCAB, {"space": SpaceTokenizer()}, start_id=BOS)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    model = make_copying_rnn("general")
+    with torch.no_grad():
+        model.gate.bias.fill_(3.0)  # it copies rather than not
+    return Translator(checkpoint_of(model), TranslateOptions.of(max_length=6, n_best=3))
+
+
+class TestTranslating:
+    """Words of the line itself, through the search and through teacher forcing."""
+
+    LINES = ["w20 w3 x w20 y", "x w30 x", "zz", "w21 </s> w3"]
+
+    def test_words_that_no_vocabulary_has_are_copied(self, translator):
+        found = translator.translate(self.LINES)
+        said = [{token for hyp in t.hyps for token in hyp.tokens} for t in found]
+        for line, tokens in zip(self.LINES, said, strict=True):
+            assert tokens - set(TGT_VOCAB.tokens) <= set(line.split())
+        assert {"x", "y", "w3", "zz"} & set.union(*said)
+
+    def test_scores_are_those_of_teacher_forcing(self, translator):
+        n_copied = 0
+        for t in translator.translate(self.LINES):
+            for hyp in (hyp for hyp in t.hyps if "</s>" not in hyp.tokens):
+                n_copied += not set(hyp.tokens) <= set(TGT_VOCAB.tokens)
+                by_hand = self.by_hand(translator, t.src, hyp)
+                assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
+                if hyp.ended:
+                    (scored,) = translator.score([t.src], [hyp.text])
+                    assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
+        assert n_copied
+
+    @staticmethod
+    def by_hand(translator, line, hyp) -> list[float]:
+        """From one full pass over the sentence alone."""
+        ids, own = extended_ids(line.split(), TGT_VOCAB)
+        names = [*TGT_VOCAB.tokens, *own]
+        out = [names.index(token) for token in hyp.tokens] + [TGT_VOCAB.eos_id] * hyp.ended
+        model, src = translator.model, torch.tensor([SRC_VOCAB.encode(line.split())])
+        memory = model.encode(src, torch.tensor([len(ids)]), torch.tensor([ids]))
+        log_probs = model.forward(memory, torch.tensor([[BOS, *out[:-1]]]))[0]
+        return [log_probs[t, y].item() for t, y in enumerate(out)]
+
+    @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"block_ngram_repeat": 1}])
+    def test_a_sentence_is_alone(self, translator, options):
+        together = translator.translate(self.LINES, **options)
+        for i, line in enumerate(self.LINES):
+            lines = [""] * i + [line]  # what is drawn for a line depends on its number
+            alone = translator.translate(lines, **options)[i]
+            assert [h.tokens for h in alone.hyps] == [h.tokens for h in together[i].hyps]
+
+    def test_a_copied_end_token_is_a_word(self, translator):
+        (found,) = translator.translate(["</s>"])
+        assert any("</s>" in hyp.tokens for hyp in found.hyps)
+
+    def test_in_an_ensemble(self, translator):
+        """Of copying models as of one; beside a model that cannot, in a mean of probabilities."""
+        alone = [t.hyps for t in translator.translate(self.LINES)]
+        copying = translator.checkpoint
+        twice = combine([copying, copying], ["a", "b"])
+        found = [t.hyps for t in Translator(twice, translator.options).translate(self.LINES)]
+        for a, b in zip(alone, found, strict=True):
+            assert [h.tokens for h in a] == [h.tokens for h in b]
+        plain = checkpoint_of(families.make_rnn())
+        for of_probs in (True, False):
+            mixed = combine([plain, copying], ["a", "b"], of_probs=of_probs)
+            assert mixed.copies == of_probs
+            said = Translator(mixed, translator.options).translate(self.LINES)
+            tokens = {token for t in said for hyp in t.hyps for token in hyp.tokens}
+            assert bool(tokens - set(TGT_VOCAB.tokens)) == of_probs

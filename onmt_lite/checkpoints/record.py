@@ -38,6 +38,11 @@ class Checkpoint:
     sums_to_one: bool = True
 
     @property
+    def copies(self) -> bool:
+        """Whether the model is an `onmt_lite.models.base.CopyingModel`."""
+        return getattr(self.model, "copies", False)
+
+    @property
     def eos_id(self) -> int:
         assert self.tgt_vocab.eos_id is not None
         return self.tgt_vocab.eos_id

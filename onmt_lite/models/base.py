@@ -1,6 +1,6 @@
 """What a search needs from a model: the interfaces every family implements."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -50,3 +50,25 @@ class EncoderDecoder(Protocol):
     def forward(self, memory: Any, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...
+
+
+class CopyingModel(EncoderDecoder, Protocol):
+    """A model that can say words of the source which its vocabulary lacks.
+
+    They are the ids from V on, of which each sentence has its own; X are the most that one has.
+    Logits are (R, V + X) wide, and the memory's `width` says how wide.
+    """
+
+    def encode(self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None) -> Any:
+        """As ever; ids (B, S): what each source token is among the V + X."""
+        ...
+
+
+def encode(
+    model: EncoderDecoder, src: Tensor, src_lengths: Tensor, ids: Tensor | None
+) -> tuple[Any, int]:
+    """The memory, and how wide the logits will be; with `ids`, of a model that copies."""
+    if ids is None:
+        return model.encode(src, src_lengths), model.vocab_size
+    memory = cast(CopyingModel, model).encode(src, src_lengths, ids)
+    return memory, memory.width

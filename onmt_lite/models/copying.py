@@ -99,6 +99,7 @@ class CopyModel(nn.Module):
     """
 
     table: Tensor
+    copies = True
 
     def __init__(
         self,

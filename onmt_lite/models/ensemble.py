@@ -61,6 +61,10 @@ class Ensemble(nn.Module):
         weights = list(weights) or [1.0] * len(members)
         self.weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
+        copying = [member for member in members if isinstance(member, CopyModel)]
+        # A mean of log-probabilities allows only what all members can say
+        self.copies = bool(copying) and (of_probs or len(copying) == len(members))
+        self.unk_id = copying[0].unk_id if copying else 0
         self.max_positions = min(member.max_positions for member in members)
 
     @property
@@ -91,15 +95,19 @@ class Ensemble(nn.Module):
 
         Advances `state` in place.
         """
-        pairs = zip(self.members, state.members)
-        logits, attn = zip(*(member.step(tokens, own) for member, own in pairs))
+        pairs, known = zip(self.members, state.members), self._known(tokens)
+        logits, attn = zip(*(member.step(known, own) for member, own in pairs))
         weighted = [weight * a.float() for weight, a in zip(self.weights, attn)]
         return self._mean(logits, state.width), torch.stack(weighted).sum(0)
 
     def forward(self, memory: EnsembleMemory, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> mean log-probs (B, T, V + X)."""
-        pairs = zip(self.members, memory.members)
-        return self._mean([member.forward(own, tgt) for member, own in pairs], memory.width)
+        pairs, known = zip(self.members, memory.members), self._known(tgt)
+        return self._mean([member.forward(own, known) for member, own in pairs], memory.width)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """What the members are fed: a copied word is to all of them the unknown one."""
+        return tokens.masked_fill(tokens >= self.vocab_size, self.unk_id) if self.copies else tokens
 
     def _mean(self, logits: Sequence[Tensor], width: int) -> Tensor:
         """Logits of each member (.., V or V + X) -> what the ensemble says (.., width)."""

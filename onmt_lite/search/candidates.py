@@ -58,10 +58,14 @@ class CandidateSearch:
     Its per-row tensors follow `select` as a model's state does.
     """
 
-    def __init__(self, rules: CandidateRules, src_lengths: Tensor, vocab_size: int):
+    def __init__(
+        self, rules: CandidateRules, src_lengths: Tensor, n_tokens: int, width: int | None = None
+    ):
+        """n_tokens: V; width: V + X, where the model copies words of the source."""
         device, n = src_lengths.device, src_lengths.numel()
-        self.rules, self.vocab_size = rules, vocab_size
-        self.masks = Masks(rules.masks, vocab_size, device)
+        self.rules, self.n_tokens = rules, n_tokens
+        self.vocab_size = n_tokens if width is None else width
+        self.masks = Masks(rules.masks, self.vocab_size, device)
         self.n_steps = 0
         self.history = torch.empty(n, 0, dtype=torch.long, device=device)  # (R, T)
         inside = torch.arange(int(src_lengths.max()), device=device) < src_lengths[:, None]
@@ -169,7 +173,7 @@ class CandidateSearch:
                 drawn = keep_top_k(drawn, rules.topk, sampling.keep)
             elif name == "topp" and 0 < rules.topp < 1:
                 drawn = keep_top_p(drawn, rules.topp, sampling.keep)
-        noise = gumbel(seeds, self.n_steps, k * v)
+        noise = self._noise(seeds)
         totals = counts.values - counts.norm[:, None] + scores[:, None]
         totals = totals.view(-1, k * v)
         if sampling.draws == "rows":
@@ -183,6 +187,14 @@ class CandidateSearch:
         if sampling.ranked_by == "draw":
             return found
         return found.take(found.score.argsort(dim=1, descending=True, stable=True))
+
+    def _noise(self, seeds: Tensor) -> Tensor:
+        """Of each continuation (B, K*V): the same, however many words others copy."""
+        k, n = self.rules.beam_size, self.n_tokens
+        noise = gumbel(seeds, self.n_steps, k * self.vocab_size)
+        of_tokens, of_words = noise[:, : k * n].view(-1, k, n), noise[:, k * n :]
+        words = of_words.view(len(seeds), self.vocab_size - n, k).transpose(1, 2)
+        return torch.cat([of_tokens, words], 2).flatten(1)
 
     def _to_host(self, found: Ranked, plain: Scored, cost: Tensor | None) -> list[Found]:
         """Candidates, the model's log-probability of each, and the rows' costs, in one piece.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import EncoderDecoder, encode
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.candidates import CandidateRules, CandidateSearch, Step
 
@@ -29,14 +29,17 @@ def decode(
     src_lengths: Tensor,
     beams: list[Beam],
     rules: CandidateRules,
+    ids: Tensor | None = None,
 ) -> None:
     """Run the beams of a batch, one per sentence of src (B, S), until all are done.
 
+    ids (B, S): for a model that copies, see `onmt_lite.models.base.CopyingModel`.
+
     All K rows of all sentences go through the decoder as one batch, row = b*K + k.
     """
-    memory = model.encode(src, src_lengths)
+    memory, width = encode(model, src, src_lengths, ids)
     state = model.init_state(memory)
-    search = CandidateSearch(rules, src_lengths, model.vocab_size)
+    search = CandidateSearch(rules, src_lengths, model.vocab_size, width)
     rows = tile(len(beams), rules.beam_size)
     while not all(beam.done for beam in beams):
         state, search = state.select(rows), search.select(rows)

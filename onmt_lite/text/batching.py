@@ -25,4 +25,12 @@ def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Bat
     """src (B, S) on the device."""
     lengths = [len(e.src_ids) for e in examples]
     rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
-    return Batch(examples, torch.tensor(rows, device=device), torch.tensor(lengths, device=device))
+    copied = [
+        e.copy_ids + [0] * (max(lengths) - n) for e, n in zip(examples, lengths) if e.copy_ids
+    ]
+    return Batch(
+        examples,
+        torch.tensor(rows, device=device),
+        torch.tensor(lengths, device=device),
+        torch.tensor(copied, device=device) if copied else None,
+    )

@@ -1,5 +1,6 @@
 """Tokens and their ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onmt_lite.errors import DataError
@@ -29,12 +30,15 @@ class Vocab:
         """Start, end and padding: never text, whatever a line says."""
         return i in (self.eos_id, self.bos_id, self.pad_id)
 
-    def encode(self, tokens: list[str]) -> list[int]:
+    def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
         """Ids of text tokens; what is not in the vocabulary, or is a control token, becomes unk.
 
+        A word of `own_words` that would be unk has an id after those of the vocabulary.
         DataError where the vocabulary has no unk to stand for such a token.
         """
-        return [self._encode_one(token) for token in tokens]
+        own = {word: len(self) + i for i, word in enumerate(own_words)}
+        found = [self._encode_one(token) for token in tokens]
+        return [own.get(t, i) if i == self.unk_id else i for t, i in zip(tokens, found)]
 
     def _encode_one(self, token: str) -> int:
         i = self.ids.get(token)
@@ -46,5 +50,6 @@ class Vocab:
             )
         return self.unk_id
 
-    def decode(self, ids: list[int]) -> list[str]:
-        return [self.tokens[i] for i in ids]
+    def decode(self, ids: list[int], own_words: Sequence[str] = ()) -> list[str]:
+        n = len(self)
+        return [self.tokens[i] if i < n else own_words[i - n] for i in ids]
