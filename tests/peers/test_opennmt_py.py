@@ -19,6 +19,7 @@ from onmt.model_builder import load_test_model  # noqa: E402
 from onmt.translate import BeamSearch, GNMTGlobalScorer  # noqa: E402
 
 ATOL = 1e-5
+STEPS = 8
 SRC, LENGTHS = torch.tensor([[5, 6, 7, 3], [9, 3, 1, 1]]), torch.tensor([4, 2])
 TGT = torch.tensor([[2, 8, 9, 10], [2, 5, 7, 4]])
 SWITCHES = [
@@ -100,11 +101,13 @@ def their_search(model, src, beams, steps):
 def test_search(written, beams):
     found = Translator.from_pretrained(
         written, device="cpu", tokenizer="space", search="opennmt-3"
-    ).translate(["▁d e r", "▁a ▁d"], beam_size=beams, n_best=beams, max_length=12)
+    ).translate(
+        ["▁d e r", "▁a ▁d"], beam_size=beams, n_best=beams, max_length=STEPS, max_length_ratio=0
+    )
     vocabs, model = theirs(written)
     for translation in found:
         src = vocabs["src"](translation.src.split()) + [tiny.EOS]
-        expected = their_search(model, src, beams, min(12, int(len(src) * 1.25 + 5)))
+        expected = their_search(model, src, beams, STEPS)
         texts = [" ".join(vocabs["tgt"].ids_to_tokens[i] for i in ids) for ids in expected]
         texts = [text.removesuffix("</s>").strip() for text in texts]
         assert [h.text for h in translation.hyps] == texts

@@ -82,7 +82,13 @@ class TestWhatTheyWrite:
             dict(activation_function="relu", scale_embedding=True),
             dict(activation_function="gelu", decoder_ffn_dim=24, decoder_attention_heads=2),
             dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=40),
-            dict(tie_word_embeddings=False),
+            pytest.param(
+                dict(tie_word_embeddings=False),
+                marks=pytest.mark.xfail(
+                    PRESET == "transformers-5",
+                    reason="5 then unties source and target too, which the reader refuses",
+                ),
+            ),
             dict(encoder_layers=1, decoder_layers=3),
         ],
         ids=str,
