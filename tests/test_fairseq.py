@@ -159,9 +159,6 @@ class TestText:
 
 
 class TestRefused:
-    def test_other_families_by_name(self):
-        assert_refused(DATA / "fs12_fc", "fconv")
-
     @pytest.mark.parametrize(
         "values, word",
         [
