@@ -22,6 +22,7 @@ class Beam:
 
     def __init__(self, rules: BeamRules, max_steps: int, seed: int = 0):
         self.rules, self.max_steps = rules, max_steps
+        self.policy, self.eos, self.width = rules.policy, rules.eos_id, rules.width
         self.seed = seed  # of what is drawn for this sentence
         self.next_ys = [[rules.bos_id] * rules.beam_size]
         self.prev_ks: list[list[int]] = []
@@ -58,9 +59,10 @@ class Beam:
         self.log_probs.append(rows.log_prob)
         if self.views.aliased:
             self._charge_ended()
-        self.scores, eos = self.totals, self.rules.eos_id
-        if eos in rows.token:
-            self.scores = [-math.inf if y == eos else t for y, t in zip(rows.token, self.totals)]
+        self.scores = self.totals
+        if self.eos in rows.token:
+            ended = [y == self.eos for y in rows.token]
+            self.scores = [-math.inf if e else t for e, t in zip(ended, self.totals)]
         self._close(*before)
 
     def _next_rows(self, found: Candidates) -> Candidates:
@@ -74,7 +76,7 @@ class Beam:
 
     def _advance_pool(self, i: int, pool: Pool, found: Candidates) -> Candidates:
         """Collect what finishes; the pool's new rows, exactly `width` of them."""
-        policy, eos, step = self.rules.policy, self.rules.eos_id, self.n_steps
+        policy, eos, step = self.policy, self.eos, self.n_steps
         if pool.done and not policy.coupled:
             return self._filled(found.part(0, 0), i)
         at_max, limit = step >= self.max_steps, policy.ends_within * pool.width
@@ -91,7 +93,8 @@ class Beam:
             rows = found.take(ranks[: pool.width])
         if policy.ended == "shrink":
             pool.width = len(rows.score)
-        rows = self._filled(rows, i)
+        if len(rows.score) < self.width:
+            rows = self._filled(rows, i)
         stopped = pool.stopped(found, rows, step, self.max_steps)
         if at_max and not stopped:
             self._finish_open(pool, rows)
@@ -101,11 +104,11 @@ class Beam:
 
     def _filled(self, rows: Candidates, i: int) -> Candidates:
         """In the place of missing rows, some that do not exist."""
-        n = self.rules.width - len(rows.score)
+        n = self.width - len(rows.score)
         if not n:
             return rows
-        first, eos = i * self.rules.width, self.rules.eos_id
-        return rows.then(Candidates([-math.inf] * n, [first] * n, [eos] * n, [0.0] * n))
+        first = i * self.width
+        return rows.then(Candidates([-math.inf] * n, [first] * n, [self.eos] * n, [0.0] * n))
 
     def _total(self, found: Candidates, rank: int) -> float:
         """What it counts, without the penalty that a stepwise one has steered by."""
@@ -121,9 +124,9 @@ class Beam:
         self, found: Candidates, rank: int, total: float, cost: float, step: int
     ) -> Finished:
         """A hypothesis of `step` tokens, ranked by what it counts and its coverage penalty."""
-        rules, policy = self.rules, self.rules.policy
+        rules, policy = self.rules, self.policy
         token = found.token[rank]
-        ended = token == rules.eos_id
+        ended = token == self.eos
         length = step + (policy.length_offset if ended else policy.open_length_offset)
         norm = length_norm(rules.length_penalty, rules.alpha, length)
         if rules.stepwise_penalty:
@@ -134,11 +137,11 @@ class Beam:
 
     def _finish_open(self, pool: Pool, rows: Candidates) -> None:
         """What becomes of rows that are open at the last step, where that is a matter apart."""
-        live = [i for i, y in enumerate(rows.token) if y != self.rules.eos_id]
-        if self.rules.policy.at_max == "compete":
+        live = [i for i, y in enumerate(rows.token) if y != self.eos]
+        if self.policy.at_max == "compete":
             for i in live:
                 self._finish(pool, rows, i)
-        elif self.rules.policy.at_max == "if_none" and not pool.finished:
+        elif self.policy.at_max == "if_none" and not pool.finished:
             for i in live:
                 self._finish(pool, rows, i)
             for hyp in pool.finished:  # as they are, whatever their length
@@ -152,9 +155,9 @@ class Beam:
                 pool.done = True
             if not self.finished:
                 self._end_where_it_is(rows_before, scores_before)
-        self.done = all(pool.done for pool in self.pools)
-        late = exhausted or self.n_steps >= self.max_steps
-        self.over = late if self.rules.policy.coupled else self.done
+        self.done = self.over = all([pool.done for pool in self.pools])
+        if self.policy.coupled:
+            self.over = exhausted or self.n_steps >= self.max_steps
 
     def _end_where_it_is(self, rows: Candidates, scores: list[float]) -> None:
         """The model allows no continuation of any row: the best one is complete as it is."""
@@ -178,10 +181,10 @@ class Beam:
 
     def best(self) -> list[Finished]:
         """All complete hypotheses, best first."""
-        if self.rules.policy.at_max == "pad" and len(self.finished) < self.rules.n_best:
+        if self.policy.at_max == "pad" and len(self.finished) < self.rules.n_best:
             self._pad(self.rules.n_best - len(self.finished))
         found = self.finished
-        if self.rules.policy.ties == "later":
+        if self.policy.ties == "later":
             found.reverse()
         return sorted(found, key=lambda hyp: -hyp.score)
 

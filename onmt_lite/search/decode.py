@@ -1,6 +1,7 @@
 """The decode loop: the only place where a model and the beams of its sentences meet."""
 
 import math
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -55,8 +56,10 @@ def decode(
 
 def next_step(beams: list[Beam], rules: CandidateRules, device: torch.device) -> Step:
     """What the device must know of the beams for their next step."""
-    tokens = torch.tensor([y for beam in beams for y in beam.next_ys[-1]], device=device)
-    scores = torch.tensor([s for beam in beams for s in beam.scores], device=device)
+    newest = list(chain.from_iterable([beam.next_ys[-1] for beam in beams]))
+    counts = list(chain.from_iterable([beam.scores for beam in beams]))
+    tokens = torch.tensor(newest, device=device)
+    scores = torch.tensor(counts, dtype=torch.float32, device=device)
     last = seeds = None
     if rules.masks.force_end != "no":
         last = torch.tensor([beam.n_steps + 1 >= beam.max_steps for beam in beams], device=device)

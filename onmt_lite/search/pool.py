@@ -13,16 +13,18 @@ class Pool:
     def __init__(self, rules: BeamRules):
         self.rules = rules
         self.finished: list[Finished] = []
-        self.width = rules.width  # shrinks where an ended row is lost for ever
+        self.capacity = self.width = rules.width  # the width shrinks where ended rows are lost
+        self.kind = rules.policy.pool
+        self.need = enough(rules)
         self.top_ended = False
         self.done = False
 
     def add(self, hyp: Finished) -> None:
         """Keep it if the policy does: all, the first k or the best k."""
-        kind, finished = self.rules.policy.pool, self.finished
-        if kind == "all" or len(finished) < self.rules.width:
+        finished = self.finished
+        if self.kind == "all" or len(finished) < self.capacity:
             finished.append(hyp)
-        elif kind == "best":
+        elif self.kind == "best":
             worst = min(finished, key=lambda other: other.score)
             if hyp.score > worst.score:
                 finished.remove(worst)
@@ -30,19 +32,15 @@ class Pool:
 
     def stopped(self, found: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
         """Whether the stop rule holds after a step with these candidates and new rows."""
-        rules, stop = self.rules, self.rules.stop
+        stop, complete = self.rules.stop, len(self.finished) >= self.need
         if isinstance(stop, TopEnded):
-            ended = found.token[0] == rules.eos_id and found.score[0] > -math.inf
+            ended = found.token[0] == self.rules.eos_id and found.score[0] > -math.inf
             self.top_ended = ended or (stop.sticky and self.top_ended)
-            return self.top_ended and len(self.finished) >= getattr(rules, stop.need)
-        if isinstance(stop, Full):  # half is rounded up, as C++ does
-            return len(self.finished) >= math.floor(rules.width * rules.patience + 0.5)
-        if isinstance(stop, Bound):
-            if len(self.finished) < (1 if stop.finished == "one" else rules.width):
-                return False
-            racing = found if stop.best_of == "candidates" else rows
-            return self._out_of_reach(stop, max(racing.score), step, max_steps)
-        return False
+            return complete and self.top_ended
+        if not complete or not isinstance(stop, Bound):
+            return complete and isinstance(stop, Full)
+        racing = found if stop.best_of == "candidates" else rows
+        return self._out_of_reach(stop, max(racing.score), step, max_steps)
 
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
         """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
@@ -53,3 +51,12 @@ class Pool:
         pick = min if bound.beats == "worst" else max
         found = pick(hyp.score for hyp in self.finished)
         return found > reach if bound.strictly else found >= reach
+
+
+def enough(rules: BeamRules) -> int:
+    """How many must be finished before a stop rule can hold."""
+    if isinstance(rules.stop, TopEnded):
+        return rules.n_best if rules.stop.need == "n_best" else rules.beam_size
+    if isinstance(rules.stop, Full):  # half is rounded up, as C++ does
+        return math.floor(rules.width * rules.patience + 0.5)
+    return 1 if isinstance(rules.stop, Bound) and rules.stop.finished == "one" else rules.width
