@@ -1,7 +1,9 @@
 """The decode loop: the only place where a model and the beams of its sentences meet."""
 
 import math
+from array import array
 from itertools import chain
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,16 +58,21 @@ def decode(
 
 def next_step(beams: list[Beam], rules: CandidateRules, device: torch.device) -> Step:
     """What the device must know of the beams for their next step."""
-    newest = list(chain.from_iterable([beam.next_ys[-1] for beam in beams]))
-    counts = list(chain.from_iterable([beam.scores for beam in beams]))
-    tokens = torch.tensor(newest, device=device)
-    scores = torch.tensor(counts, dtype=torch.float32, device=device)
+    tokens = flat_tensor("q", [beam.next_ys[-1] for beam in beams]).to(device)
+    scores = flat_tensor("f", [beam.scores for beam in beams]).to(device)
     last = seeds = None
     if rules.masks.force_end != "no":
         last = torch.tensor([beam.n_steps + 1 >= beam.max_steps for beam in beams], device=device)
     if rules.masks.sampling:
         seeds = torch.tensor([beam.seed for beam in beams], device=device)
     return Step(tokens, scores, last, seeds)
+
+
+def flat_tensor(kind: Literal["q", "f"], lists: list[list]) -> Tensor:
+    """Numbers of all lists in a row, as int64 or float32: an `array` is several times faster to
+    make a tensor of than a list."""
+    numbers = array(kind, chain.from_iterable(lists))
+    return torch.frombuffer(numbers, dtype=torch.int64 if kind == "q" else torch.float32)
 
 
 def tile(n_sentences: int, beam_size: int) -> Tensor:
@@ -83,4 +90,4 @@ def select_indices(beams: list[Beam]) -> Tensor:
     rows = [
         [b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.over
     ]
-    return torch.tensor(rows, dtype=torch.long).view(-1, k)
+    return flat_tensor("q", rows).view(-1, k) if rows else torch.empty(0, k, dtype=torch.long)

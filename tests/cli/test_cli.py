@@ -167,7 +167,6 @@ def test_options_that_need_the_model_to_be_judged(main, src):
     for argv, word in [
         (["-tokenizer", "sentencepiece"], "space"),
         (["-ignore_when_blocking", "zz"], "zz"),
-        (["-model", "a", "b"], "model"),
     ]:
         done = main("-src", src, "-output", "out", *argv)
         assert (done.code, done.out) == (2, b"")
@@ -280,7 +279,7 @@ def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
     [
         (None, "no such file or directory"),
         (b"", "the file is empty"),
-        (b"PK\x03\x04", "zip archive"),
+        (b"PK\x03\x04", "not a zip file"),
         (b"{}", "not a table model"),
         (b"[" * 100_000, "unknown kind"),
         (b'{"a":' + b"[" * 100_000, "not a table model"),
