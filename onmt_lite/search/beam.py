@@ -81,16 +81,13 @@ class Beam:
             return self._filled(found.part(0, 0), i)
         at_max, limit = step >= self.max_steps, policy.ends_within * pool.width
         all_finish = at_max and policy.at_max == "rows"
-        if all_finish or eos in found.token:
-            for rank in range(min(limit, len(found.score))):
-                if all_finish or found.token[rank] == eos:
-                    self._finish(pool, found, rank)
+        ended = [rank for rank, y in enumerate(found.token) if y == eos]
+        for rank in range(min(limit, len(found.score))) if all_finish else ended:
+            if rank < limit:
+                self._finish(pool, found, rank)
         rows = found.part(0, pool.width)
-        if policy.ended != "keep" and (self.rules.unordered or eos in found.token):
-            ranks = next_rows(policy.ended, found, pool.width, eos)
-            if self.rules.unordered:
-                ranks.sort(key=found.score.__getitem__, reverse=True)
-            rows = found.take(ranks[: pool.width])
+        if policy.ended != "keep" and (self.rules.unordered or ended):
+            rows = next_rows(policy.ended, found, pool.width, ended, self.rules.unordered)
         if policy.ended == "shrink":
             pool.width = len(rows.score)
         if len(rows.score) < self.width:
@@ -224,18 +221,23 @@ def first_totals(rules: BeamRules) -> list[float]:
     return [0.0] * groups + [idle] * rest * groups
 
 
-def next_rows(ended: str, found: Candidates, width: int, eos: int) -> list[int]:
-    """The ranks of the candidates that may become rows, in order, where some have ended.
+def next_rows(
+    kind: str, found: Candidates, width: int, ended: list[int], unordered: bool
+) -> Candidates:
+    """The candidates that become rows, in order, where some have `ended` (their ranks).
 
-    refill   all that did not
+    refill   the best that did not, whatever the order they were drawn in
     in_slot  the first ones, each that ended replaced by the next one further down that did not
     shrink   those of the first ones that did not
     """
-    score, token = found.score, found.token
-    if ended == "shrink":
-        return [i for i in range(width) if token[i] != eos and score[i] > -math.inf]
-    if ended == "refill":
-        return [i for i, y in enumerate(token) if y != eos]
-    spare = (i for i in range(width, len(token)) if token[i] != eos)
-    slots = [i if token[i] != eos else next(spare, None) for i in range(width)]
-    return [i for i in slots if i is not None]
+    score = found.score
+    if kind == "refill" and not unordered:
+        return found.without(ended).part(0, width)
+    if kind == "shrink":
+        return found.take([i for i in range(width) if i not in ended and score[i] > -math.inf])
+    if kind == "refill":
+        open_ones = [i for i in range(len(score)) if i not in ended]
+        return found.take(sorted(open_ones, key=score.__getitem__, reverse=True)[:width])
+    spare = (i for i in range(width, len(score)) if i not in ended)
+    slots = [next(spare, None) if i in ended else i for i in range(width)]
+    return found.take([i for i in slots if i is not None])

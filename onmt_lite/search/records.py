@@ -32,6 +32,13 @@ class Candidates(NamedTuple):
             [log_prob[i] for i in ranks],
         )
 
+    def without(self, ranks: list[int]) -> "Candidates":
+        columns = self.score[:], self.row[:], self.token[:], self.log_prob[:]
+        for rank in reversed(ranks):
+            for column in columns:
+                del column[rank]
+        return Candidates(*columns)
+
     def then(self, other: "Candidates") -> "Candidates":
         return Candidates(
             self.score + other.score,
