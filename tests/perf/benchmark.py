@@ -4,6 +4,7 @@ Settings take turns, round after round, and the median of each counts: on a shar
 a ratio means something, a single figure does not.  The last lines say where a step's time goes.
 """
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -83,6 +84,7 @@ def host_time(translator: Translator, lines: list[str], **options) -> list[float
         (loop, "select_indices"): Timed(loop.select_indices),
         (loop, "next_step"): Timed(loop.next_step),
     }
+    gc.collect()  # what the last search has left is not this one's to clear away
     originals = {(owner, name): getattr(owner, name) for owner, name in parts}
     for (owner, name), timed in parts.items():
         # A plain function binds as a method
