@@ -5,6 +5,7 @@ knows the names in here.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from onmt_lite.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, TopEnded
 
@@ -36,6 +37,18 @@ TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | {"early_stopping", "repetition_pena
 
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
 TOP_50 = {"random_sampling_topk": 50}
+
+# What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
+# of 50 tokens beyond the source
+GNMT: dict[str, Any] = dict(
+    defaults=dict(
+        beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
+    ),
+    forms=("none", "wu"),
+    one_limit=True,
+    limit_extra=50,
+    limit_counts_end=True,
+)
 
 PRESETS = {
     # The 2018 beam with its defects mended
@@ -97,25 +110,13 @@ PRESETS = {
             "n_best=1": Bound("live", "max", finished="one", beats="best", strictly=True),
             "": Bound("live", "max", strictly=True),
         },
-        defaults=dict(
-            beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
-        ),
-        forms=("none", "wu"),
-        one_limit=True,
-        limit_extra=50,
-        limit_counts_end=True,
+        **GNMT,
     ),
     "tensorflow": Preset(
         "tf-models-official 2.20.0",
         Policy(ends_within=2, at_max="if_none"),
         {"": Bound("live", "max", finished="one", strictly=True)},
-        defaults=dict(
-            beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
-        ),
-        forms=("none", "wu"),
-        one_limit=True,
-        limit_extra=50,
-        limit_counts_end=True,
+        **GNMT,
     ),
     "transformers-2": Preset(
         "transformers 2.11.0",

@@ -102,8 +102,6 @@ class Beam:
     def _filled(self, rows: Candidates, i: int) -> Candidates:
         """In the place of missing rows, some that do not exist."""
         n = self.width - len(rows.score)
-        if not n:
-            return rows
         first = i * self.width
         return rows.then(Candidates([-math.inf] * n, [first] * n, [self.eos] * n, [0.0] * n))
 
