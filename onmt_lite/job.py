@@ -72,13 +72,17 @@ def translate_stream(
             bar.update(n_lines)
 
         for lines, tgt_lines in read_windows(data):
-            translations = translator.translate_lines(lines, tgt_lines, options, progress)
+            prefixes = tgt_lines if data.tgt_file_prefix else None
+            gold_lines = None if data.tgt_file_prefix else tgt_lines
+            translations = translator.translate_lines(
+                lines, gold_lines, options, progress, prefixes
+            )
             bar.clear()  # the output may go to the same terminal
             write_all(out, "".join(map(writer, translations)), data.output)
             bar.refresh()
             for i, translation in enumerate(translations):
                 summary.add(translation)
-                gold = None if tgt_lines is None else tgt_lines[i].text
+                gold = None if gold_lines is None else gold_lines[i].text
                 log_sentence(translation, gold, report.verbose)
     return summary, n_tokens
 

@@ -87,6 +87,9 @@ class DataOptions:
         None,
         "reference translations, line by line; their log-probability is reported (GOLD)",
     )
+    tgt_file_prefix: bool = opt(
+        False, "lines of tgt are not references but what the translations begin with"
+    )
     output: str = opt("-", "file to write, complete or not at all; - is standard output")
     output_format: Literal["text", "jsonl", "moses"] = opt(
         "text",
@@ -140,6 +143,14 @@ class SearchOptions:
         None,
         "transformers: be done when beam_size hypotheses are finished (`true`), when no open one "
         "is likely to be better (`false`), or when none can be (`never`)",
+    )
+    ratio: float = opt(
+        0.0,
+        "end the search by another rule: the best finished hypothesis has, per token, at least "
+        "the score that the first row has per token of a translation X times as long as the "
+        "source; 0 is off",
+        min=0,
+        max=1000,
     )
     patience: float | None = opt(
         None,
@@ -293,6 +304,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append(f"gpu {v['gpu']} and device {v['device']} both choose the device; give one")
     if v["verbose"] and v["quiet"]:
         problems.append("verbose and quiet contradict each other; give one")
+    if v["tgt_file_prefix"] and v["tgt"] is None:
+        problems.append("tgt_file_prefix needs tgt, a file with a prefix on each line")
     if v["src"] == v["tgt"] == "-":
         problems.append("src and tgt cannot both be standard input; give one as a file")
     if not _is_device(v["device"]):

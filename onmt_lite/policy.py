@@ -46,11 +46,24 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class LengthRatio:
+    """Done, at a step where something ends, when the best finished hypothesis has at least the
+    score per token that the first row has per token of the length that `-ratio` expects.
+
+    need    how many must be finished before this is asked
+    offset  added to the number of tokens of a finished hypothesis
+    """
+
+    need: Literal["n_best", "beam_size"]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class Exhausted:
     """Done when no row is left to expand."""
 
 
-Stop = TopEnded | Full | Bound | Exhausted
+Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,7 @@ class Preset:
     one_limit      a max_length that is given replaces the limit by source length
     limit_extra    a line of S tokens gets max_length_ratio * S + this; whether the source's end
                    token is one of them, and a fraction rounded up, say the next two
+    prefix_apart   the limits of the output's length do not count a prefix that it is given
     free_end       a model may say that the last token is the end token, whose probability then
                    does not count; and penalties for repetition look at the start token, too
     """
@@ -146,4 +160,5 @@ class Preset:
     limit_extra: int = 5
     limit_counts_end: bool = False
     limit_rounds_up: bool = False
+    prefix_apart: bool = False
     free_end: bool = False

@@ -7,7 +7,7 @@ knows the names in here.
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, TopEnded
+from onmt_lite.policy import Bound, Exhausted, Full, LengthRatio, Policy, Preset, Sampling, TopEnded
 
 # Options that not every system has; a preset that does not list one refuses it
 SWITCHES = (
@@ -21,6 +21,8 @@ SWITCHES = (
     "ban_unk_token",
     "early_stopping",
     "patience",
+    "ratio",
+    "tgt_file_prefix",
     "beam_groups",
     "diversity_rate",
     "do_sample",
@@ -33,6 +35,7 @@ COVERAGE = {"coverage_penalty", "beta"}
 SAMPLES = {"do_sample", "random_sampling_temp", "random_sampling_topk", "random_sampling_topp"}
 GROUPS = {"beam_groups", "diversity_rate"}
 OPENNMT = LENGTH_AND_NGRAMS | COVERAGE | {"stepwise_penalty", "ignore_when_blocking"}
+OPENNMT_3 = {"ban_unk_token", "ratio", "tgt_file_prefix"}
 TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | {"early_stopping", "repetition_penalty"}
 
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
@@ -57,8 +60,11 @@ PRESETS = {
         Policy(
             candidates=1, ended="keep", pool="all", at_max="rows", least_bad=True, distinct="text"
         ),
-        {"": TopEnded(sticky=True, need="beam_size")},
-        options=frozenset(OPENNMT | SAMPLES | {"ban_unk_token"}),
+        {
+            "ratio=0.0": TopEnded(sticky=True, need="beam_size"),
+            "": LengthRatio(need="beam_size"),
+        },
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
         forms=("none", "wu", "avg"),
         sampling=replace(OPENNMT_SAMPLING, chains="n_best"),
     ),
@@ -97,9 +103,14 @@ PRESETS = {
             pool="all",
             at_max="rows",
         ),
-        {"": TopEnded(sticky=False, need="n_best")},
+        {
+            "ratio=0.0": TopEnded(sticky=False, need="n_best"),
+            "": LengthRatio(need="n_best", offset=2),
+        },
         defaults=dict(max_length_ratio=1.25),
-        options=frozenset(OPENNMT | SAMPLES | {"ban_unk_token"}),
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
+        limit_counts_end=True,
+        prefix_apart=True,
         forms=("none", "wu", "avg"),
         sampling=OPENNMT_SAMPLING,
     ),
@@ -176,7 +187,9 @@ PRESETS = {
         ),
         {"": Full()},
         defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0, avg_raw_probs=True),
-        options=frozenset(LENGTH_AND_NGRAMS | SAMPLES | GROUPS | {"ban_unk_token"}),
+        options=frozenset(
+            LENGTH_AND_NGRAMS | SAMPLES | GROUPS | {"ban_unk_token", "tgt_file_prefix"}
+        ),
         sampling=Sampling("rows", "logits"),
     ),
     "ctranslate2": Preset(

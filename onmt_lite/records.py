@@ -31,6 +31,7 @@ class Example:
     notes: tuple[str, ...] = ()
     copy_ids: list[int] | None = None
     own_words: tuple[str, ...] = ()
+    prefix_ids: tuple[int, ...] = ()  # what its translation begins with
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example
 from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.masks import MaskRules
-from onmt_lite.search.records import BeamRules
+from onmt_lite.search.records import BeamRules, Limits
+from onmt_lite.search.sampling import line_seed
 
 
 class SearchRules:
@@ -130,16 +131,43 @@ class SearchRules:
             temperature=self.diversity.random_sampling_temp,
         )
 
-    def max_steps(self, example: Example) -> int:
-        """The option's limit, the line's own, or the model's: the lowest."""
+    def check_prefixes(self) -> None:
+        """OptionError where the search cannot be given prefixes."""
+        if "tgt_file_prefix" not in self.preset.options:
+            raise OptionError(
+                f"prefixes: -search {self.search.search} has no such option ({self.preset.system})"
+            )
+
+    def limits(self, example: Example) -> Limits:
+        """What the options are for this line."""
+        prefix, n_apart = example.prefix_ids, 0
+        if prefix and self.preset.prefix_apart:
+            n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
+        steps = self._max_steps(example) + n_apart
+        return Limits(
+            min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions),
+            min_end=self.search.min_length + self.policy.min_length_offset + n_apart + 1,
+            expected=self.search.ratio * self._src_length(example),
+            prefix=prefix,
+            seed=line_seed(self.seed, example.line.id),
+        )
+
+    def outgrown(self, example: Example) -> bool:
+        """Whether the line's prefix leaves no room for more."""
+        n = len(example.prefix_ids)
+        return n > 0 and not self.preset.prefix_apart and n >= self._max_steps(example)
+
+    def _src_length(self, example: Example) -> int:
+        return len(example.src_ids) if self.preset.limit_counts_end else example.n_src_tokens
+
+    def _max_steps(self, example: Example) -> int:
+        """The option's limit or the line's own, whichever is lower."""
         limit, preset, ratio = self.search.max_length, self.preset, self.search.max_length_ratio
         if ratio:
-            n = len(example.src_ids) if preset.limit_counts_end else example.n_src_tokens
-            of_line = ratio * n + preset.limit_extra
+            of_line = ratio * self._src_length(example) + preset.limit_extra
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
-        steps = max(1, limit + self.policy.steps_offset)
-        return min(steps, self.checkpoint.model.max_positions)
+        return max(1, limit + self.policy.steps_offset)
 
 
 def holds(condition: str, values: dict[str, Any]) -> bool:

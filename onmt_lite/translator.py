@@ -16,7 +16,6 @@ from onmt_lite.runtime import set_up
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
-from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.batching import make_batches, pad_batch
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import from_text, in_capitals
@@ -82,8 +81,14 @@ class Translator:
             options,
         )
 
-    def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
-        """One Translation per line, in order.  `options` are the command line's, by name."""
+    def translate(
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
+    ) -> list[Translation]:
+        """One Translation per line, in order.  `options` are the command line's, by name.
+
+        `prefixes`, if any, say what each translation begins with.  DataError unless there are as
+        many as lines.
+        """
         fixed = [name for name in options if name in FIXED]
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
@@ -94,7 +99,12 @@ class Translator:
         if isinstance(lines, str):
             raise TypeError("lines: expected a list of lines, got one string")
         numbered = [from_text(line, i) for i, line in enumerate(lines)]
-        return self.translate_lines(numbered, options=parsed)
+        begin = None
+        if prefixes is not None:
+            begin = [from_text(prefix, i) for i, prefix in enumerate(prefixes)]
+            if len(begin) != len(numbered):
+                raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
+        return self.translate_lines(numbered, options=parsed, prefixes=begin)
 
     def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[float | None]:
         """Teacher-forced log-probability of each target; None where the source is blank.
@@ -115,27 +125,33 @@ class Translator:
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
         progress: Progress = lambda n_lines, n_tokens: None,
+        prefixes: Sequence[Line] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; with `tgt_lines`, their log-probabilities too."""
+        """One Translation per line, in order; with `tgt_lines`, their log-probabilities too.
+        With `prefixes` each begins with the tokens of its prefix."""
         options = options or self.options
+        rules = SearchRules(options, self.checkpoint)
+        if prefixes is not None:
+            rules.check_prefixes()
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
-        examples = [self._example(line, tgt) for line, tgt in zip(lines, targets, strict=True)]
+        begin = prefixes if prefixes is not None else [None] * len(lines)
+        examples = [self._example(*each) for each in zip(lines, targets, begin, strict=True)]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
         hyps = [[NOTHING] for _ in examples]  # what a blank line translates to
         for group in self._batches(full, options):
-            found = self._decode(group, options)
+            found = self._decode(group, rules)
             for example, best in zip(group, found):
                 hyps[place[id(example)]] = best
             progress(len(group), sum(len(h.token_log_probs) for best in found for h in best[:1]))
         gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
         return [
-            Translation(e.line.id, e.line.text, h, e.notes, g, tgt_lines is not None)
+            Translation(e.line.id, e.line.text, h, notes_of(e, rules), g, tgt_lines is not None)
             for e, h, g in zip(examples, hyps, gold)
         ]
 
-    def _example(self, line: Line, tgt: Line | None = None) -> Example:
+    def _example(self, line: Line, tgt: Line | None = None, prefix: Line | None = None) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none."""
         checkpoint, notes = self.checkpoint, line.notes
         capitals = self.lowers_capitals and in_capitals(line.text)
@@ -151,16 +167,34 @@ class Translator:
         own_words: list[str] = []
         if src_ids and checkpoint.copies:
             copy_ids, own_words = extended_ids(tokens[:room], checkpoint.tgt_vocab)
-        tgt_ids = None
-        if tgt is not None:
-            lower = capitals and in_capitals(tgt.text)
-            tgt_tokens = self.tokenizer.encode_target(tgt.text.lower() if lower else tgt.text)
-            tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ", own_words)
-            if len(tgt_ids) >= self.model.max_positions:
-                tgt_ids, notes = None, (*notes, "tgt-too-long")
+        tgt_ids = self._target_ids(tgt, capitals, own_words)
+        if tgt_ids is not None and len(tgt_ids) >= self.model.max_positions:
+            tgt_ids, notes = None, (*notes, "tgt-too-long")
+        prefix_ids = self._target_ids(prefix, capitals, own_words) or []
+        if len(prefix_ids) >= self.model.max_positions:
+            notes = (*notes, "prefix-truncated")
         if capitals:
             notes = (*notes, CAPITALS)
-        return Example(line, src_ids, len(ids), tgt_ids, notes, copy_ids, tuple(own_words))
+        return Example(
+            line,
+            src_ids,
+            len(ids),
+            tgt_ids,
+            notes,
+            copy_ids,
+            tuple(own_words),
+            tuple(prefix_ids[: self.model.max_positions - 1]),
+        )
+
+    def _target_ids(
+        self, line: Line | None, capitals: bool, own_words: Sequence[str]
+    ) -> list[int] | None:
+        """Ids of a line in the target language; capitals: whether its source is written so."""
+        if line is None:
+            return None
+        lower = capitals and in_capitals(line.text)
+        tokens = self.tokenizer.encode_target(line.text.lower() if lower else line.text)
+        return self._ids(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
 
     def _tokens(self, text: str, capitals: bool) -> list[str]:
         return self.tokenizer.encode(text.lower() if capitals else text)
@@ -193,10 +227,10 @@ class Translator:
         per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
         return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
 
-    def _decode(self, group: list[Example], options: TranslateOptions) -> list[list[Hypothesis]]:
+    def _decode(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
         """Best hypotheses of each example; a batch that does not fit into memory is halved."""
         try:
-            return self._decode_batch(group, options)
+            return self._decode_batch(group, rules)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -208,15 +242,10 @@ class Translator:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(group) // 2
-        return self._decode(group[:half], options) + self._decode(group[half:], options)
+        return self._decode(group[:half], rules) + self._decode(group[half:], rules)
 
-    def _decode_batch(
-        self, group: list[Example], options: TranslateOptions
-    ) -> list[list[Hypothesis]]:
-        rules = SearchRules(options, self.checkpoint)
-        beams = [
-            Beam(rules.beam, rules.max_steps(e), line_seed(rules.seed, e.line.id)) for e in group
-        ]
+    def _decode_batch(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
+        beams = [Beam(rules.beam, rules.limits(e)) for e in group]
         batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
         try:
             decode(
@@ -272,6 +301,12 @@ class Translator:
             for example, score in zip(group, scores):
                 gold[place[id(example)]] = score
         return gold
+
+
+def notes_of(example: Example, rules: SearchRules) -> tuple[str, ...]:
+    """What was done to a line, the search's part in it included."""
+    over = example.src_ids and rules.outgrown(example)
+    return (*example.notes, "prefix-over-limit") if over else example.notes
 
 
 def model_paths(options: TranslateOptions) -> list[Path]:

@@ -41,6 +41,8 @@ RECORDS = {
         "-search transformers -n_best 3 -beam_size 3 -alpha 2",
         "-early_stopping true",
     ),
+    "ratio": ("-n_best 5", "-ratio 20"),
+    "tgt_file_prefix": ("-tgt {tgt}", "-tgt_file_prefix"),
     "patience": ("-search ctranslate2 -alpha 3 -max_length 9", "-patience 9"),
     "beam_groups": ("-search transformers -beam_size 4 -n_best 4", "-beam_groups 4"),
     "diversity_rate": (

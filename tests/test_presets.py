@@ -30,6 +30,8 @@ TURNED = {
     "ban_unk_token": (True, {}),
     "early_stopping": ("true", {}),
     "patience": (2.0, {}),
+    "ratio": (1.5, {}),
+    "tgt_file_prefix": (True, {"tgt": "prefixes.txt"}),
     "beam_groups": (2, {"beam_size": 4}),
     "diversity_rate": (0.5, {"beam_groups": 2, "beam_size": 4}),
     "do_sample": (True, {}),

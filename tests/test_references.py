@@ -21,13 +21,10 @@ PATHS = {
     "fairseq_fconv": "fairseq_fconv",
 }
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("references/*"))}
-# Options that are not there yet
-LATER = {"-ratio", "-tgt_file_prefix"}
 CASES = [
     pytest.param(name, i, id=f"{name}-{case['id']}")
     for name, file in FILES.items()
     for i, case in enumerate(file["cases"])
-    if not LATER & set(case["options"])
 ]
 MASKED = -1e4  # at or below, a score is the original's way to say: there is none
 
@@ -69,8 +66,12 @@ def test_equals_the_original(translators, name, i):
     file = FILES[name]
     case, alone = file["cases"][i], file["search"] == "opennmt-2018"
     words = [str(word) for word in case["options"]]
-    options, _ = load_options(["-search", file["search"], *words])
-    given = {k: v for k, v in options.given.items() if k not in ("precision", "tokenizer")}
+    tgt = ["-tgt", case["tgt"]] if "tgt" in case else []
+    options, _ = load_options(["-search", file["search"], *words, *tgt])
+    left_out = ("precision", "tokenizer", "tgt", "tgt_file_prefix")
+    given = {k: v for k, v in options.given.items() if k not in left_out}
+    if options.data.tgt_file_prefix:
+        given["prefixes"] = [case["tgt"]] * len(file["sources"])
     for batch_size in [1] if alone else [20, 3]:
         found = translators[file["model"]].translate(
             file["sources"], batch_type="sents", batch_size=batch_size, **given

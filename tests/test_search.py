@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onmt_lite.options import TranslateOptions
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber
-from onmt_lite.search.records import Candidates
+from onmt_lite.search.records import Candidates, Limits
 from onmt_lite.translator import Translator
 from tests.support.tables import (
     EOS,
@@ -103,6 +103,20 @@ class TestAgainstOtherSearches:
         (beam,) = search([source], rules)
         assert_same(hypotheses(beam), reference(source, rules))
 
+    @settings(deadline=None, max_examples=200)
+    @given(sources(vocab_sizes=[3, 4, 5]), narrow, st.floats(0.3, 3))
+    def test_equals_the_reference_with_a_ratio(self, source, rules, ratio):
+        rules = Settings(**{**vars(rules), "ratio": ratio})
+        (beam,) = search([source], rules)
+        assert_same(hypotheses(beam), reference(source, rules))
+
+    @settings(deadline=None, max_examples=200)
+    @given(sources(vocab_sizes=[3, 4, 5], holes=False), narrow, st.lists(st.integers(1, 2)))
+    def test_equals_the_reference_with_a_prefix(self, source, rules, prefix):
+        rules = Settings(**{**vars(rules), "prefix": tuple(prefix[: rules.max_length - 1])})
+        (beam,) = search([source], rules)
+        assert_same(hypotheses(beam), reference(source, rules))
+
     @settings(deadline=None, max_examples=60)
     @given(sources(), st.integers(1, 8))
     def test_a_beam_of_one_is_greedy(self, source, max_length):
@@ -178,7 +192,7 @@ class TestTies:
         assert (beam.prev_ks[1], beam.next_ys[2]) == ([0, 0, 1], [1, 2, 0])
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
-        beam = Beam(beam_rules(Settings(2, 9, length_penalty="none")), max_steps=9)
+        beam = Beam(beam_rules(Settings(2, 9, length_penalty="none")), Limits(9))
         beam.advance(Candidates([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0]))
         beam.advance(Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0]))
         assert beam.done

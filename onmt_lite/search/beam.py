@@ -2,9 +2,10 @@
 
 import math
 
+from onmt_lite.policy import LengthRatio
 from onmt_lite.search.aliasing import Views
 from onmt_lite.search.pool import Pool
-from onmt_lite.search.records import BeamRules, Candidates, Finished
+from onmt_lite.search.records import ANY, NO_END, BeamRules, Candidates, Finished, Limits
 from onmt_lite.search.scoring import length_norm
 
 
@@ -20,10 +21,9 @@ class Beam:
     scores[k]        the same, but -inf where it ended: nothing follows the end token
     """
 
-    def __init__(self, rules: BeamRules, max_steps: int, seed: int = 0):
-        self.rules, self.max_steps = rules, max_steps
+    def __init__(self, rules: BeamRules, limits: Limits):
+        self.rules, self.limits, self.max_steps = rules, limits, limits.max_steps
         self.policy, self.eos, self.width = rules.policy, rules.eos_id, rules.width
-        self.seed = seed  # of what is drawn for this sentence
         self.next_ys = [[rules.bos_id] * rules.beam_size]
         self.prev_ks: list[list[int]] = []
         self.log_probs: list[list[float]] = []  # of the token that next_ys holds, per step and row
@@ -38,6 +38,14 @@ class Beam:
     @property
     def finished(self) -> list[Finished]:
         return [hyp for pool in self.pools for hyp in pool.finished]
+
+    @property
+    def forced(self) -> int:
+        """The token that must come next, ANY or NO_END."""
+        prefix = self.limits.prefix
+        if self.n_steps < len(prefix):
+            return prefix[self.n_steps]
+        return NO_END if self.n_steps + 1 < self.limits.min_end else ANY
 
     def advance(self, found: Candidates, costs: list[float] | None = None) -> None:
         """Take a step.
@@ -92,12 +100,21 @@ class Beam:
             pool.width = len(rows.score)
         if len(rows.score) < self.width:
             rows = self._filled(rows, i)
-        stopped = pool.stopped(found, rows, step, self.max_steps)
+        stopped = self._stopped(pool, found, rows, ended)
         if at_max and not stopped:
             self._finish_open(pool, rows)
         pool.done = pool.done or stopped or at_max
         # A group that is done leaves the others to race
         return rows if not pool.done or len(self.pools) == 1 else self._filled(found.part(0, 0), i)
+
+    def _stopped(self, pool: Pool, found: Candidates, rows: Candidates, ended: list[int]) -> bool:
+        stop, step = self.rules.stop, self.n_steps
+        if not isinstance(stop, LengthRatio):
+            return pool.stopped(found, rows, step, self.max_steps)
+        if not any(found.score[rank] > -math.inf for rank in ended):
+            return False
+        first = self.complete(found, 0, self._total(found, 0), self.costs[found.row[0]], step)
+        return pool.at_ratio(stop, first.score / self.limits.expected)
 
     def _filled(self, rows: Candidates, i: int) -> Candidates:
         """In the place of missing rows, some that do not exist."""

@@ -39,12 +39,14 @@ class Step:
 
     tokens, scores   the newest token of each row (R,) and what the row counts; -inf: not expanded
     last             whose last step it is (B,), or None where that changes nothing
+    forced           the token that each must have next (B,), ANY or NO_END; None: any may come
     seeds            of the sentences (B,), where tokens are drawn
     """
 
     tokens: Tensor
     scores: Tensor
     last: Tensor | None = None
+    forced: Tensor | None = None
     seeds: Tensor | None = None
 
 
@@ -92,8 +94,11 @@ class CandidateSearch:
         logits = logits.float()
         norm = normaliser(logits) if rules.sums_to_one else torch.zeros_like(logits[:, 0])
         plain = Scored(logits, norm)
-        last = None if step.last is None else step.last.repeat_interleave(rules.beam_size)
-        counts, blocked = self.masks.score(plain, self.history, self.n_steps, last)
+        last, forced = (
+            None if of_sentence is None else of_sentence.repeat_interleave(rules.beam_size)
+            for of_sentence in (step.last, step.forced)
+        )
+        counts, blocked = self.masks.score(plain, self.history, self.n_steps, last, forced)
         steered = step.scores if cost is None or not rules.stepwise_penalty else step.scores - cost
         if rules.masks.sampling:
             return self._to_host(self._draw(counts, steered, step.seeds), plain, cost)

@@ -60,12 +60,14 @@ def next_step(beams: list[Beam], rules: CandidateRules, device: torch.device) ->
     """What the device must know of the beams for their next step."""
     tokens = flat_tensor("q", [beam.next_ys[-1] for beam in beams]).to(device)
     scores = flat_tensor("f", [beam.scores for beam in beams]).to(device)
-    last = seeds = None
+    last = forced = seeds = None
     if rules.masks.force_end != "no":
         last = torch.tensor([beam.n_steps + 1 >= beam.max_steps for beam in beams], device=device)
+    if any([beam.limits.prefix for beam in beams]):
+        forced = torch.tensor([beam.forced for beam in beams], device=device)
     if rules.masks.sampling:
-        seeds = torch.tensor([beam.seed for beam in beams], device=device)
-    return Step(tokens, scores, last, seeds)
+        seeds = torch.tensor([beam.limits.seed for beam in beams], device=device)
+    return Step(tokens, scores, last, forced, seeds)
 
 
 def flat_tensor(kind: Literal["q", "f"], lists: list[list]) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from onmt_lite.policy import Policy, Sampling
 from onmt_lite.search.ngrams import ends_in_repetition, repeating_tokens
+from onmt_lite.search.records import NO_END
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,18 @@ class Masks:
         self.needs_history = bool(self.ngram) or rules.repetition_penalty != 1.0
 
     def score(
-        self, raw: Scored, history: Tensor, step: int, last: Tensor | None
+        self,
+        raw: Scored,
+        history: Tensor,
+        step: int,
+        last: Tensor | None = None,
+        forced: Tensor | None = None,
     ) -> tuple[Scored, Tensor | None]:
         """From what the model says of step `step` (from 1) after the tokens of each row so far,
         `history` (R, step-1), to what tokens count.
 
-        last (R,) says whose last step this is, where that matters.  The second result is where
+        last (R,) says whose last step this is, where that matters; forced (R,) which token must
+        come, ANY or NO_END.  The second result is where
         n-grams are blocked (R, V), if that may be undone.
         """
         rules, policy = self.rules, self.rules.policy
@@ -94,6 +101,9 @@ class Masks:
             values, blocked = values.masked_fill(blocked, -math.inf), None
         if last is not None and rules.force_end != "no":
             values = self._end_forced(values, raw, last)
+        if forced is not None:
+            values = self._only(values, raw, forced)
+            blocked = None if blocked is None else blocked & (forced < 0)[:, None]
         norm = normaliser(values) if policy.masks == "logits" else raw.norm
         if self.never.numel():
             values = values.index_fill(1, self.never, -math.inf)
@@ -130,6 +140,14 @@ class Masks:
         end = torch.full_like(values, -math.inf)
         end[:, eos] = raw.norm if free else raw.values[:, eos]
         return torch.where(last[:, None], end, values)
+
+    def _only(self, values: Tensor, raw: Scored, forced: Tensor) -> Tensor:
+        """A token of a prefix comes even where another rule forbids it."""
+        token, eos = forced.clamp(min=0)[:, None], self.rules.eos_id
+        only = torch.full_like(values, -math.inf).scatter(1, token, raw.values.gather(1, token))
+        values = torch.where(forced[:, None] >= 0, only, values)
+        values[:, eos].masked_fill_(forced == NO_END, -math.inf)
+        return values
 
     def _repeats(self, history: Tensor) -> Tensor | None:
         """True where a token is blocked, (R, V) or (R, 1)."""

@@ -2,7 +2,7 @@
 
 import math
 
-from onmt_lite.policy import Bound, Full, TopEnded
+from onmt_lite.policy import Bound, Full, LengthRatio, TopEnded
 from onmt_lite.search.records import BeamRules, Candidates, Finished
 from onmt_lite.search.scoring import length_norm
 
@@ -42,6 +42,13 @@ class Pool:
         racing = found if stop.best_of == "candidates" else rows
         return self._out_of_reach(stop, max(racing.score), step, max_steps)
 
+    def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
+        """Whether the best finished hypothesis is no worse, per token, than that."""
+        if len(self.finished) < self.need:
+            return False
+        best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
+        return best >= per_token
+
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
         """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
         rules = self.rules
@@ -55,7 +62,7 @@ class Pool:
 
 def enough(rules: BeamRules) -> int:
     """How many must be finished before a stop rule can hold."""
-    if isinstance(rules.stop, TopEnded):
+    if isinstance(rules.stop, TopEnded | LengthRatio):
         return rules.n_best if rules.stop.need == "n_best" else rules.beam_size
     if isinstance(rules.stop, Full):  # half is rounded up, as C++ does
         return math.floor(rules.width * rules.patience + 0.5)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from onmt_lite.policy import Policy, Stop
 
+ANY, NO_END = -1, -2  # in the place of a token that must come next: any may, or all but the end
+
 
 class Candidates(NamedTuple):
     """Continuations of a sentence's rows, best first, in columns.
@@ -58,6 +60,24 @@ class Finished:
     token: int
     log_prob: float
     ended: bool  # with the end token; False where max_length cut it off
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is a sentence's own.
+
+    max_steps  how many tokens it may have at most
+    min_end    the first step that may bring an end token, where that differs between sentences
+    expected   the length that `-ratio` expects of it, in tokens
+    prefix     the tokens that it begins with, whatever the model thinks of them
+    seed       of what is drawn for it
+    """
+
+    max_steps: int
+    min_end: int = 1
+    expected: float = 0.0
+    prefix: tuple[int, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True)

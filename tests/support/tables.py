@@ -17,7 +17,7 @@ from onmt_lite.search.beam import Beam
 from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.decode import decode
 from onmt_lite.search.masks import MaskRules
-from onmt_lite.search.records import BeamRules
+from onmt_lite.search.records import BeamRules, Limits
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -41,6 +41,8 @@ class Settings:
     coverage_penalty: str = "none"
     beta: float = 0.0
     stepwise: bool = False
+    ratio: float = 0.0
+    prefix: tuple[int, ...] = ()
 
 
 class Hyp(NamedTuple):
@@ -74,7 +76,7 @@ def beam_rules(s: Settings) -> BeamRules:
     preset = PRESETS["opennmt"]
     return BeamRules(
         preset.policy,
-        preset.stops[""],
+        preset.stops["" if s.ratio else "ratio=0.0"],
         s.beam_size,
         START,
         EOS,
@@ -103,7 +105,10 @@ def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
         beta=s.beta,
         stepwise_penalty=s.stepwise,
     )
-    beams = [Beam(rules, s.max_length) for _ in sources]
+    beams = [
+        Beam(rules, Limits(s.max_length, expected=s.ratio * source.length, prefix=s.prefix))
+        for source in sources
+    ]
     lengths = torch.tensor([source.length for source in sources])
     src = torch.arange(len(sources))[:, None].expand(-1, int(lengths.max()))
     model = TableModel(sources, len(sources[0].default))
@@ -161,6 +166,7 @@ def reference(source: TableSource, settings: Settings) -> list[Hyp]:
     rows = [{"tokens": (), "sum": 0.0, "covered": [0.0] * source.length}]
     finished: list[Hyp] = []
     top_was_end = False
+    expected = settings.ratio * source.length
     for length in range(1, settings.max_length + 1):
         fresh, repeating = [], []
         for row in rows:
@@ -178,7 +184,13 @@ def reference(source: TableSource, settings: Settings) -> list[Hyp]:
                 top_was_end |= ended and place == 0
             else:
                 rows.append(c)
-        if not rows or (top_was_end and len(finished) >= settings.beam_size):
+        done = top_was_end
+        if settings.ratio:
+            first = normalised(settings, best[0]["sum"], best[0]["cost"], length)
+            reached = max((h.score / len(h.tokens) for h in finished), default=-math.inf)
+            any_ended = any(c["tokens"][-1] == EOS for c in best)
+            done = any_ended and reached >= first / expected
+        if not rows or (done and len(finished) >= settings.beam_size):
             break
     return sorted(finished, key=lambda hyp: -hyp.score)
 
@@ -188,9 +200,11 @@ def continuations(source: TableSource, settings: Settings, row: dict, length: in
     covered = [c + a for c, a in zip(row["covered"], attention, strict=True)]
     cost = coverage_cost(settings, covered)
     found = []
+    prefix = settings.prefix[length - 1 : length]
     for token, log_prob in enumerate(log_softmax(source.logits(row["tokens"]))):
         too_short = token == EOS and length - 1 < settings.min_length
-        if log_prob == -math.inf or token in settings.banned or too_short:
+        unwanted = token not in prefix if prefix else token in settings.banned or too_short
+        if log_prob == -math.inf or unwanted:
             continue
         total = f32(row["sum"] + log_prob)
         rank = total - cost if settings.stepwise else total
@@ -204,7 +218,7 @@ def continuations(source: TableSource, settings: Settings, row: dict, length: in
 def repeats(settings: Settings, tokens: tuple[int, ...]) -> bool:
     """Whether the newest token completes an n-gram for the second time."""
     n = settings.block_ngram_repeat
-    if n == 0 or len(tokens) <= n:
+    if n == 0 or len(tokens) <= max(n, len(settings.prefix)):
         return False
     newest = tokens[-n:]
     earlier = {tokens[i : i + n] for i in range(len(tokens) - n)}

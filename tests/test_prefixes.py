@@ -1,0 +1,143 @@
+"""`-tgt_file_prefix`: translations that begin with given tokens."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.errors import DataError, OptionError
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from tests.support.tables import make_checkpoint, make_source, sources
+
+WITH = [name for name, preset in PRESETS.items() if "tgt_file_prefix" in preset.options]
+words = st.lists(st.sampled_from(["a", "b"]), max_size=4)
+
+
+def make_translator(*group) -> Translator:
+    return Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
+
+
+def lines_of(group) -> list[str]:
+    return [" ".join([f"s{i}"] * source.length) for i, source in enumerate(group)]
+
+
+class TestEveryPreset:
+    @pytest.mark.parametrize("name", WITH)
+    @settings(deadline=None, max_examples=25)
+    @given(
+        group=st.lists(sources(vocab_sizes=[4], holes=False), min_size=3, max_size=3),
+        prefixes=st.lists(words, min_size=3, max_size=3),
+        beam_size=st.integers(1, 3),
+        sampled=st.booleans(),
+    )
+    def test_begins_with_it_is_scored_with_it_and_does_not_depend_on_the_batch(
+        self, name, group, prefixes, beam_size, sampled
+    ):
+        translator = make_translator(*group)
+        texts = list(map(" ".join, prefixes))
+        options = dict(search=name, beam_size=beam_size, n_best=beam_size, max_length=9)
+        together = translator.translate(lines_of(group), texts, do_sample=sampled, **options)
+        for i, (line, text) in enumerate(zip(lines_of(group), texts)):
+            found = together[i].hyps
+            assert found and all(hyp.tokens[: len(prefixes[i])] == prefixes[i] for hyp in found)
+            if found[0].ended:
+                (score,) = translator.score([line], [found[0].text])
+                assert found[0].log_prob == pytest.approx(score, abs=1e-4)
+            if not sampled:  # what is drawn depends on the line's number
+                (alone,) = translator.translate([line], [text], **options)
+                assert [h.tokens for h in alone.hyps] == [h.tokens for h in found]
+
+    @pytest.mark.parametrize("name", WITH)
+    def test_wins_over_what_forbids_it(self, name):
+        source = make_source({}, [0.0, 1.0, 0.5, 0.2])
+        (found,) = make_translator(source).translate(
+            ["s0 s0"], ["a a a a a"], search=name, block_ngram_repeat=2, beam_size=2
+        )
+        assert found.hyps[0].text.startswith("a a a a a")
+
+    @pytest.mark.parametrize("name", sorted(set(PRESETS) - set(WITH)))
+    def test_is_refused_by_searches_that_have_no_such_thing(self, name):
+        with pytest.raises(OptionError, match=f"prefixes: -search {name} has no"):
+            make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
+
+
+class TestTranslator:
+    def test_an_empty_prefix_asks_for_nothing(self):
+        translator = make_translator(make_source({}, [0.2, 1.0, 0.5]))
+        assert translator.translate(["s0"], [""]) == translator.translate(["s0"])
+
+    def test_a_blank_line_stays_blank(self):
+        (found,) = make_translator(make_source({}, [0.0] * 3)).translate([" "], ["a"])
+        assert (found.hyps[0].text, found.notes) == ("", ("empty",))
+
+    def test_one_for_each_line(self):
+        with pytest.raises(DataError, match="2 lines but 1 prefixes"):
+            make_translator(make_source({}, [0.0] * 3)).translate(["s0", "s0"], ["a"])
+
+    def test_an_unknown_word_says_whose_it_is(self):
+        with pytest.raises(DataError, match="tgt line 1: 'x' is not in the vocabulary"):
+            make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["x"])
+
+    def test_one_beyond_the_limit_is_kept_and_noted(self):
+        (found,) = make_translator(make_source({}, [0.0, 1.0, 2.0])).translate(
+            ["s0"], ["a a a"], max_length=2, beam_size=1
+        )
+        assert found.hyps[0].tokens[:3] == ["a", "a", "a"] and len(found.hyps[0].tokens) <= 4
+        assert found.notes == ("prefix-over-limit",)
+
+    def test_3_5_1_counts_it_apart_from_the_limit(self):
+        """All but its last token, as the original does."""
+        endless = make_translator(make_source({}, [-9.0, 1.0, 2.0]))
+        options = dict(search="opennmt-3", max_length=4, max_length_ratio=0, beam_size=1)
+        for prefix, n in [("", 4), ("a", 4), ("a a a", 6)]:
+            (found,) = endless.translate(["s0"], [prefix], **options)
+            assert (len(found.hyps[0].tokens), found.notes) == (n, ())
+
+    def test_3_5_1_counts_the_least_length_after_it(self):
+        eager = make_translator(make_source({}, [5.0, 1.0, 2.0]))
+        options = dict(search="opennmt-3", min_length=2, beam_size=1)
+        (found,) = eager.translate(["s0"], ["a a a"], **options)
+        assert len(found.hyps[0].tokens) == 2 + 3 - 1
+        (ours,) = eager.translate(["s0"], ["a a a"], min_length=2, beam_size=1)
+        assert len(ours.hyps[0].tokens) == 3
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def run(self, tmp_path, capfd):
+        (tmp_path / "src").write_text("katze\n\nkatze\n")
+        (tmp_path / "tgt").write_text("the\n\na\n")
+
+        def run_once(*words):
+            code = translate.main(
+                ["-model", "data/toy.json", "-src", str(tmp_path / "src"), *words]
+            )
+            return code, capfd.readouterr()
+
+        run_once.tgt = ["-tgt", str(tmp_path / "tgt")]
+        yield run_once
+
+    def test_lines_of_tgt(self, run):
+        code, said = run(*run.tgt, "-tgt_file_prefix", "-verbose")
+        first, blank, last = said.out.split("\n")[:3]
+        assert (code, first.split()[0], blank, last.split()[0]) == (0, "the", "", "a")
+        assert "GOLD" not in said.err
+
+    def test_no_record_has_a_gold_score(self, run):
+        _, said = run(*run.tgt, "-tgt_file_prefix", "-output_format", "jsonl")
+        records = [json.loads(line) for line in said.out.splitlines()]
+        assert [record["hyps"][0]["tokens"][:1] for record in records] == [["the"], [], ["a"]]
+        assert not any("gold_log_prob" in record for record in records)
+
+    def test_needs_tgt(self, run):
+        code, said = run("-tgt_file_prefix")
+        assert code == 2 and "tgt_file_prefix needs tgt" in said.err
+
+    def test_needs_as_many_lines(self, run, tmp_path):
+        (tmp_path / "tgt").write_text("the\n")
+        code, said = run(*run.tgt, "-tgt_file_prefix")
+        assert code == 3 and "src has 3 lines, tgt has 1" in said.err
