@@ -15,7 +15,6 @@ from random import Random
 
 import sentencepiece as spm
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -35,6 +34,7 @@ from onmt_lite.training.data import (
     tokenize,
     train_sentencepiece,
 )
+from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
 
@@ -157,37 +157,37 @@ class Trainer:
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = peak * warm * cool
 
-    def loss(self, batch: TrainBatch, label_smoothing: float, reduction: str) -> Tensor:
+    def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
+        """Sum over the batch's target tokens, in nats."""
         b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
-        low = self.options.learning.precision == "bf16"
+        low, output = self.options.learning.precision == "bf16", self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-            logits = self.model(self.model.encode(b.src, b.src_lengths), b.tgt_in)
-        return F.cross_entropy(
-            logits.float().flatten(0, 1),
-            b.tgt_out.flatten(),
-            ignore_index=PAD,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-        )
+            memory = self.model.encode(b.src, b.src_lengths)
+            hidden, _ = self.model.forward_hidden(memory, b.tgt_in)
+            tokens = b.tgt_out != PAD
+            return smoothed_nll(
+                hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
+            )
 
     def step(self, batch: TrainBatch) -> float:
         self.set_lr()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.loss(batch, self.options.learning.label_smoothing, "mean")
+        n_tokens = int((batch.tgt_out != PAD).sum())
+        loss = self.loss(batch, self.options.learning.label_smoothing) / n_tokens
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.n_steps += 1
-        self.n_tokens += int((batch.tgt_out != PAD).sum())
+        self.n_tokens += n_tokens
         return loss.item()
 
     @torch.no_grad()
     def validate(self) -> float:
         """Mean negative log-likelihood per target token, in nats."""
         self.model.eval()
-        total = sum(self.loss(batch, 0.0, "sum").item() for batch in self.valid)
+        total = sum(self.loss(batch, 0.0).item() for batch in self.valid)
         self.model.train()
         return total / sum(int((batch.tgt_out != PAD).sum()) for batch in self.valid)
 

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
@@ -11,6 +12,7 @@ from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
 from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber
+from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
 from tests.support.files import DATA
@@ -130,6 +132,24 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
 def test_wrong_options_are_named(corpus, tmp_path, more, problem):
     with pytest.raises(OptionError, match=problem):
         options(corpus, tmp_path, *more)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy(smoothing, has_bias):
+    torch.manual_seed(0)
+    n, d, v = 2 * ROWS + 7, 8, 50
+    hidden, weight = torch.randn(n, d, requires_grad=True), torch.randn(v, d, requires_grad=True)
+    bias = torch.randn(v, requires_grad=True) if has_bias else None
+    inputs = [x for x in (hidden, weight, bias) if x is not None]
+    targets = torch.randint(v, (n,))
+    ours = smoothed_nll(hidden, weight, bias, targets, smoothing)
+    logits = F.linear(hidden, weight, bias)
+    plain = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(ours, plain)
+    grads = zip(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * plain, inputs))
+    for grad, expected in grads:
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_orthogonalize_makes_singular_values_nearly_one():
