@@ -1,9 +1,11 @@
 """Several models as one: by hand, beside each alone, and where they do not fit together."""
 
+import copy
 import dataclasses
 import itertools
 import json
 import math
+from random import Random
 
 import pytest
 import torch
@@ -11,11 +13,13 @@ import torch
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints.ensemble import combine
+from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.table import TableModel
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
+from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import families, tables, tiny
 from tests.support.files import DATA
@@ -216,6 +220,65 @@ class TestTranslating:
             assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
         kinds = [type(member).__name__ for member in translator.model.members]
         assert kinds == ["Rnn", "Rnn", "Convolution"]
+
+
+def checkpoint_of(model, src_tokens: list[str]) -> Checkpoint:
+    special = dict(unk_id=0, pad_id=1, bos_id=2, eos_id=3)
+    tgt_tokens = [f"t{i}" for i in range(families.VOCAB_SIZE)]
+    return Checkpoint(
+        model,
+        src_vocab=Vocab(src_tokens, **special),
+        tgt_vocab=Vocab(tgt_tokens, **special),
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=2,
+    )
+
+
+class TestSourceVocabularies:
+    WORDS = [f"s{i}" for i in range(families.VOCAB_SIZE)]
+    LINES = ["s9 s5 s30", "s4 s4 s39 s12 s8", "nothing that s7 knows"]
+
+    def renumbered(self, rng):
+        """Models and their words, the second's in another order with its embeddings alike."""
+        one, other = families.make_rnn(), families.make_rnn(cell="GRU", seed=4)
+        order = [0, 1, 2, 3, *rng.sample(range(4, families.VOCAB_SIZE), families.VOCAB_SIZE - 4)]
+        moved = copy.deepcopy(other)
+        moved.encoder.embedding.weight.data.copy_(other.encoder.embedding.weight[order])
+        return one, other, moved, [self.WORDS[i] for i in order]
+
+    def test_the_order_of_words_is_a_members_own_matter(self):
+        one, other, moved, words = self.renumbered(Random(1))
+        translations = [
+            Translator(combine(pair, ["x", "y"]), TranslateOptions.of(device="cpu")).translate(
+                self.LINES, n_best=3
+            )
+            for pair in (
+                [checkpoint_of(one, self.WORDS), checkpoint_of(other, self.WORDS)],
+                [checkpoint_of(one, self.WORDS), checkpoint_of(moved, words)],
+            )
+        ]
+        assert translations[0] == translations[1]
+
+    def test_a_word_that_only_one_knows_is_unknown_to_the_other(self):
+        one, other, *_ = self.renumbered(Random(1))
+        theirs = [*self.WORDS[:-1], "new"]
+        both = combine([checkpoint_of(one, self.WORDS), checkpoint_of(other, theirs)], ["x", "y"])
+        src = torch.tensor([both.src_vocab.encode(["s39", "new", "s8"])])
+        memory = both.model.encode(src, torch.tensor([3]))
+        for model, ids, own in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory.members):
+            expected = model.encode(torch.tensor([ids]), torch.tensor([3]))
+            tgt = torch.tensor([[2, 5, 6]])
+            torch.testing.assert_close(model.forward(own, tgt), model.forward(expected, tgt))
+
+    def test_pieces_must_be_the_same(self):
+        """A line is cut once: pieces of another model would be unknown to it."""
+        one, other, *_ = self.renumbered(Random(1))
+        cut = dataclasses.replace(
+            checkpoint_of(other, [*self.WORDS[:-1], "new"]),
+            tokenizers={"sentencepiece": SpaceTokenizer(), "space": SpaceTokenizer()},
+        )
+        with pytest.raises(CheckpointError, match="source vocabularies: id 39"):
+            combine([checkpoint_of(one, self.WORDS), cut], ["x", "y"])
 
 
 class TestWhatFits:

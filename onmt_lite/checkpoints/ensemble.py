@@ -19,16 +19,17 @@ def combine(
 ) -> Checkpoint:
     """One checkpoint whose model is the ensemble; see `onmt_lite.models.ensemble` for the options.
 
-    A line becomes ids once, for all members, and what is decoded is fed back to all: they need
-    the same two vocabularies and the same start token, or it is a CheckpointError that names the
-    models.  Tokenizers, and how lines are prepared, are the first one's; what one member must
-    not produce, the ensemble does not.
+    What is decoded is fed back to all members: they need the same target vocabulary and the same
+    start token, or it is a CheckpointError that names the models.  A line becomes tokens once.
+    Where these are words as they stand in the line, the members' source vocabularies may differ:
+    each knows the words that it knows.  Tokenizers, and how lines are prepared, are the first
+    one's; what one member must not produce, the ensemble does not.
     """
     first = checkpoints[0]
     for checkpoint, name in zip(checkpoints[1:], names[1:]):
         difference = (
             _different_vocab("target", first.tgt_vocab, checkpoint.tgt_vocab)
-            or _different_vocab("source", first.src_vocab, checkpoint.src_vocab)
+            or _unlike_sources(first, checkpoint)
             or _different_use(first, checkpoint)
         )
         if difference:
@@ -36,9 +37,13 @@ def combine(
                 f"ensemble: {names[0]!r} and {name!r} {difference}; the models of an ensemble "
                 "share their vocabularies"
             )
+    src_vocab = _union([checkpoint.src_vocab for checkpoint in checkpoints])
+    own_ids = [_ids_in(checkpoint.src_vocab, src_vocab) for checkpoint in checkpoints]
+    models = [checkpoint.model for checkpoint in checkpoints]
     return replace(
         first,
-        model=Ensemble([checkpoint.model for checkpoint in checkpoints], weights, of_probs),
+        model=Ensemble(models, weights, of_probs, own_ids),
+        src_vocab=src_vocab,
         never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
         sums_to_one=of_probs,
     )
@@ -60,6 +65,34 @@ def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
                 f"{getattr(b, name)}"
             )
     return ""
+
+
+def _unlike_sources(a: Checkpoint, b: Checkpoint) -> str:
+    """Why two source vocabularies that differ cannot serve the same tokens; "" if they can."""
+    difference = _different_vocab("source", a.src_vocab, b.src_vocab)
+    words = all(set(c.tokenizers) == {"space"} for c in (a, b))
+    unknown_too = None not in (a.src_vocab.unk_id, b.src_vocab.unk_id)
+    return "" if words and unknown_too and a.src_end == b.src_end else difference
+
+
+def _union(vocabs: list[Vocab]) -> Vocab:
+    """The first one's tokens, then those that only others have."""
+    first = vocabs[0]
+    words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
+    others = [token for token in dict.fromkeys(words) if token not in first.ids]
+    return replace(first, tokens=[*first.tokens, *others])
+
+
+def _ids_in(own: Vocab, union: Vocab) -> list[int] | None:
+    """What each id of the union is in a member's own vocabulary; None: the same throughout."""
+    if own.tokens == union.tokens:
+        return None
+    ids = [own.ids.get(token, own.unk_id) for token in union.tokens]
+    for name in SPECIAL:
+        here, there = getattr(union, name), getattr(own, name)
+        if here is not None:
+            ids[here] = own.unk_id if there is None else there
+    return [i for i in ids if i is not None]
 
 
 def _different_use(a: Checkpoint, b: Checkpoint) -> str:

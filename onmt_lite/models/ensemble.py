@@ -53,8 +53,12 @@ class Ensemble(nn.Module):
         members: Sequence[EncoderDecoder],
         weights: Sequence[float] = (),
         of_probs: bool = False,
+        own_ids: Sequence[list[int] | None] = (),
     ):
+        """own_ids: what each source id is to a member that has a source vocabulary of its own."""
         super().__init__()
+        self.own_ids = [None if ids is None else torch.tensor(ids) for ids in own_ids]
+        self.own_ids = self.own_ids or [None] * len(members)
         self.members, self.of_probs = list(members), of_probs
         # Registered, so that the ensemble moves to a device as one; a table has nothing to move
         self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
@@ -76,12 +80,11 @@ class Ensemble(nn.Module):
 
         ids (B, S): as in `onmt_lite.models.copying.CopyModel.encode`, for the members that copy.
         """
-        memories = [
-            member.encode(src, src_lengths, ids)
-            if isinstance(member, CopyModel)
-            else member.encode(src, src_lengths)
-            for member in self.members
-        ]
+        memories = []
+        for member, table in zip(self.members, self.own_ids):
+            own = src if table is None else table.to(src.device)[src]
+            copied = (ids,) if isinstance(member, CopyModel) else ()
+            memories.append(member.encode(own, src_lengths, *copied))
         widths = [memory.width for memory in memories if isinstance(memory, CopyMemory)]
         return EnsembleMemory(memories, max([self.vocab_size, *widths]))
 

@@ -30,6 +30,10 @@ class Vocab:
         """Start, end and padding: never text, whatever a line says."""
         return i in (self.eos_id, self.bos_id, self.pad_id)
 
+    def is_special(self, i: int) -> bool:
+        """A control token or the unknown one."""
+        return self.is_control(i) or i == self.unk_id
+
     def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
         """Ids of text tokens; what is not in the vocabulary, or is a control token, becomes unk.
 
