@@ -26,6 +26,7 @@ class Beam:
         self.policy, self.eos, self.width = rules.policy, rules.eos_id, rules.width
         self.next_ys = [[rules.bos_id] * rules.beam_size]
         self.prev_ks: list[list[int]] = []
+        self.places: list[list[int]] = []  # per step and old row, if they are told
         self.log_probs: list[list[float]] = []  # of the token that next_ys holds, per step and row
         self.rows = Candidates([], [], [], [])  # what they were as candidates
         self.totals = self.scores = first_totals(rules)
@@ -47,13 +48,21 @@ class Beam:
             return prefix[self.n_steps]
         return NO_END if self.n_steps + 1 < self.limits.min_end else ANY
 
-    def advance(self, found: Candidates, costs: list[float] | None = None) -> None:
+    def advance(
+        self,
+        found: Candidates,
+        costs: list[float] | None = None,
+        places: list[int] | None = None,
+    ) -> None:
         """Take a step.
 
-        found  best first, as many for each pool, pool after pool
-        costs  coverage penalty of each old row, this step's attention included
+        found   best first, as many for each pool, pool after pool
+        costs   coverage penalty of each old row, this step's attention included
+        places  the token of the source that each old row attends to most
         """
         self.costs = costs or self.costs
+        if places is not None:
+            self.places.append(places)
         if self.views.aliased:
             self._move_views()
         self.n_steps += 1
@@ -215,6 +224,14 @@ class Beam:
             return [], []
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
+
+    def alignment(self, hyp: Finished) -> list[int]:
+        """Which token of the source was attended to most when each of its tokens was made."""
+        found, k = [], hyp.row
+        for t in range(hyp.step - 1, -1, -1):
+            found.append(self.places[t][k])
+            k = self.prev_ks[t - 1][k] if t else 0
+        return found[::-1]
 
     def get_hyp(self, step: int, k: int) -> tuple[list[int], list[float]]:
         """Walk back from row k of `step`: its tokens and their log-probabilities, in order."""

@@ -19,6 +19,8 @@ class CandidateRules:
     """How continuations are ranked or drawn; which there are, `masks` says.
 
     sums_to_one  what the model returns are logits; False: scores that count as they are
+    aligns       tell which token of the source each row attends to most, of all but the last
+                 n_source_ends
     """
 
     masks: MaskRules
@@ -31,6 +33,8 @@ class CandidateRules:
     topk: int = 0
     topp: float = 0.0
     sums_to_one: bool = True
+    aligns: bool = False
+    n_source_ends: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,27 @@ class Step:
     seeds: Tensor | None = None
 
 
-# Candidates of a sentence, best first, and the coverage penalty of each of its rows
-Found = tuple[Candidates, list[float] | None]
+@dataclass(frozen=True)
+class Beside:
+    """What the host is told beside the candidates.
+
+    plain        what the model itself said, by which each candidate's token is known
+    cost, place  of each row (R,): its coverage penalty, and the token of the source that it
+                 attends to most; None where nobody asks
+    """
+
+    plain: Scored
+    cost: Tensor | None
+    place: Tensor | None
+
+    def at(self, rows: Tensor) -> "Beside":
+        cost, place = (None if part is None else part[rows] for part in (self.cost, self.place))
+        return Beside(self.plain.at(rows), cost, place)
+
+
+# Candidates of a sentence, best first; then of each of its rows, where that is asked for, the
+# coverage penalty and the token of the source that it attends to
+Found = tuple[Candidates, list[float] | None, list[int] | None]
 
 
 class CandidateSearch:
@@ -70,8 +93,9 @@ class CandidateSearch:
         self.masks = Masks(rules.masks, self.vocab_size, device)
         self.n_steps = 0
         self.history = torch.empty(n, 0, dtype=torch.long, device=device)  # (R, T)
-        inside = torch.arange(int(src_lengths.max()), device=device) < src_lengths[:, None]
-        self.inside = inside.float()  # (R, S)
+        places = torch.arange(int(src_lengths.max()), device=device)
+        self.inside = (places < src_lengths[:, None]).float()  # (R, S)
+        self.readable = places < (src_lengths - rules.n_source_ends).clamp(min=1)[:, None]
         self.coverage = torch.zeros_like(self.inside)  # (R, S)
 
     def select(self, rows: Tensor) -> "CandidateSearch":
@@ -81,6 +105,8 @@ class CandidateSearch:
             self.history = self.history[flat]
         if self.rules.coverage_penalty != "none":
             self.inside, self.coverage = self.inside[flat], self.coverage[flat]
+        if self.rules.aligns:
+            self.readable = self.readable[flat]
         return self
 
     def step(self, step: Step, logits: Tensor, attn: Tensor) -> list[Found]:
@@ -94,6 +120,7 @@ class CandidateSearch:
         logits = logits.float()
         norm = normaliser(logits) if rules.sums_to_one else torch.zeros_like(logits[:, 0])
         plain = Scored(logits, norm)
+        beside = Beside(plain, cost, self._places(attn))
         last, forced = (
             None if of_sentence is None else of_sentence.repeat_interleave(rules.beam_size)
             for of_sentence in (step.last, step.forced)
@@ -101,15 +128,21 @@ class CandidateSearch:
         counts, blocked = self.masks.score(plain, self.history, self.n_steps, last, forced)
         steered = step.scores if cost is None or not rules.stepwise_penalty else step.scores - cost
         if rules.masks.sampling:
-            return self._to_host(self._draw(counts, steered, step.seeds), plain, cost)
+            return self._to_host(self._draw(counts, steered, step.seeds), beside)
         if blocked is None:
-            return self._rank(counts, steered, plain, cost)
-        found = self._rank(counts.without(blocked), steered, plain, cost)
-        if any(candidates.score[0] == -math.inf for candidates, _ in found):
+            return self._rank(counts, steered, beside)
+        found = self._rank(counts.without(blocked), steered, beside)
+        if any(of_sentence[0].score[0] == -math.inf for of_sentence in found):
             # A sentence whose every continuation repeats: the least bad one survives
-            least_bad = self._rank(counts, steered, plain, cost)
+            least_bad = self._rank(counts, steered, beside)
             found = [f if f[0].score[0] > -math.inf else b for f, b in zip(found, least_bad)]
         return found
+
+    def _places(self, attn: Tensor) -> Tensor | None:
+        """The token of the source that each row attends to most (R,)."""
+        if not self.rules.aligns:
+            return None
+        return attn.masked_fill(~self.readable, -1.0).argmax(1)
 
     def _cover(self, attn: Tensor) -> Tensor | None:
         """Add this step's attention; the penalty of each row (R,)."""
@@ -125,9 +158,7 @@ class CandidateSearch:
             rules.masks.policy.skips_unattended,
         )
 
-    def _rank(
-        self, counts: Scored, scores: Tensor, plain: Scored, cost: Tensor | None
-    ) -> list[Found]:
+    def _rank(self, counts: Scored, scores: Tensor, beside: Beside) -> list[Found]:
         """The best candidates, in one transfer to the host."""
         rules, policy = self.rules, self.rules.masks.policy
         k, v = rules.beam_size, self.vocab_size
@@ -147,15 +178,15 @@ class CandidateSearch:
                 first,
                 None if counts.slope is None else counts.slope.view(-1, k, v),
             )
-            return self._to_host(found, plain, cost)
+            return self._to_host(found, beside)
         found = top(values, norm, rows, n + 1)  # one more than needed, to see equals at the cut
-        sentences = self._to_host(self._spared(found), plain, cost)
-        tied = [b for b, (c, _) in enumerate(sentences) if _tied_at_cut(c.score, n)]
+        sentences = self._to_host(self._spared(found), beside)
+        tied = [b for b, (c, *_) in enumerate(sentences) if _tied_at_cut(c.score, n)]
         if tied:  # the rare sentence that needs a second look
             at = torch.tensor(tied, device=values.device)
             exact = self._spared(top_exactly(values[at], norm[at], rows[at], n))
             of_rows = (at[:, None] * k + torch.arange(k, device=at.device)).flatten()
-            again = self._to_host(exact, plain.at(of_rows), None if cost is None else cost[of_rows])
+            again = self._to_host(exact, beside.at(of_rows))
             for b, sentence in zip(tied, again):
                 sentences[b] = sentence
         return sentences
@@ -201,27 +232,32 @@ class CandidateSearch:
         words = of_words.view(len(seeds), self.vocab_size - n, k).transpose(1, 2)
         return torch.cat([of_tokens, words], 2).flatten(1)
 
-    def _to_host(self, found: Ranked, plain: Scored, cost: Tensor | None) -> list[Found]:
-        """Candidates, the model's log-probability of each, and the rows' costs, in one piece.
+    def _to_host(self, found: Ranked, beside: Beside) -> list[Found]:
+        """Candidates, the model's log-probability of each, and what is told of rows, in one piece.
 
         As float64, which holds float32 and every token id exactly.
         """
-        k, v = self.rules.beam_size, self.vocab_size
+        k, v, plain = self.rules.beam_size, self.vocab_size, beside.plain
         log_prob = plain.values.view(-1, k * v).gather(1, found.row * v + found.token)
         log_prob = log_prob - plain.norm.view(-1, k).gather(1, found.row)
-        parts = [found.score, found.row, found.token, log_prob]
-        if cost is not None:
-            parts.append(F.pad(cost.view(-1, k), (0, found.score.size(1) - k)))
+        of_rows = [
+            F.pad(part.view(-1, k), (0, found.score.size(1) - k))
+            for part in (beside.cost, beside.place)
+            if part is not None
+        ]
+        parts = [found.score, found.row, found.token, log_prob, *of_rows]
         host = torch.stack([part.double() for part in parts]).cpu()
-        return as_columns(host, 0 if cost is None else k)
+        return as_columns(host, beside.cost is not None, beside.place is not None, k)
 
 
-def as_columns(host: Tensor, n_costs: int) -> list[Found]:
-    """score, row, token, log-probability and, if any, costs (4 or 5, B, N): by sentence."""
+def as_columns(host: Tensor, has_costs: bool, has_places: bool, k: int) -> list[Found]:
+    """score, row, token, log-probability; costs and places, if any (4 to 6, B, N): by sentence."""
     score, log_prob = host[0].tolist(), host[3].tolist()
     row, token = host[1:3].long().tolist()
-    costs = host[4, :, :n_costs].tolist() if n_costs else [None] * len(score)
-    return list(zip(map(Candidates, score, row, token, log_prob), costs))
+    nothing = [None] * len(score)
+    costs = host[4, :, :k].tolist() if has_costs else nothing
+    places = host[-1, :, :k].long().tolist() if has_places else nothing
+    return list(zip(map(Candidates, score, row, token, log_prob), costs, places))
 
 
 def _tied_at_cut(score: list[float], n: int) -> bool:

@@ -48,10 +48,10 @@ def decode(
         state, search = state.select(rows), search.select(rows)
         step = next_step(beams, rules, src.device)
         logits, attn = model.step(step.tokens, state)
-        for beam, (found, costs) in zip(beams, search.step(step, logits, attn)):
-            if math.isnan(sum(found.score)):
+        for beam, found in zip(beams, search.step(step, logits, attn)):
+            if math.isnan(sum(found[0].score)):
                 raise NotANumber(beam)
-            beam.advance(found, costs)
+            beam.advance(*found)
         rows = select_indices(beams)
         beams = [beam for beam in beams if not beam.over]
 
