@@ -1,5 +1,6 @@
 """Lines to translations: no files, no printing."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.batching import make_batches, pad_batch
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import from_text, in_capitals
-from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
+from onmt_lite.text_options import TextOptions
+from onmt_lite.tokenization import Named, fit, read_own
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
@@ -29,6 +31,7 @@ DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 FIXED = (
     *("model", "avg_raw_probs", "model_weights", "tokenizer"),
     *("device", "gpu", "precision", "threads", "seed"),
+    *(f.name for f in dataclasses.fields(TextOptions)),
 )
 
 # Batches that nobody sized: bytes that one may take, and a length from which longer ones
@@ -46,15 +49,16 @@ Progress = Callable[[int, int], None]  # lines and target tokens that a batch ha
 class Translator:
     """A model with the options that its translations use unless told otherwise."""
 
-    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions):
+    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, own: Named | None = None):
+        """`own`: the tokenizer of the options, where it has been read already."""
         self.options = options
         self.device, dtype = set_up(options.model)
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         self.model = checkpoint.model
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
-        self.tokenizer = _choose_tokenizer(checkpoint, options.model.tokenizer)
-        raw_text = not isinstance(self.tokenizer, SpaceTokenizer)
+        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
+        raw_text = options.model.tokenizer != "space"
         self.lowers_capitals = checkpoint.lower_capitals and raw_text
 
     @classmethod
@@ -73,14 +77,11 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
-        set_up(options.model)  # a device that is not there is found before a model is read
-        of_models = options.model
-        return cls(
-            load_checkpoints(
-                model_paths(options), of_models.model_weights, of_models.avg_raw_probs
-            ),
-            options,
-        )
+        # A device that is not there, or a file of subwords, is found before a model is read
+        set_up(options.model)
+        own = read_own(options)
+        weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
+        return cls(load_checkpoints(model_paths(options), weights, of_probs), options, own)
 
     def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
         """One Translation per line, in order.  `options` are the command line's, by name."""
@@ -140,22 +141,25 @@ class Translator:
         checkpoint, notes = self.checkpoint, line.notes
         capitals = self.lowers_capitals and in_capitals(line.text)
         tokens = self._tokens(line.text, capitals)
-        room = self.model.max_positions - len(checkpoint.src_end)
+        before, after = list(checkpoint.src_start), list(checkpoint.src_end)
+        room = self.model.max_positions - len(before) - len(after)
         if not tokens:
             notes = (*notes, "empty")
         elif len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
         ids = self._ids(checkpoint.src_vocab, tokens[:room], line)
-        src_ids = ids + list(checkpoint.src_end) if ids else []
+        src_ids = before + ids + after if ids else []
         copy_ids: list[int] | None = None
         own_words: list[str] = []
         if src_ids and checkpoint.copies:
             copy_ids, own_words = extended_ids(tokens[:room], checkpoint.tgt_vocab)
+            copy_ids = self._as_target(before) + copy_ids + self._as_target(after)
         tgt_ids = None
         if tgt is not None:
             lower = capitals and in_capitals(tgt.text)
             tgt_tokens = self.tokenizer.encode_target(tgt.text.lower() if lower else tgt.text)
             tgt_ids = self._ids(checkpoint.tgt_vocab, tgt_tokens, tgt, "tgt ", own_words)
+            tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
             if len(tgt_ids) >= self.model.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         if capitals:
@@ -164,6 +168,11 @@ class Translator:
 
     def _tokens(self, text: str, capitals: bool) -> list[str]:
         return self.tokenizer.encode(text.lower() if capitals else text)
+
+    def _as_target(self, src_ids: list[int]) -> list[int]:
+        """Tokens around a source line, by their ids in the target vocabulary."""
+        src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
+        return [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(src_ids)]
 
     @staticmethod
     def _ids(
@@ -277,15 +286,6 @@ class Translator:
 def model_paths(options: TranslateOptions) -> list[Path]:
     """The models that the options name, or the shipped one."""
     return list(map(Path, options.model.model)) or [DEFAULT_MODEL]
-
-
-def _choose_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:
-    available = checkpoint.tokenizers
-    if name == "auto":
-        return next(iter(available.values()))
-    if name not in available:
-        raise OptionError(f"tokenizer {name}: the model brings only {', '.join(available)}")
-    return available[name]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
