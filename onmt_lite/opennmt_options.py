@@ -6,6 +6,7 @@ by name where they ask for what is not done.
 
 from onmt_lite.schema import Foreign
 
+ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
 LATER = "it is not there yet; leave it out"
 ONE_PROCESS = "one process translates; for several GPUs start a job on each, with its own lines"
@@ -27,7 +28,7 @@ OF_TRANSFORMS = (
 ).split()
 
 FOREIGN = {
-    **{name: Foreign() for name in OF_TRANSFORMS},
+    **{name: Foreign(ALL) for name in OF_TRANSFORMS},
     # Subwords are drawn in training; the best ones are what a translation reads
     "src_subword_nbest": Foreign(("1", "0")),
     "tgt_subword_nbest": Foreign(("1", "0")),
@@ -43,13 +44,13 @@ FOREIGN = {
     "master_ip": Foreign(("localhost",)),
     "master_port": Foreign(("10000",)),
     "timeout": Foreign(("60",)),
-    "self_attn_type": Foreign(("scaled-dot-flash", "scaled-dot", "average")),  # the model says it
+    "self_attn_type": Foreign(ALL),  # the model says it
     "quant_layers": Foreign(("",), "models are not quantised"),
     "quant_type": Foreign(("",), "models are not quantised"),
-    "w_bit": Foreign(("4",)),
-    "group_size": Foreign(("128",)),
-    "fast": Foreign(("true", "false")),  # always
-    "shard_size": Foreign(("0", "10000")),
+    "w_bit": Foreign(ALL),
+    "group_size": Foreign(ALL),
+    "fast": Foreign(ALL),  # always
+    "shard_size": Foreign(ALL),  # memory does not grow with the file
     "fp32": Foreign(SWITCHED_OFF, "here it is precision fp32"),
     "fp16": Foreign(SWITCHED_OFF, "here it is precision fp16"),
     "int8": Foreign(SWITCHED_OFF, LATER),
@@ -61,11 +62,11 @@ FOREIGN = {
     "window_size": Foreign(("0.02",), TEXT_ONLY),
     "window_stride": Foreign(("0.01",), TEXT_ONLY),
     "window": Foreign(("hamming",), TEXT_ONLY),
-    "image_channel_size": Foreign(("3", "1")),
+    "image_channel_size": Foreign(ALL),
     "n_src_feats": Foreign(("0",), "models with word features are not read"),
     "src_feats": Foreign(("", "{}"), "models with word features are not read"),
     "src_feats_defaults": Foreign(("",), "models with word features are not read"),
-    "dynamic_dict": Foreign(("true", "false")),  # a model that copies says so itself
+    "dynamic_dict": Foreign(ALL),  # a model that copies says so itself
     # What is reported
     "report_bleu": Foreign(SWITCHED_OFF, "score the output with sacrebleu"),
     "report_rouge": Foreign(SWITCHED_OFF, "score the output with a tool for it"),

@@ -159,15 +159,12 @@ def _check_models(v: dict[str, Any], used: str) -> list[str]:
     # Our own switch joins output by its marks: it can do without a model of the target
     of_tokenizer = used in ("tokenizer bpe", "tokenizer sentencepiece")
     reads_target = of_tokenizer and src and v["tgt"] is not None
-    problems = []
     if needs_src and not src:
-        problems.append(f"{used} needs src_subword_model")
+        return [f"{used} needs src_subword_model"]
     if (used.startswith("transforms") or reads_target) and not tgt:
         why = " to read -tgt" if reads_target else ""
-        problems.append(
-            f"{used} needs tgt_subword_model{why}, or share_vocab if it is the same file"
-        )
-    return problems
+        return [f"{used} needs tgt_subword_model{why}, or share_vocab if it is the same file"]
+    return []
 
 
 def text_notes(v: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sentencepiece as spm
 
+from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
 from onmt_lite.text.transforms import Cut
@@ -23,19 +24,14 @@ def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.Sent
     With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
     """
     data = _read(path)
+    known = read_vocabulary(vocabulary, threshold)
     pieces = spm.SentencePieceProcessor()
     try:
-        pieces.load_from_serialized_proto(data)
+        pieces.load_from_serialized_proto(data if known is None else restricted(data, known))
         if pieces.vocab_size() == 0:
             raise ValueError
     except (RuntimeError, ValueError, TypeError):
         raise CheckpointError(f"{path}: not a sentencepiece model") from None
-    known = read_vocabulary(vocabulary, threshold)
-    if known is not None:
-        try:
-            pieces.SetVocabulary(sorted(known))
-        except RuntimeError:
-            raise CheckpointError(f"{path}: a model that cannot do without subwords") from None
     return pieces
 
 

@@ -8,7 +8,7 @@ from typing import Any
 class Foreign:
     """What may be said of such an option.
 
-    off      values that ask for nothing, written as on a command line
+    off      values that ask for nothing, written as on a command line; None: all of them
     instead  what to do where it has another value, which is refused; None: any is taken, and the
              log says that it has no effect
 
@@ -16,8 +16,12 @@ class Foreign:
     were not there, and what to add to the message where a value is wrong.
     """
 
-    off: tuple[str, ...] = ()
+    off: tuple[str, ...] | None
     instead: str | None = None
+
+    def asks_for(self, words: str) -> bool:
+        """Whether the value would have an effect in the other program."""
+        return self.off is not None and words not in self.off
 
 
 def as_words(value: Any) -> str:

@@ -111,7 +111,7 @@ class Resolver:
             return False
         known = self.foreign[name]
         words = as_words(value)
-        if value is None or words in known.off:
+        if value is None or not known.asks_for(words):
             return True
         if name in self.options:
             return False
