@@ -77,8 +77,9 @@ class TextOptions:
         NO_KWARGS,
         "onmt_tokenize: a dict of pyonmttok's options for the source; all but `mode` none with "
         "sentencepiece need the package pyonmttok",
+        table=True,
     )
-    tgt_onmttok_kwargs: str = opt(NO_KWARGS, "onmt_tokenize: the dict for the target")
+    tgt_onmttok_kwargs: str = opt(NO_KWARGS, "onmt_tokenize: the dict for the target", table=True)
     detokenizer: Literal["auto", "space", "bpe", "sentencepiece", "joiner", "spacer"] = opt(
         "auto",
         "how output tokens become text: `auto` is the way back of how lines became tokens; `bpe` "

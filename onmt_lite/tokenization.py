@@ -24,8 +24,8 @@ from onmt_lite.text.transforms import (
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text_options import SUBWORDS, SubwordFile, TextOptions, parse_kwargs
 
-# What pyonmttok does with these is what sentencepiece does alone, but that it keeps ｟text in such
-# brackets｠ whole
+# What pyonmttok does with these is what sentencepiece does alone, but to lines with marks of their
+# own: it keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
 PLAIN = ({"mode": "none"}, {"mode": "none", "spacer_annotate": True})
 
 Named = tuple[str, Tokenizer]  # with what -print_model calls it
