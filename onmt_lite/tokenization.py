@@ -167,20 +167,21 @@ def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
     spaced = kind == "sentencepiece" and kwargs.get("mode") == "none"
     by_spacer = kwargs.get("spacer_annotate") or (spaced and not kwargs.get("joiner_annotate"))
     join = join_spacer if by_spacer else join_joiner
+    # These two options, one of each side, decide for both
+    breaks = sides["src"][1] == "sentencepiece" and not kwargs.get("preserve_placeholders")
 
     # Lines of the target are read only to score them: that must not ask for the package before
-    of_target = cache(lambda: _onmt_cut("tgt", *sides["tgt"]))
+    of_target = cache(lambda: _onmt_cut("tgt", *sides["tgt"], breaks))
     return (
-        _onmt_cut("src", *sides["src"]),
+        _onmt_cut("src", *sides["src"], breaks),
         lambda line: of_target()(line),
         lambda tokens: join(tokens).replace("\n", NEWLINE),
     )
 
 
-def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict) -> Cut:
-    if kind == "sentencepiece" and kwargs in PLAIN and not file.threshold:
+def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> Cut:
+    """`breaks`: the mark of a line break is one to the tokenizer too."""
+    if kind == "sentencepiece" and breaks and kwargs in PLAIN and not file.threshold:
         return pieces_cutter(read_pieces(file.path))
     cut = onmt_cutter(side, kind, file, kwargs)
-    if kind == "sentencepiece" and not kwargs.get("preserve_placeholders"):
-        return lambda line: cut(line.replace(NEWLINE, "\n"))
-    return cut
+    return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut

@@ -64,9 +64,8 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
         import pyonmttok
     except ImportError:
         raise OptionError(
-            f"{option}: mode {str(kwargs.get('mode'))[:20]!r} needs the package pyonmttok (pip "
-            "install pyonmttok); or tokenise the file before, and give tokenizer space and "
-            "detokenizer joiner or spacer"
+            f"{option}: to cut like this needs the package pyonmttok (pip install pyonmttok); or "
+            "tokenise the file before, and give tokenizer space and detokenizer joiner or spacer"
         ) from None
     subwords: dict[str, Any] = {}
     if kind != "none":

@@ -22,7 +22,7 @@ def own(**options):
 
 @given(LINES)
 def test_onmt_tokenize_by_sentencepiece_alone(line):
-    """But for lines that hold marks: a ▁ of its own, or ｟ ｠, which pyonmttok alone keeps whole."""
+    """But for lines with marks: a ▁ of their own, or ｟ ｠, which pyonmttok alone keeps whole."""
     line = line.replace("▁", "")
     pyonmttok = pytest.importorskip("pyonmttok")
     theirs = pyonmttok.Tokenizer(mode="none", sp_model_path=PIECES)
