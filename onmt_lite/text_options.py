@@ -26,6 +26,7 @@ REFUSED = {
     "inlinetags": OUTSIDE,
     "insert_mask_before_placeholder": "language models are not read",
 }
+END = "</s>"  # of OpenNMT-py's models
 NO_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
 
 
@@ -134,6 +135,8 @@ def check_text(v: dict[str, Any]) -> list[str]:
         problems.append("transforms and tokenizer both say how lines are cut; give one")
     if cutting and v["detokenizer"] != "auto":
         problems.append(f"transforms {cutting[0]} and detokenizer both say how output is joined")
+    if cutting:
+        problems += _check_cut_ends(v, cutting[0])
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
         try:
             parse_kwargs(v[name])
@@ -148,6 +151,17 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, PERFORMED + OF_TRAINING, n=1)
     hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(PERFORMED)
     return f"transforms: {name[:50]!r} is unknown; {hint}"
+
+
+def _check_cut_ends(v: dict[str, Any], cutting: str) -> list[str]:
+    """An end token that would be cut like the line around which it stands."""
+    cut = v["transforms"][: v["transforms"].index(cutting)]
+    return [
+        f"{side}_{name}: {END} would be cut like text; put {name} after {cutting} in transforms"
+        for name in ("prefix", "suffix")
+        for side in ("src", "tgt")
+        if name in cut and END in v[f"{side}_{name}"].split()
+    ]
 
 
 def _check_models(v: dict[str, Any], used: str) -> list[str]:
