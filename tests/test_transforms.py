@@ -628,3 +628,20 @@ def test_restricting_nothing_changes_nothing():
     pieces = spm.SentencePieceProcessor(model_proto=model)
     known = {pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
     assert restricted(model, known) == model
+
+
+def test_a_model_that_copies_sees_the_prefix():
+    """A prefix of a word that both vocabularies have is that word at the start of the line."""
+    path = DATA / "m12_copyrnn_step_2.pt"
+    checkpoint = load_checkpoint(path)
+    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    words = [w for i, w in enumerate(src.tokens) if not src.is_control(i) and i != src.unk_id]
+    word = next((w for w in words if w in tgt.ids), words[0])
+    line = f"{words[1]} news {words[2]}"
+    plain = Translator.from_pretrained(path, device="cpu")
+    options = dict(transforms=["prefix"], src_prefix=word)
+    prefixed = Translator.from_pretrained(path, device="cpu", **options)
+    (a,) = plain.translate([f"{word} {line}"], max_length=6)
+    (b,) = prefixed.translate([line], max_length=6)
+    assert word in tgt.ids
+    assert (a.hyps[0].tokens, a.hyps[0].log_prob) == (b.hyps[0].tokens, b.hyps[0].log_prob)
