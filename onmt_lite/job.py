@@ -17,6 +17,7 @@ from onmt_lite.options import DataOptions, ReportOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.text.lines import LineReader
+from onmt_lite.tokenization import fit, read_own
 from onmt_lite.translator import Translator, model_paths
 
 
@@ -28,6 +29,8 @@ def run_job(options: TranslateOptions) -> None:
     total = count_input(data.src, data.tgt)
     with open_output(data.output) as out:
         started = time.monotonic()
+        for note in options.notes:
+            LOG.info("NOTE: %s", note)
         translator = Translator.load(options)
         loaded = time.monotonic()
         summary, n_tokens = translate_stream(translator, options, out, total)
@@ -44,8 +47,13 @@ def run_job(options: TranslateOptions) -> None:
 
 
 def describe_models(options: TranslateOptions) -> str:
-    """What the models that the options name are, a block each.  Raises CheckpointError."""
-    blocks = [describe(load_checkpoint(path), str(path)) for path in model_paths(options)]
+    """What the models that the options name are, a block each, with the tokenizer that would be
+    used.  Raises CheckpointError or OptionError."""
+    own = read_own(options)
+    blocks = [
+        describe(fit(load_checkpoint(path), options, own), str(path))
+        for path in model_paths(options)
+    ]
     return "\n".join(blocks)
 
 

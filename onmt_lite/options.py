@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from onmt_lite.errors import OptionError
+from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import MetaOptions, Option, Resolved, Resolver, load, opt, options_of
+from onmt_lite.text_options import TextOptions, check_text, text_notes
 
 USAGE = """\
 python translate.py [-config FILE ...] [options]
@@ -38,7 +40,6 @@ ELSEWHERE = {
     "min_decoding_length": "here it is min_length",
     "max_sent_length": "here it is max_length",
     "disable_unk": "here it is ban_unk_token",
-    "fp32": "here it is precision fp32",
     "models": "here it is model",
     "train": "it belongs to python -m onmt_lite.train",
     "train_steps": "it belongs to python -m onmt_lite.train",
@@ -61,10 +62,11 @@ class ModelOptions:
     model_weights: tuple[float, ...] = opt(
         (), "weights of the models in that mean, one each; without it, all alike", above=0, max=1e6
     )
-    tokenizer: Literal["auto", "space", "sentencepiece"] = opt(
+    tokenizer: Literal["auto", "space", "sentencepiece", "bpe"] = opt(
         "auto",
-        "how lines become tokens: `auto` is what the model brings; with `space` they are tokens "
-        "already, separated by spaces, and so is the output",
+        "how lines become tokens: `auto` is what `transforms` say, or else what the model brings; "
+        "with `space` they are tokens already, separated by spaces, and so is the output; `bpe`, "
+        "and `sentencepiece` where the model brings none, by the file src_subword_model",
     )
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
     gpu: int | None = opt(
@@ -230,12 +232,14 @@ class TranslateOptions:
 
     meta: MetaOptions
     model: ModelOptions
+    text: TextOptions
     data: DataOptions
     search: SearchOptions
     diversity: DiversityOptions
     batch: BatchOptions
     report: ReportOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
@@ -255,6 +259,7 @@ class TranslateOptions:
 
 KINDS = {
     "model": ModelOptions,
+    "text": TextOptions,
     "data": DataOptions,
     "search": SearchOptions,
     "diversity": DiversityOptions,
@@ -283,12 +288,13 @@ def build(resolved: Resolved) -> TranslateOptions:
     if problems:
         raise OptionError(*problems)
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
-    return TranslateOptions(**groups, given=resolved.without(MetaOptions).given())
+    notes = (*resolved.notes, *text_notes(resolved.values))
+    return TranslateOptions(**groups, given=resolved.without(MetaOptions).given(), notes=notes)
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
-    problems = [*check_preset(v), *check_diversity(v)]
+    problems = [*check_preset(v), *check_diversity(v), *check_text(v)]
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
@@ -359,5 +365,5 @@ def _is_device(name: str) -> bool:
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
     """Options of `translate.py` and where each came from.  OptionError lists all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults)
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults, FOREIGN)
     return build(resolved), resolved

@@ -32,6 +32,7 @@ class Example:
     copy_ids: list[int] | None = None
     own_words: tuple[str, ...] = ()
     prefix_ids: tuple[int, ...] = ()  # what its translation begins with
+    src_tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Lines to translations: no files, no printing."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
+from onmt_lite.examples import CAPITALS, ExampleMaker
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules
@@ -17,10 +19,9 @@ from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import make_batches, pad_batch
-from onmt_lite.text.copying import extended_ids
-from onmt_lite.text.lines import from_text, in_capitals
-from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
-from onmt_lite.text.vocab import Vocab
+from onmt_lite.text.lines import from_text
+from onmt_lite.text_options import TextOptions
+from onmt_lite.tokenization import Named, fit, read_own
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
@@ -28,6 +29,7 @@ DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 FIXED = (
     *("model", "avg_raw_probs", "model_weights", "tokenizer"),
     *("device", "gpu", "precision", "threads", "seed"),
+    *(f.name for f in dataclasses.fields(TextOptions)),
 )
 
 # Batches that nobody sized: bytes that one may take, and a length from which longer ones
@@ -36,7 +38,6 @@ BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
 GOLD_BATCH_TOKENS = 1024
 
-CAPITALS = "capitals"  # the note of a line that was read in small letters
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], None]  # lines and target tokens that a batch has added
@@ -45,16 +46,17 @@ Progress = Callable[[int, int], None]  # lines and target tokens that a batch ha
 class Translator:
     """A model with the options that its translations use unless told otherwise."""
 
-    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions):
+    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, own: Named | None = None):
+        """`own`: the tokenizer of the options, where it has been read already."""
         self.options = options
         self.device, dtype = set_up(options.model)
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         self.model = checkpoint.model
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
-        self.tokenizer = _choose_tokenizer(checkpoint, options.model.tokenizer)
-        raw_text = not isinstance(self.tokenizer, SpaceTokenizer)
-        self.lowers_capitals = checkpoint.lower_capitals and raw_text
+        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
+        raw_text = options.model.tokenizer != "space"
+        self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text)
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
@@ -72,14 +74,11 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
-        set_up(options.model)  # a device that is not there is found before a model is read
-        of_models = options.model
-        return cls(
-            load_checkpoints(
-                model_paths(options), of_models.model_weights, of_models.avg_raw_probs
-            ),
-            options,
-        )
+        # A device that is not there, or a file of subwords, is found before a model is read
+        set_up(options.model)
+        own = read_own(options)
+        weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
+        return cls(load_checkpoints(model_paths(options), weights, of_probs), options, own)
 
     def translate(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
@@ -114,7 +113,7 @@ class Translator:
         if len(src_lines) != len(tgt_lines):
             raise DataError(f"{len(src_lines)} source lines but {len(tgt_lines)} target lines")
         examples = [
-            self._example(from_text(src, i), from_text(tgt, i))
+            self.examples.make(from_text(src, i), from_text(tgt, i))
             for i, (src, tgt) in enumerate(zip(src_lines, tgt_lines))
         ]
         return self._gold(examples)
@@ -135,7 +134,7 @@ class Translator:
             rules.check_prefixes()
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
-        examples = [self._example(*each) for each in zip(lines, targets, begin, strict=True)]
+        examples = [self.examples.make(*each) for each in zip(lines, targets, begin, strict=True)]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
@@ -150,63 +149,6 @@ class Translator:
             Translation(e.line.id, e.line.text, h, notes_of(e, rules), g, tgt_lines is not None)
             for e, h, g in zip(examples, hyps, gold)
         ]
-
-    def _example(self, line: Line, tgt: Line | None = None, prefix: Line | None = None) -> Example:
-        """Ids of a line, cut to what the model takes; a blank line has none."""
-        checkpoint, notes = self.checkpoint, line.notes
-        capitals = self.lowers_capitals and in_capitals(line.text)
-        tokens = self._tokens(line.text, capitals)
-        room = self.model.max_positions - len(checkpoint.src_end)
-        if not tokens:
-            notes = (*notes, "empty")
-        elif len(tokens) > room and "truncated" not in notes:
-            notes = (*notes, "truncated")
-        ids = self._ids(checkpoint.src_vocab, tokens[:room], line)
-        src_ids = ids + list(checkpoint.src_end) if ids else []
-        copy_ids: list[int] | None = None
-        own_words: list[str] = []
-        if src_ids and checkpoint.copies:
-            copy_ids, own_words = extended_ids(tokens[:room], checkpoint.tgt_vocab)
-        tgt_ids = self._target_ids(tgt, capitals, own_words)
-        if tgt_ids is not None and len(tgt_ids) >= self.model.max_positions:
-            tgt_ids, notes = None, (*notes, "tgt-too-long")
-        prefix_ids = self._target_ids(prefix, capitals, own_words) or []
-        if len(prefix_ids) >= self.model.max_positions:
-            notes = (*notes, "prefix-truncated")
-        if capitals:
-            notes = (*notes, CAPITALS)
-        return Example(
-            line,
-            src_ids,
-            len(ids),
-            tgt_ids,
-            notes,
-            copy_ids,
-            tuple(own_words),
-            tuple(prefix_ids[: self.model.max_positions - 1]),
-        )
-
-    def _target_ids(
-        self, line: Line | None, capitals: bool, own_words: Sequence[str]
-    ) -> list[int] | None:
-        """Ids of a line in the target language; capitals: whether its source is written so."""
-        if line is None:
-            return None
-        lower = capitals and in_capitals(line.text)
-        tokens = self.tokenizer.encode_target(line.text.lower() if lower else line.text)
-        return self._ids(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
-
-    def _tokens(self, text: str, capitals: bool) -> list[str]:
-        return self.tokenizer.encode(text.lower() if capitals else text)
-
-    @staticmethod
-    def _ids(
-        vocab: Vocab, tokens: list[str], line: Line, side: str = "", own_words: Sequence[str] = ()
-    ) -> list[int]:
-        try:
-            return vocab.encode(tokens, own_words)
-        except DataError as error:
-            raise DataError(f"{side}line {line.id + 1}: {error}") from None
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
         batch = options.batch
@@ -312,15 +254,6 @@ def notes_of(example: Example, rules: SearchRules) -> tuple[str, ...]:
 def model_paths(options: TranslateOptions) -> list[Path]:
     """The models that the options name, or the shipped one."""
     return list(map(Path, options.model.model)) or [DEFAULT_MODEL]
-
-
-def _choose_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:
-    available = checkpoint.tokenizers
-    if name == "auto":
-        return next(iter(available.values()))
-    if name not in available:
-        raise OptionError(f"tokenizer {name}: the model brings only {', '.join(available)}")
-    return available[name]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -15,11 +15,12 @@ RANKS = [
     ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite"],
     ["onmt_lite.policy"],
     ["onmt_lite.schema", "onmt_lite.presets"],
+    ["onmt_lite.text_options", "onmt_lite.opennmt_options"],
     ["onmt_lite.records", "onmt_lite.options"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],
     ["onmt_lite.runtime"],
-    ["onmt_lite.rules"],
+    ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
@@ -109,7 +110,7 @@ def test_search_and_models_do_not_know_each_other(trees):
 
 def test_what_runs_before_torch_imports_only_small_things(trees):
     """Wrong options are told within 0.1 s; see also test_options.py."""
-    names = "(errors|interrupt|schema/.*|options|cli|__init__).py"
+    names = r"(errors|interrupt|schema/.*|(\w+_)?options|cli|__init__).py"
     for path in [name for name in NAMES if re.fullmatch(f"onmt_lite/{names}", name)]:
         heavy = {
             module

@@ -13,6 +13,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.models.table import TableModel
 from onmt_lite.options import OPTIONS, TranslateOptions
 from onmt_lite.text.vocab import Vocab
+from onmt_lite.text_options import TextOptions
 from tests.support import tables
 
 TOY = "data/toy.json"
@@ -76,6 +77,7 @@ LOGS = {
 }
 APART = "model tokenizer device gpu precision threads batch_size batch_type log_file".split()
 APART += ["ban_unk_token"]
+APART += vars(TextOptions())  # see test_transforms.py
 
 
 @pytest.fixture

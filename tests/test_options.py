@@ -73,6 +73,9 @@ BESIDE = {
     "diversity_rate": "-search transformers -beam_size 6 -beam_groups 2",
     "random_sampling_temp": "-do_sample",
 }
+# Words that are taken where any text is not
+WORDS_OF = {"device": "cpu", "tokenizer": "space", "transforms": "suffix"}
+WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
 
 
 def test_every_option_takes_all_three_spellings():
@@ -80,7 +83,7 @@ def test_every_option_takes_all_three_spellings():
         if name in META:
             continue
         word = {bool: "true", int: "3", float: "0.5", str: "x"}[option.kind]
-        word = option.choices[-1] if option.choices else "cpu" if name == "device" else word
+        word = WORDS_OF.get(name) or (option.choices[-1] if option.choices else word)
         beside = BESIDE.get(name, "").split()
         given = {name, *(w[1:] for w in beside if w.startswith("-"))}
         for argv in (["-" + name, word], ["--" + name, word], [f"--{name}={word}"]):
@@ -218,6 +221,8 @@ def value_of(option):
         one = st.sampled_from(option.choices)
     elif option.name == "device":
         one = st.sampled_from(["auto", "cpu", "cuda", "cuda:0", "cuda:7"])
+    elif option.name in WORDS_OF:
+        one = st.just(WORDS_OF[option.name])
     elif option.kind is bool:
         one = st.booleans()
     elif option.kind is str:

@@ -51,12 +51,14 @@ def test_the_options_table_is_generated():
     assert written == markdown_table(OPTIONS), "paste what `python tests/test_readme.py` prints"
 
 
-def test_the_yaml_example_loads(tmp_path):
-    (example,) = [body for kind, body in BLOCKS if kind == "yaml"]
-    path = tmp_path / "my.yaml"
-    path.write_text(example, encoding="utf-8")
-    options, _ = load_options(["-config", str(path)])
-    assert options.search.n_best == 3
+def test_the_yaml_examples_load(tmp_path):
+    path, loaded = tmp_path / "my.yaml", []
+    for example in [body for kind, body in BLOCKS if kind == "yaml"]:
+        path.write_text(example, encoding="utf-8")
+        loaded.append(load_options(["-config", str(path)])[0])
+    own, opennmt = loaded
+    assert own.search.n_best == 3
+    assert opennmt.text.performed == ("sentencepiece", "prefix", "suffix")
 
 
 def test_the_python_example_runs():

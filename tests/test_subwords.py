@@ -86,3 +86,13 @@ def test_marks_within_a_line_that_was_cut_off():
 def test_marked_tokens_are_joined_as_by_opennmt(name):
     for tokens, text in STORED["detokenize"][name]:
         assert DETOKENIZERS[name](tokens) == text, tokens
+
+
+def test_escaped_characters():
+    """As pyonmttok returns them; half a character would be none."""
+    for joined in (DETOKENIZERS["joiner"], DETOKENIZERS["spacer"]):
+        assert joined(["％0020\u0301"]) == " \u0301"
+        assert joined(["％00200020"]) == " 0020"
+        assert joined(["％00E9％00é"]) == "％00E9％00é"
+        assert joined(["｟a％0020b｠"]) == "｟a％0020b｠"
+        assert joined(["％d800"]) == "％d800"

@@ -13,6 +13,8 @@ class Checkpoint:
 
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
+    src_start  ids the model wants before each source line
+    tgt_start, tgt_end  ids around each target line, before the end token
     never_ids  ids the model must not produce
     never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
@@ -36,6 +38,9 @@ class Checkpoint:
     version: str = ""
     never_in_softmax: bool = False
     sums_to_one: bool = True
+    src_start: tuple[int, ...] = ()
+    tgt_start: tuple[int, ...] = ()
+    tgt_end: tuple[int, ...] = ()
 
     @property
     def copies(self) -> bool:

@@ -34,6 +34,7 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         "target vocabulary": "the same" if tgt is src else _vocabulary(tgt),
         "tokenizer": default + (f" (also: {', '.join(others)})" if others else ""),
         "decoder starts at": _tokens([checkpoint.start_id], tgt),
+        "before each source": _tokens(checkpoint.src_start, src),
         "after each source": _tokens(checkpoint.src_end, src),
         "never produced": _tokens(checkpoint.never_ids, tgt),
     }

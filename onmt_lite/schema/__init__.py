@@ -6,11 +6,13 @@ are flat.  Sources are merged default < YAML files < command line, and every pro
 of them is collected before anything is raised.
 """
 
+from onmt_lite.schema.foreign import Foreign
 from onmt_lite.schema.option import MetaOptions, Option, opt, options_of
 from onmt_lite.schema.sources import Resolved, Resolver, load
 from onmt_lite.schema.tables import help_text, markdown_table
 
 __all__ = [
+    "Foreign",
     "MetaOptions",
     "Option",
     "Resolved",

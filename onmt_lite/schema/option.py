@@ -21,12 +21,15 @@ def opt(
     max: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
+    table: bool = False,
 ) -> Any:
     """A dataclass field that is an option.  `min` and `max` are inclusive, `above` is not.
 
-    The type says what it may be; `choices` does where they are known only at run time.
+    The type says what it may be; `choices` does where they are known only at run time.  `table`: a
+    text that YAML may hold as a table, which becomes the text that Python would write.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
+    metadata["table"] = table
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -54,6 +57,7 @@ class Option:
     default: Any
     help: str
     bounds: dict[str, float | None]
+    table: bool = False  # YAML may hold it as a table
 
     def expected(self) -> str:
         """In words, what a value must be."""
@@ -84,7 +88,14 @@ def options_of(groups: tuple[type, ...]) -> dict[str, Option]:
             bounds = {k: f.metadata[k] for k in ("above", "min", "max")}
             choices = choices or f.metadata["choices"]
             found[f.name] = Option(
-                f.name, kind, choices, many, f.default, f.metadata["help"], bounds
+                f.name,
+                kind,
+                choices,
+                many,
+                f.default,
+                f.metadata["help"],
+                bounds,
+                f.metadata["table"],
             )
     return found
 
@@ -129,6 +140,8 @@ def _parse_word(option: Option, word: str) -> Any:
 
 def check(option: Option, value: Any) -> Any:
     """A value from YAML or Python, as it is used; ValueError says what was expected."""
+    if option.table and isinstance(value, dict):
+        value = str(value)
     if not option.many:
         return _check_one(option, value)
     if not isinstance(value, (list, tuple)):

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from onmt_lite.errors import OptionError
+from onmt_lite.schema.foreign import Foreign, as_words
 from onmt_lite.schema.option import MetaOptions, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
 
@@ -24,10 +25,14 @@ def no_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Values of all options, with where each came from: default, FILE:LINE, command line."""
+    """Values of all options, with where each came from: default, FILE:LINE, command line.
+
+    `notes` names options of other programs that were taken without effect.
+    """
 
     values: dict[str, Any]
     origins: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     def build(self, group: type) -> Any:
         """The dataclass of one group."""
@@ -74,21 +79,47 @@ def _dump(value: Any) -> str:
 class Resolver:
     """Takes values from one source after another, collecting problems on the way."""
 
-    def __init__(self, options: dict[str, Option], elsewhere: dict[str, str] | None = None):
+    def __init__(
+        self,
+        options: dict[str, Option],
+        elsewhere: dict[str, str] | None = None,
+        foreign: Mapping[str, Foreign] | None = None,
+    ):
         self.options = options
         self.elsewhere = elsewhere or {}  # names that other programs use -> what to say
+        self.foreign = foreign or {}
         self.values = {name: option.default for name, option in options.items()}
         self.origins = dict.fromkeys(options, "default")
         self.problems: list[str] = []
+        self.notes: list[str] = []
 
     def put(self, name: str, value: Any, origin: str) -> None:
         """Take a value from YAML or Python; None is as if it were not there."""
+        if self._take_foreign(name, value, origin):
+            return
         if value is not None or name not in self.options:
             self._take(name, value, origin, check)
 
     def put_words(self, name: str, words: list[str]) -> None:
         """Take words of the command line."""
-        self._take(name, words, "command line", parse_words)
+        if name in self.options or not self._take_foreign(name, words or True, "command line"):
+            self._take(name, words, "command line", parse_words)
+
+    def _take_foreign(self, name: str, value: Any, origin: str) -> bool:
+        """Whether nothing is left to do for the option, as it is another program's."""
+        if name not in self.foreign:
+            return False
+        known = self.foreign[name]
+        words = as_words(value)
+        if value is None or not known.asks_for(words):
+            return True
+        if name in self.options:
+            return False
+        if known.instead is None:
+            self.notes.append(f"{name} {words[:50]}: without effect here ({origin})")
+        else:
+            self.problems.append(f"{name} {words[:50]}: {known.instead} ({origin})")
+        return True
 
     def _take(self, name: str, raw: Any, origin: str, read: Callable[[Option, Any], Any]) -> None:
         if name not in self.options:
@@ -98,7 +129,9 @@ class Resolver:
             self.values[name] = read(self.options[name], raw)
             self.origins[name] = origin
         except ValueError as error:
-            self.problems.append(f"{name}: {error} ({origin})")
+            known = self.foreign.get(name)
+            hint = f"; {known.instead}" if known and known.instead else ""
+            self.problems.append(f"{name}: {error}{hint} ({origin})")
 
     def _unknown(self, name: str) -> str:
         shown = name[:50]
@@ -146,7 +179,7 @@ class Resolver:
         """Raises OptionError with every problem found so far."""
         if self.problems:
             raise OptionError(*self.problems)
-        return Resolved(self.values, self.origins)
+        return Resolved(self.values, self.origins, tuple(self.notes))
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
@@ -170,11 +203,12 @@ def load(
     cross_check: Callable[[dict[str, Any]], list[str]],
     elsewhere: dict[str, str] | None = None,
     defaults: Defaults = no_defaults,
+    foreign: Mapping[str, Foreign] | None = None,
 ) -> Resolved:
     """The command line and the YAML files that it names.  OptionError lists all problems."""
-    command_line = Resolver(options, elsewhere)
+    command_line = Resolver(options, elsewhere, foreign)
     command_line.command_line(argv)
-    merged = Resolver(options, elsewhere)
+    merged = Resolver(options, elsewhere, foreign)
     for path in command_line.values["config"]:
         merged.yaml_file(path)
     for f in dataclasses.fields(MetaOptions):
@@ -182,6 +216,7 @@ def load(
             origin = merged.origins[f.name]
             merged.problems.append(f"{f.name} belongs on the command line ({origin})")
     merged.problems += command_line.problems
+    merged.notes += command_line.notes
     for name, origin in command_line.origins.items():
         if origin != "default":
             merged.values[name], merged.origins[name] = command_line.values[name], origin

@@ -11,12 +11,15 @@ The last two are those of the OpenNMT Tokenizer (pyonmttok 1.38.1), whose marks 
 read as well; the first two are fairseq's `--post-process` (0.12.2).
 """
 
+import re
 from collections.abc import Callable
 
 from onmt_lite.text.bpe import join_bpe
 
 JOINER, SPACER = "￭", "▁"
 CAPITAL = "｟mrk_case_modifier_C｠"  # of the next token, the first letter
+ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # a character that marks would be mistaken for
+PLACEHOLDER = "｟"  # begins a token that is kept as it is
 CAPITALS_BEGIN, CAPITALS_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
 
 
@@ -52,9 +55,16 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
         elif token in (CAPITALS_BEGIN, CAPITALS_END):
             capitals = token == CAPITALS_BEGIN
         else:
-            restored.append(_in_case(token, mark, capital, capitals))
+            restored.append(_in_case(unescaped(token), mark, capital, capitals))
             capital = capital and token == mark  # a mark alone has no letter to turn
     return restored
+
+
+def unescaped(token: str) -> str:
+    """`％0020` is a space that carries an accent, and so on."""
+    if PLACEHOLDER in token:
+        return token
+    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)
 
 
 def _in_case(token: str, mark: str, capital: bool, capitals: bool) -> str:

@@ -1,0 +1,74 @@
+"""Sentencepiece models that may use only some of their pieces.
+
+Sentencepiece calls it vocabulary restriction, and its Python package has lost it, so the model is
+changed instead.  It is a protocol buffer: field 1, repeated, is a piece, whose field 1 is its text
+and field 3 its type.  Of a field that comes twice, the last one counts.
+"""
+
+from collections.abc import Iterator
+
+NORMAL, UNUSED = 1, 5
+MARK_UNUSED = bytes([3 << 3, UNUSED])  # field 3, a number
+PIECE, TEXT, TYPE = 1, 1, 3
+
+Field = tuple[int, int | bytes, bytes]  # its number, its value, the bytes of all of it
+
+
+def restricted(model: bytes, known: set[str]) -> bytes:
+    """The model with all pieces unused but those in `known` and single characters.
+
+    ValueError where the bytes are none.
+    """
+    parts = []
+    for number, value, whole in _fields(model):
+        if number == PIECE and isinstance(value, bytes):
+            fields = {n: v for n, v, _ in _fields(value)}
+            text = fields.get(TEXT, b"")
+            if not isinstance(text, bytes):
+                raise ValueError("a piece without text")
+            piece = text.decode("utf-8")
+            if fields.get(TYPE, NORMAL) == NORMAL and len(piece) > 1 and piece not in known:
+                body = value + MARK_UNUSED
+                whole = bytes([PIECE << 3 | 2]) + _varint(len(body)) + body
+        parts.append(whole)
+    return b"".join(parts)
+
+
+def _fields(data: bytes) -> Iterator[Field]:
+    """The fields of a message, in order."""
+    at = 0
+    while at < len(data):
+        start = at
+        key, at = _read_varint(data, at)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == 0:
+            value, at = _read_varint(data, at)
+        elif wire in (1, 2, 5):
+            size = {1: 8, 5: 4}.get(wire)
+            if size is None:
+                size, at = _read_varint(data, at)
+            value, at = data[at : at + size], at + size
+        else:
+            raise ValueError(f"a field of wire type {wire}")
+        if at > len(data):
+            raise ValueError("cut off")
+        yield number, value, data[start:at]
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, seven bits to a byte, the lowest first; and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            raise ValueError("cut off")
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number of more than ten bytes")
+
+
+def _varint(value: int) -> bytes:
+    low, rest = value & 127, value >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])

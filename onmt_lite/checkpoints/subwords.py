@@ -1,0 +1,103 @@
+"""Reads the files beside a model that cut words: sentencepiece models, codes and vocabularies.
+
+Their paths come from options.  Paths that a checkpoint holds are of the machine that trained it
+and are never opened.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+
+from onmt_lite.checkpoints.pieces import restricted
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
+from onmt_lite.text.transforms import Cut
+from onmt_lite.text_options import SubwordFile
+
+MAX_BYTES = 256 << 20
+
+
+def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.SentencePieceProcessor:
+    """A sentencepiece model; CheckpointError for another file.
+
+    With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
+    """
+    data = _read(path)
+    known = read_vocabulary(vocabulary, threshold)
+    pieces = spm.SentencePieceProcessor()
+    try:
+        pieces.load_from_serialized_proto(data if known is None else restricted(data, known))
+        if pieces.vocab_size() == 0:
+            raise ValueError
+    except (RuntimeError, ValueError, TypeError):
+        raise CheckpointError(f"{path}: not a sentencepiece model") from None
+    return pieces
+
+
+def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
+    """Codes of subword-nmt; CheckpointError for another file.  The vocabulary as above."""
+    try:
+        codes = parse_codes(_read_text(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not codes of subword-nmt: {error}") from None
+    return BytePairEncoder(codes, read_vocabulary(vocabulary, threshold))
+
+
+def read_vocabulary(path: str, threshold: int) -> set[str] | None:
+    """Subwords that the file counts often enough; None where no file or no threshold is given."""
+    if not path or threshold == 0:
+        return None
+    try:
+        return parse_vocabulary(_read_text(path), threshold)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a vocabulary: {error}") from None
+
+
+def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:
+    """The tokenizer of the optional package pyonmttok, as OpenNMT-py sets it up.
+
+    `kind` says what the file is, `side` whose options to name in an OptionError.
+    """
+    option = f"{side}_onmttok_kwargs"
+    try:
+        import pyonmttok
+    except ImportError:
+        raise OptionError(
+            f"{option}: to cut like this needs the package pyonmttok (pip install pyonmttok); or "
+            "tokenise the file before, and give tokenizer space and detokenizer joiner or spacer"
+        ) from None
+    subwords: dict[str, Any] = {}
+    if kind != "none":
+        _read(file.path)  # for our own message
+        subwords |= {{"bpe": "bpe_model_path", "sentencepiece": "sp_model_path"}[kind]: file.path}
+    if file.vocabulary and file.threshold:
+        _read(file.vocabulary)
+        subwords |= dict(vocabulary_path=file.vocabulary, vocabulary_threshold=file.threshold)
+    try:
+        return pyonmttok.Tokenizer(**{**kwargs, **subwords})
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise OptionError(f"{option}: pyonmttok does not take it: {reason}") from None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return _read(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8 text: byte {error.start}") from None
+
+
+def _read(path: str) -> bytes:
+    """The whole file, if it is a file of bearable size."""
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise CheckpointError(f"cannot read {path}: it is not a file")
+        with open(path, "rb") as f:
+            data = f.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise CheckpointError(f"cannot read {path[:200]}: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(f"{path}: larger than {MAX_BYTES >> 20} MiB, no file of subwords")
+    return data

@@ -1,0 +1,96 @@
+"""Lines to what a model reads: ids of source, reference and prefix."""
+
+from collections.abc import Sequence
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.errors import DataError
+from onmt_lite.records import Example, Line
+from onmt_lite.text.copying import extended_ids
+from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.vocab import Vocab
+
+CAPITALS = "capitals"  # the note of a line that was read in small letters
+
+
+class ExampleMaker:
+    """Makes examples for one model, with its first tokenizer."""
+
+    def __init__(self, checkpoint: Checkpoint, lowers_capitals: bool):
+        self.checkpoint, self.lowers_capitals = checkpoint, lowers_capitals
+        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
+        self.max_positions = checkpoint.model.max_positions
+
+    def make(self, line: Line, tgt: Line | None = None, prefix: Line | None = None) -> Example:
+        """Ids of a line, cut to what the model takes; a blank line has none.
+
+        DataError for a token that is unknown to a vocabulary without a token for such.
+        """
+        checkpoint, notes = self.checkpoint, line.notes
+        capitals = self.lowers_capitals and in_capitals(line.text)
+        tokens = self.tokenizer.encode(line.text.lower() if capitals else line.text)
+        before, after = list(checkpoint.src_start), list(checkpoint.src_end)
+        room = self.max_positions - len(before) - len(after)
+        if not tokens:
+            notes = (*notes, "empty")
+        elif len(tokens) > room and "truncated" not in notes:
+            notes = (*notes, "truncated")
+        tokens = tokens[:room]
+        ids = encode(checkpoint.src_vocab, tokens, line)
+        copy_ids, own_words = self._copying(tokens, before, after)
+        tgt_ids = self._target_ids(tgt, capitals, own_words)
+        if tgt_ids is not None:
+            tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
+            if len(tgt_ids) >= self.max_positions:
+                tgt_ids, notes = None, (*notes, "tgt-too-long")
+        prefix_ids = self._target_ids(prefix, capitals, own_words) or []
+        if prefix_ids:
+            prefix_ids = [*checkpoint.tgt_start, *prefix_ids]
+        if len(prefix_ids) >= self.max_positions:
+            notes = (*notes, "prefix-truncated")
+        return Example(
+            line,
+            src_ids=before + ids + after if ids else [],
+            n_src_tokens=len(ids),
+            tgt_ids=tgt_ids,
+            notes=(*notes, CAPITALS) if capitals else notes,
+            copy_ids=copy_ids,
+            own_words=own_words,
+            prefix_ids=tuple(prefix_ids[: self.max_positions - 1]),
+            src_tokens=tuple(tokens),
+        )
+
+    def _copying(
+        self, tokens: list[str], before: list[int], after: list[int]
+    ) -> tuple[list[int] | None, tuple[str, ...]]:
+        """For a model that copies: see `Example`."""
+        if not tokens or not self.checkpoint.copies:
+            return None, ()
+        ids, own_words = extended_ids(tokens, self.checkpoint.tgt_vocab)
+        return self._as_target(before) + ids + self._as_target(after), tuple(own_words)
+
+    def _as_target(self, src_ids: list[int]) -> list[int]:
+        """Tokens around a source line, by their ids in the target vocabulary."""
+        src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
+        return [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(src_ids)]
+
+    def _target_ids(
+        self, line: Line | None, capitals: bool, own_words: Sequence[str]
+    ) -> list[int] | None:
+        """Ids of a line in the target language; capitals: whether its source is written so."""
+        if line is None:
+            return None
+        if not line.text.strip():
+            return []
+        lower = capitals and in_capitals(line.text)
+        tokens = self.tokenizer.encode_target(line.text.lower() if lower else line.text)
+        return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+
+
+def encode(
+    vocab: Vocab, tokens: list[str], line: Line, side: str = "", own_words: Sequence[str] = ()
+) -> list[int]:
+    """Ids of a line's tokens; a DataError says which line it is."""
+    try:
+        return vocab.encode(tokens, own_words)
+    except DataError as error:
+        raise DataError(f"{side}line {line.id + 1}: {error}") from None

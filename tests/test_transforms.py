@@ -1,0 +1,647 @@
+"""What OpenNMT-py's transforms make of lines and outputs, and what becomes of it in a translation.
+
+`data/transforms/opennmt.json` holds what the transforms of OpenNMT-py 3.5.1 (with sentencepiece
+0.2.3, subword-nmt 0.3.8, pyonmttok 1.38.1) returned for the files beside it.
+"""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import sentencepiece as spm
+from hypothesis import given
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint, native, subwords
+from onmt_lite.checkpoints.pieces import restricted
+from onmt_lite.checkpoints.subwords import read_codes, read_pieces
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.export import ExportOptions, export
+from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.text.lines import from_text
+from onmt_lite.text.transforms import Affixes
+from onmt_lite.text_options import TextOptions
+from onmt_lite.tokenization import fit, read_own
+from tests.support import tiny
+from tests.support.files import DATA
+
+HERE = Path(__file__).parent / "data" / "transforms"
+STORED = json.loads((HERE / "opennmt.json").read_text("utf-8"))
+# dog, man, ▁the and letters; the output is of DOG, MAN, ▁THE and letters
+SMALL = DATA / "m35_st_step_2.pt"
+
+
+def here(options):
+    """With the names of files as paths."""
+    of_files = ("_model", "_vocab")
+    return {
+        name: str(HERE / value) if name.endswith(of_files) and name != "share_vocab" else value
+        for name, value in options.items()
+    }
+
+
+def own(**options):
+    """The tokenizer that the options describe."""
+    _, tokenizer = read_own(TranslateOptions.of(**here(options)))
+    return tokenizer
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """run(yaml, lines) -> exit code, standard output, standard error."""
+    for path in HERE.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+
+    def run_once(yaml, lines="dog man\n", *argv):
+        monkeypatch.chdir(tmp_path)
+        Path("my.yaml").write_text(yaml, encoding="utf-8")
+        Path("src.txt").write_text(lines, encoding="utf-8")
+        code = translate.main(["-config", "my.yaml", *argv])
+        return code, *capfd.readouterr()
+
+    yield run_once
+    logging.getLogger("onmt_lite").handlers.clear()
+
+
+@pytest.mark.parametrize("case", STORED, ids=lambda case: case["name"])
+class TestAsInOpenNMT:
+    @pytest.fixture
+    def tokenizer(self, case):
+        if case["name"].startswith("pyonmttok"):
+            pytest.importorskip("pyonmttok")
+        return own(**case["options"])
+
+    def test_source(self, case, tokenizer):
+        around = tokenizer.src
+        for line, tokens in case["src"]:
+            found = [*around.before, *tokenizer.encode(line), *around.after]
+            assert " ".join(found) == tokens
+
+    def test_target(self, case, tokenizer):
+        around = tokenizer.tgt
+        for line, tokens in case["tgt"]:
+            found = [*around.before, *tokenizer.encode_target(line), *around.after]
+            assert " ".join(found) == tokens
+
+    def test_output(self, case, tokenizer):
+        for tokens, text in case["hyps"]:
+            assert tokenizer.decode(tokens.split(" ")) == text
+
+
+PIECES = dict(src_subword_model="src.model", tgt_subword_model="tgt.model")
+CODES = dict(src_subword_model="src.codes", tgt_subword_model="tgt.codes")
+SP, BPE = dict(transforms=["sentencepiece"], **PIECES), dict(transforms=["bpe"], **CODES)
+ONMT = dict(transforms=["onmt_tokenize"], src_subword_type="sentencepiece", **PIECES)
+JOINED = "{'mode': 'none', 'joiner_annotate': True}"
+
+# option -> (options without it, with it; what differs)
+EFFECTS = {
+    "transforms": (CODES, dict(transforms=["bpe"]), "source"),
+    "src_subword_model": (SP, dict(src_subword_model="tgt.model"), "source"),
+    "tgt_subword_model": (SP, dict(tgt_subword_model="src.model"), "target"),
+    "share_vocab": (SP, dict(share_vocab=True), "target"),
+    "src_subword_type": (ONMT, dict(src_subword_type="none"), "source"),
+    "tgt_subword_type": (ONMT, dict(tgt_subword_type="sentencepiece"), "output"),
+    "src_subword_vocab": (
+        {**BPE, "src_vocab_threshold": 2},
+        dict(src_subword_vocab="src.vocab"),
+        "source",
+    ),
+    "tgt_subword_vocab": (
+        {**BPE, **dict(tgt_vocab_threshold=2, tgt_subword_model="src.codes")},
+        dict(tgt_subword_vocab="src.vocab"),
+        "target",
+    ),
+    "src_vocab_threshold": (
+        {**SP, "src_subword_vocab": "src.counts"},
+        dict(src_vocab_threshold=2),
+        "source",
+    ),
+    "tgt_vocab_threshold": (
+        {**SP, **dict(tgt_subword_vocab="src.counts", tgt_subword_model="src.model")},
+        dict(tgt_vocab_threshold=2),
+        "target",
+    ),
+    "src_prefix": (dict(transforms=["prefix"]), dict(src_prefix="dog"), "source"),
+    "tgt_prefix": (dict(transforms=["prefix"]), dict(tgt_prefix="DOG"), "target"),
+    "src_suffix": (dict(transforms=["suffix"]), dict(src_suffix="dog"), "source"),
+    "tgt_suffix": (dict(transforms=["suffix"]), dict(tgt_suffix="DOG"), "target"),
+    "src_onmttok_kwargs": (
+        {**ONMT, "share_vocab": True, "tgt_onmttok_kwargs": JOINED},
+        dict(src_onmttok_kwargs=JOINED),
+        "output",
+    ),
+    "tgt_onmttok_kwargs": (
+        {**ONMT, "tgt_subword_type": "sentencepiece"},
+        dict(tgt_onmttok_kwargs=JOINED),
+        "output",
+    ),
+    "detokenizer": ({}, dict(detokenizer="joiner"), "output"),
+}
+
+
+def fitted(**options):
+    """SMALL, with what the options say of text; and its tokenizer."""
+    checked = TranslateOptions.of(**here(options))
+    found = fit(load_checkpoint(SMALL), checked, read_own(checked))
+    return found, next(iter(found.tokenizers.values()))
+
+
+def seen(where, options):
+    """What the options make of a line; that they ask for a package, where it is not there."""
+    line = "der alten hunde"
+    try:
+        found, tokenizer = fitted(**options)
+        if where == "source":
+            return found.src_start, tokenizer.encode(line), found.src_end
+        if where == "target":
+            return found.tgt_start, tokenizer.encode_target(line), found.tgt_end
+        return tokenizer.decode(["▁a", "old￭", "▁", "￭b"])
+    except OptionError as error:
+        assert "needs the package pyonmttok" in str(error)
+        return str(error)
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_each_option_has_an_effect(name):
+    base, more, where = EFFECTS[name]
+    assert seen(where, base) != seen(where, {**base, **more})
+
+
+def test_no_option_is_missing_above():
+    assert sorted(EFFECTS) == sorted(vars(TextOptions()))
+
+
+class TestMended:
+    """Where the original is known to go wrong; see `onmt_lite.text.transforms`."""
+
+    def test_prefixes_come_off_whatever_the_order(self):
+        for order in (["prefix", "sentencepiece"], ["sentencepiece", "prefix"]):
+            tokenizer = own(**{**SP, "transforms": order, "tgt_prefix": "a child"})
+            around = tokenizer.tgt
+            tokens = [*around.before, *tokenizer.encode_target("old dog")]
+            assert tokenizer.decode(tokens) == "old dog"
+
+    def test_nothing_but_the_prefix_comes_off(self):
+        """The original takes the letter behind it too where no space follows."""
+        tokenizer = own(**SP | dict(transforms=["sentencepiece", "prefix"], tgt_prefix="<en>"))
+        assert tokenizer.decode(["<en>", "the", "▁", "d"]) == "the d"
+        assert tokenizer.decode(["<enx>", "d"]) == "<enx>d"
+
+    def test_suffixes_come_off(self):
+        for order in (["suffix", "bpe"], ["bpe", "suffix"]):
+            tokenizer = own(**BPE | dict(transforms=order, tgt_suffix="old"))
+            assert tokenizer.decode("the do@@ g old".split()) == "the dog"
+            assert tokenizer.decode(["old"]) == ""
+            assert tokenizer.decode(["bold"]) == "bold"
+
+    def test_an_empty_prefix_is_none(self):
+        found, _ = fitted(transforms=["prefix", "suffix"], tgt_prefix="DOG")
+        assert (found.src_start, found.src_end, found.tgt_end) == ((), (), ())
+
+    @pytest.mark.parametrize("order", [["prefix", "bpe"], ["bpe", "prefix"]])
+    def test_blank_lines_stay_blank(self, order):
+        options = BPE | dict(transforms=order, src_prefix="dog")
+        translator = Translator.from_pretrained(SMALL, device="cpu", **here(options))
+        blank = translator.translate(["", "  ", "\u3000", "dog"], max_length=5)
+        assert [t.notes for t in blank] == [("empty",)] * 3 + [()]
+        assert [t.hyps[0].text for t in blank[:3]] == [""] * 3
+
+
+LETTERS = st.text(st.sampled_from("derhunaltg xé￭▁@｟"), max_size=30)
+
+
+RESTRICTED = dict(src_subword_vocab="src.vocab", src_vocab_threshold=2)
+
+
+@given(LETTERS)
+def test_what_is_cut_is_joined_again(line):
+    """Words of one line, a space between each two; marks in the text itself are lost."""
+    words = " ".join(line.split())
+    for options in (BPE, {**BPE, **RESTRICTED}):
+        tokenizer = own(**options)
+        if "@@" not in line:
+            assert tokenizer.decode(tokenizer.encode(line)) == words
+    tokenizer = own(**{**SP, "tgt_subword_model": "src.model"})
+    if "▁" not in line:
+        assert tokenizer.decode(tokenizer.encode(line)) == words
+
+
+@given(LETTERS, st.sampled_from(["", "a", "a b"]), st.sampled_from(["", "z", "y z"]))
+def test_what_is_put_around_comes_off(line, before, after):
+    affixes = Affixes(before, after, tuple(before.split()), tuple(after.split()))
+    assert affixes.taken_off(affixes.around(line)) == line
+    tokens = line.split()
+    assert affixes.tokens_taken_off([*affixes.before, *tokens, *affixes.after]) == tokens
+
+
+# -- whole configurations ------------------------------------------------------------------------
+
+# What an inference YAML of OpenNMT-py 3.5 looks like, with the values that it has by default
+SURROUNDINGS = """
+model: {model}
+src: src.txt
+output: out.txt
+batch_size: 2
+batch_type: sents
+beam_size: 2
+max_length: 8
+seed: -1
+gpu: -1
+world_size: 1
+gpu_ranks: []
+precision: ""
+log_file: ""
+log_file_level: "0"
+data_type: text
+self_attn_type: scaled-dot-flash
+parallel_mode: data_parallel
+gpu_backend: nccl
+master_ip: localhost
+master_port: 10000
+timeout: 60
+quant_layers: []
+quant_type: ""
+w_bit: 4
+group_size: 128
+n_src_feats: 0
+replace_unk: false
+phrase_table: ""
+report_align: false
+gold_align: false
+attn_debug: false
+align_debug: false
+dump_beam: ""
+profile: false
+verbose: false
+avg_raw_probs: false
+length_penalty: avg
+random_sampling_temp: 1.0
+src_subword_nbest: 1
+src_subword_alpha: 0.0
+tgt_subword_nbest: 1
+tgt_subword_alpha: 0.0
+src_subword_vocab: ""
+src_vocab_threshold: 0
+gpt2_pretok: false
+src_seq_length: 192
+tgt_seq_length: 192
+"""
+NLLB_LIKE = """
+transforms: [sentencepiece, filtertoolong, prefix, suffix]
+src_subword_model: src.model
+tgt_subword_model: tgt.model
+src_prefix: "dog man"
+tgt_prefix: "DOG"
+src_suffix: "</s>"
+tgt_suffix: ""
+"""
+WITH_BPE = """
+transforms:
+- bpe
+src_subword_model: src.codes
+share_vocab: true
+"""
+WITH_ONMT = """
+transforms: [onmt_tokenize]
+src_subword_type: sentencepiece
+src_subword_model: src.model
+tgt_subword_type: bpe
+tgt_subword_model: tgt.codes
+src_onmttok_kwargs: "{'mode': 'none'}"
+tgt_onmttok_kwargs: "{'mode': 'aggressive', 'joiner_annotate': True, 'case_markup': True}"
+"""
+
+
+def translated(tokens, around=((), ())):
+    """What SMALL makes of tokens that are given by hand."""
+    checkpoint = load_checkpoint(SMALL)
+    before, after = (tuple(checkpoint.src_vocab.ids[t] for t in part) for part in around)
+    checkpoint = dataclasses.replace(checkpoint, src_start=before, src_end=after)
+    options = TranslateOptions.of(device="cpu", tokenizer="space", beam_size=2, max_length=8)
+    (found,) = Translator(checkpoint, options).translate([tokens])
+    return found.hyps[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "around", "joined"),
+    [
+        (NLLB_LIKE, "▁d er ▁h u n d", ("dog man", "</s>"), "".join),
+        (WITH_BPE, "der hund", ("", ""), " ".join),
+        (WITH_ONMT, "▁d er ▁h u n d", ("", ""), " ".join),
+    ],
+    ids=["sentencepiece", "bpe", "onmt_tokenize"],
+)
+def test_a_yaml_of_opennmt_works_as_it_stands(run, text, cut, around, joined):
+    yaml = SURROUNDINGS.format(model=SMALL) + text
+    code, _, err = run(yaml, "der hund\n\n", "-output_format", "jsonl", "-quiet")
+    assert (code, err) == (0, "")
+    first, blank = map(json.loads, Path("out.txt").read_text("utf-8").splitlines())
+    tokens = translated(cut, [part.split() for part in around])
+    assert first["hyps"][0]["tokens"] == tokens
+    words = joined(tokens[tokens[:1] == ["DOG"] and "DOG" in text :])
+    assert first["hyps"][0]["text"] == words.replace("▁", " ").strip()
+    assert (blank["hyps"][0]["text"], blank["notes"]) == ("", ["empty"])
+
+
+# What `translate.py` of OpenNMT-py 3.5.1 and its transforms have by way of options
+THEIRS = """
+align_debug alpha attn_debug avg_raw_probs avg_tok_max avg_tok_min ban_unk_token batch_size
+batch_type beam_size beta block_ngram_repeat config coverage_penalty data_type doc_length
+dump_beam fp32 fuzzy_corpus_ratio fuzzy_threshold fuzzy_token fuzzymatch_max_length
+fuzzymatch_min_length gold_align gpt2_pretok gpu gpu_backend gpu_ranks gpu_verbose_level
+group_size ignore_when_blocking insert_ratio int8 isolated_tag langid length_penalty log_file
+log_file_level mask_length mask_ratio master_ip master_port max_context max_length
+max_length_ratio max_tags min_length model n_best n_src_feats norm_numbers norm_quote_commas
+output paired_etag paired_stag parallel_mode penn permute_sent_ratio phrase_table poisson_lambda
+post_remove_control_chars pre_replace_unicode_punct precision profile quant_layers quant_type
+random_ratio random_sampling_temp random_sampling_topk random_sampling_topp replace_length
+replace_unk report_align report_time response_patterns reversible_tokenization rotate_ratio
+same_char same_word save_config scripts_nok scripts_ok seed self_attn_type src src_delimiter
+src_eq_tgt src_feats_defaults src_lang src_onmttok_kwargs src_prefix src_seq_length
+src_spacy_language_model src_subword_alpha src_subword_model src_subword_nbest src_subword_type
+src_subword_vocab src_suffix src_term_stoken src_tgt_ratio src_vocab_threshold stepwise_penalty
+switchout_temperature tags_corpus_ratio tags_dictionary_path term_corpus_ratio term_example_ratio
+term_source_delimiter termbase_path tgt tgt_lang tgt_onmttok_kwargs tgt_prefix tgt_seq_length
+tgt_spacy_language_model tgt_subword_alpha tgt_subword_model tgt_subword_nbest tgt_subword_type
+tgt_subword_vocab tgt_suffix tgt_term_etoken tgt_term_stoken tgt_vocab_threshold timeout
+tm_delimiter tm_path tokendrop_temperature tokenmask_temperature transforms upper_corpus_ratio
+verbose w_bit with_score world_size
+"""
+
+
+def test_every_option_of_opennmt_is_known_by_name():
+    assert set(THEIRS.split()) <= set(OPTIONS) | set(FOREIGN)
+
+
+def test_a_dict_may_be_written_without_quotes(run):
+    """As the original's YAML reader takes it."""
+    yaml = "src_onmttok_kwargs: {'mode': 'space', 'joiner_annotate': true}\nprint_config: x\n"
+    _, _, err = run(yaml)
+    assert "onmttok" not in err
+    options = TranslateOptions.of(src_onmttok_kwargs={"mode": "none"})
+    assert options.text.src_onmttok_kwargs == "{'mode': 'none'}"
+
+
+def test_what_has_no_effect_is_said_once(run):
+    yaml = SURROUNDINGS.format(model=SMALL) + NLLB_LIKE + "fast: true\nshard_size: 0\n"
+    _, _, err = run(yaml)
+    assert err.count("NOTE: transforms: filtertoolong: for training only") == 1
+    assert err.count("NOTE") == 1
+    _, _, err = run(f"model: {SMALL}\nsrc: src.txt\nsrc_prefix: x\nmaster_ip: 10.0.0.1\n")
+    assert "NOTE: master_ip 10.0.0.1: without effect here (my.yaml:4)\n" in err
+    assert "NOTE: src_prefix: without effect; no transform or tokenizer uses it\n" in err
+
+
+def test_a_model_of_ours_gives_the_same_to_its_export(tmp_path, tiny_pieces, run):
+    """By the YAML that the export asks for, against the tokenizer that our own model brings."""
+    (tmp_path / "own").mkdir()
+    native.save(tmp_path / "own", tiny.make_model(seed=3), tiny_pieces)
+    export(ExportOptions(str(tmp_path / "own"), "opennmt-py", str(tmp_path / "x.pt")))
+    yaml = """
+src: src.txt
+output: out.txt
+transforms: [sentencepiece, suffix]
+src_subword_model: x.model
+tgt_subword_model: x.model
+src_suffix: "</s>"
+self_attn_type: scaled-dot
+"""
+    lines = "\n".join(tiny.SENTENCES) + "\n"
+    for model in ("own", "x.pt"):
+        text = yaml if model == "x.pt" else "src: src.txt\noutput: own.txt\n"
+        assert run(text + "batch_size: 7\n", lines, "-model", model, "-quiet")[0] == 0
+    assert Path("out.txt").read_text("utf-8") == Path("own.txt").read_text("utf-8")
+
+
+# -- -tokenizer and -detokenizer -----------------------------------------------------------------
+
+
+class TestOwnSwitches:
+    def test_bpe_by_codes(self):
+        _, tokenizer = fitted(tokenizer="bpe", src_subword_model="src.codes")
+        assert tokenizer.encode("der hunde") == ["der", "hun@@", "d@@", "e"]
+        assert tokenizer.decode(["ol@@", "d", "do@@"]) == "old do"
+        with pytest.raises(OptionError, match="tgt_subword_model"):
+            tokenizer.encode_target("the dog")
+
+    def test_sentencepiece_by_a_file(self):
+        _, tokenizer = fitted(tokenizer="sentencepiece", src_subword_model="src.model")
+        assert tokenizer.encode("der hund") == ["▁d", "er", "▁h", "u", "n", "d"]
+        assert tokenizer.decode(["▁the", "▁do", "g"]) == "the dog"
+        _, tokenizer = fitted(tokenizer="sentencepiece", **PIECES)
+        assert tokenizer.encode_target("a child") == ["▁a", "▁child"]
+
+    def test_fairseq_output_is_joined(self):
+        """Lines are tokens already, their translation is to be text."""
+        path = DATA / "fairseq_transformer"
+        plain = Translator.from_pretrained(path, device="cpu")
+        joined = Translator.from_pretrained(path, device="cpu", detokenizer="bpe")
+        tokens = plain.translate(["w1 w2"])[0].hyps[0].tokens
+        assert joined.translate(["w1 w2"])[0].hyps[0].text == " ".join(tokens)
+        assert joined.tokenizer.decode(["a@@", "b", "c@@"]) == "ab c"
+
+    @pytest.mark.parametrize("name", ["bpe", "sentencepiece", "joiner", "spacer", "space"])
+    def test_every_detokenizer(self, name):
+        _, tokenizer = fitted(detokenizer=name)
+        tokens = ["▁a@@", "b￭", "▁c"]
+        expected = {
+            "bpe": "▁ab￭ ▁c",
+            "sentencepiece": "a@@b￭ c",
+            "joiner": "▁a@@ b▁c",
+            "spacer": "a@@b￭ c",
+            "space": "▁a@@ b￭ ▁c",
+        }
+        assert tokenizer.decode(tokens) == expected[name]
+        assert tokenizer.encode("a  b") == ["a", "b"]
+
+    def test_print_model_says_which(self, run):
+        text = f"model: {SMALL}\nprint_model: true\n"
+        _, out, _ = run(text)
+        assert "  tokenizer          space\n" in out
+        _, out, _ = run(text + "tokenizer: bpe\nsrc_subword_model: src.codes\n")
+        assert "  tokenizer          bpe of src.codes (also: space)\n" in out
+        _, out, _ = run(text + NLLB_LIKE)
+        assert "  tokenizer          transforms sentencepiece, prefix, suffix (also" in out
+        assert "  before each source 'dog' (5) 'man' (12)\n" in out
+        _, out, _ = run(text + "detokenizer: joiner\n")
+        assert "  tokenizer          space, output joined by joiner\n" in out
+
+    def test_they_are_settled_when_the_model_is_loaded(self):
+        translator = Translator.from_pretrained(SMALL, device="cpu")
+        with pytest.raises(OptionError, match="settled by from_pretrained"):
+            translator.translate(["dog"], src_prefix="man")
+
+    def test_gold_counts_what_stands_around(self):
+        """The target is scored with its prefix, which its line does not have."""
+        options = dict(transforms=["prefix"], tgt_prefix="DOG")
+        with_prefix = Translator.from_pretrained(SMALL, device="cpu", **options)
+        plain = Translator.from_pretrained(SMALL, device="cpu")
+        assert with_prefix.score(["dog"], ["MAN"]) == plain.score(["dog"], ["DOG MAN"])
+
+    def test_what_stands_around_a_long_line_stays(self):
+        options = dict(transforms=["prefix", "suffix"], src_prefix="dog", src_suffix="</s>")
+        translator = Translator.from_pretrained(SMALL, device="cpu", **options)
+        line = from_text("man " * (translator.model.max_positions + 5), 0)
+        example = translator.examples.make(line)
+        assert len(example.src_ids) == translator.model.max_positions
+        assert (example.src_ids[0], example.src_ids[-1]) == (5, 3)
+        assert "truncated" in example.notes
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model is looked for
+
+
+@pytest.mark.parametrize(
+    ("yaml", "words"),
+    [
+        ("transforms: [normalize]", "normalize"),
+        ("transforms: [uppercase, bpe]\nsrc_subword_model: x\ntgt_subword_model: x", "uppercase"),
+        ("transforms: [sentencepeice]", "did you mean sentencepiece?"),
+        ("transforms: [bpe]", "src_subword_model"),
+        ("transforms: [bpe]\nsrc_subword_model: src.codes", "share_vocab"),
+        ("tokenizer: bpe", "src_subword_model"),
+        ("tokenizer: bpe\nsrc_subword_model: src.codes\ntgt: src.txt", "to read -tgt"),
+        ("transforms: [prefix]\ntokenizer: space", "give one"),
+        (WITH_BPE + "detokenizer: joiner", "detokenizer"),
+        (WITH_BPE.replace("- bpe", "- bpe\n- sentencepiece"), "give one of"),
+        ("transforms: [prefix, prefix]", "each name once"),
+        (WITH_BPE.replace("- bpe", "- suffix\n- bpe") + "src_suffix: </s>", "after bpe"),
+        ("src_onmttok_kwargs: \"__import__('os')\"", "expected a dict"),
+        ('tgt_onmttok_kwargs: "[1]"', "expected a dict"),
+        (WITH_ONMT.replace("aggressive", "none', 'joiner': 'x"), "joiner"),
+        ("tgt_prefix: true", "tgt_file_prefix"),
+        ("world_size: 2", "for several GPUs"),
+        ("gpu_ranks: [0, 1]", "for several GPUs"),
+        ("replace_unk: true", "not there yet"),
+        ("data_type: img", "only text"),
+        ("quant_layers: [w_1]", "not quantised"),
+        ("n_src_feats: 1", "word features"),
+        ("report_bleu: true", "sacrebleu"),
+        ("models: x.pt", "here it is model"),
+        ("src_vocab_threshold: -1", "at least 0"),
+    ],
+)
+def test_wrong_options(run, yaml, words):
+    code, out, err = run(NEEDED + yaml)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and words in err
+
+
+@pytest.mark.parametrize("argv", [["-tgt_prefix"], ["-world_size", "4"], ["-report_bleu"]])
+def test_wrong_words(run, argv):
+    code, out, err = run(NEEDED, "", *argv)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_words_that_ask_for_nothing(run):
+    argv = "-fast -gpu_ranks 0 -world_size 1 -report_bleu false -src_seq_length 9".split()
+    code, _, err = run(f"model: {SMALL}\nsrc: src.txt\n", "dog\n", *argv, "-quiet")
+    assert (code, err) == (0, "")
+
+
+def test_a_prefix_that_the_model_does_not_know(run):
+    text = f"model: {SMALL}\nsrc: src.txt\ntransforms: [prefix]\nsrc_prefix: cat\n"
+    code, out, err = run(text)
+    assert (code, out) == (2, "")
+    assert err == "onmt_lite: error: src_prefix: the model's vocabulary has no token 'cat'\n"
+
+
+BAD_FILES = {
+    "missing": None,
+    "empty": b"",
+    "garbage": bytes(range(256)) * 9,
+    "text": b"hello world this is no model\n",
+    "cut": (HERE / "src.model").read_bytes()[:-40],
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
+def test_files_that_cut_nothing(tmp_path, run, kind, name):
+    """One line that names the file, before the model is looked for."""
+    if BAD_FILES[name] is not None:
+        (tmp_path / "bad").write_bytes(BAD_FILES[name])
+    code, out, err = run(f"{NEEDED}transforms: [{kind}]\nsrc_subword_model: bad\nshare_vocab: true")
+    assert (code, out) == (4, "")
+    assert err.count("\n") == 1 and "bad" in err
+
+
+@pytest.mark.parametrize("path", [".", "/dev/zero", "x" * 400])
+def test_what_is_no_file(path):
+    for read in (read_codes, read_pieces):
+        with pytest.raises(CheckpointError):
+            read(path)
+
+
+def test_a_file_that_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(subwords, "MAX_BYTES", 10)
+    (tmp_path / "big").write_bytes(b"a b\n" * 9)
+    with pytest.raises(CheckpointError, match="larger than"):
+        read_codes(str(tmp_path / "big"))
+
+
+@pytest.mark.parametrize("text", ["▁the\t-3.2\n", "word\n"])
+def test_what_is_no_vocabulary(tmp_path, text):
+    (tmp_path / "v").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="not a vocabulary: line 1"):
+        read_pieces(str(HERE / "src.model"), str(tmp_path / "v"), 1)
+
+
+# -- pieces of sentencepiece ---------------------------------------------------------------------
+
+
+def test_pieces_that_are_rare_are_not_used():
+    """`src.counts` counts every other piece once, the others nine times."""
+    counts = dict(
+        line.split("\t") for line in (HERE / "src.counts").read_text("utf-8").split("\n")[:-1]
+    )
+    rare = {piece for piece, count in counts.items() if count == "1" and len(piece) > 1}
+    full, fewer = (
+        read_pieces(str(HERE / "src.model"), str(HERE / "src.counts"), t) for t in (0, 2)
+    )
+    lines = tiny.SENTENCES[:5]
+    assert rare & {piece for line in lines for piece in full.encode(line, out_type=str)}
+    for line in lines:
+        pieces = fewer.encode(line, out_type=str)
+        assert not rare & set(pieces)
+        assert fewer.decode(pieces) == line
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_model(data):
+    try:
+        restricted(data, set())
+    except ValueError:
+        pass
+
+
+def test_restricting_nothing_changes_nothing():
+    model = (HERE / "src.model").read_bytes()
+    pieces = spm.SentencePieceProcessor(model_proto=model)
+    known = {pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
+    assert restricted(model, known) == model
+
+
+def test_a_model_that_copies_sees_the_prefix():
+    """A prefix of a word that both vocabularies have is that word at the start of the line."""
+    path = DATA / "m12_copyrnn_step_2.pt"
+    checkpoint = load_checkpoint(path)
+    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    words = [w for i, w in enumerate(src.tokens) if not src.is_control(i) and i != src.unk_id]
+    word = next((w for w in words if w in tgt.ids), words[0])
+    line = f"{words[1]} news {words[2]}"
+    plain = Translator.from_pretrained(path, device="cpu")
+    options = dict(transforms=["prefix"], src_prefix=word)
+    prefixed = Translator.from_pretrained(path, device="cpu", **options)
+    (a,) = plain.translate([f"{word} {line}"], max_length=6)
+    (b,) = prefixed.translate([line], max_length=6)
+    assert word in tgt.ids
+    assert (a.hyps[0].tokens, a.hyps[0].log_prob) == (b.hyps[0].tokens, b.hyps[0].log_prob)
