@@ -75,8 +75,6 @@ FOREIGN = {
     "align_debug": Foreign(SWITCHED_OFF, LATER),
     "attn_debug": Foreign(SWITCHED_OFF, LATER),
     "dump_beam": Foreign(SWITCHED_OFF, LATER),
-    "replace_unk": Foreign(SWITCHED_OFF, LATER),
-    "phrase_table": Foreign(SWITCHED_OFF, LATER),
     "log_file_level": Foreign(("0", "NOTSET", "10", "DEBUG", "20", "INFO")),
     "save_config": Foreign(("",), "here it is -print_config > FILE"),
     "md": Foreign(SWITCHED_OFF, "README.md has the table of options"),

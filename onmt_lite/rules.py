@@ -28,6 +28,7 @@ class SearchRules:
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
+        self.aligns = options.text.replace_unk and checkpoint.tgt_vocab.unk_id is not None
         self.beam = self._beam_rules()
         self.candidates = self._candidate_rules()
 
@@ -97,6 +98,8 @@ class SearchRules:
             topk=self.diversity.random_sampling_topk,
             topp=self.diversity.random_sampling_topp,
             sums_to_one=self.checkpoint.sums_to_one,
+            aligns=self.aligns,
+            around=(len(self.checkpoint.src_start), len(self.checkpoint.src_end)),
         )
 
     def _mask_rules(self) -> MaskRules:

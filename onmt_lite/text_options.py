@@ -86,6 +86,12 @@ class TextOptions:
         "how output tokens become text: `auto` is the way back of how lines became tokens; `bpe` "
         "removes @@, `sentencepiece` and `spacer` have ▁ where a space was, `joiner` ￭ where none",
     )
+    replace_unk: bool = opt(
+        False, "in the place of an unknown token, the source's token that was attended to most"
+    )
+    phrase_table: str = opt(
+        "", "replace_unk: file of `source|||target` lines; such a source token becomes its target"
+    )
 
     @property
     def performed(self) -> tuple[str, ...]:
@@ -137,6 +143,8 @@ def check_text(v: dict[str, Any]) -> list[str]:
         problems.append(f"transforms {cutting[0]} and detokenizer both say how output is joined")
     if cutting:
         problems += _check_cut_ends(v, cutting[0])
+    if v["phrase_table"] and not v["replace_unk"]:
+        problems.append("phrase_table needs replace_unk")
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
         try:
             parse_kwargs(v[name])

@@ -9,6 +9,7 @@ import torch
 
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.examples import CAPITALS, ExampleMaker
 from onmt_lite.options import TranslateOptions
@@ -46,11 +47,19 @@ Progress = Callable[[int, int], None]  # lines and target tokens that a batch ha
 class Translator:
     """A model with the options that its translations use unless told otherwise."""
 
-    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, own: Named | None = None):
-        """`own`: the tokenizer of the options, where it has been read already."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: TranslateOptions,
+        own: Named | None = None,
+        phrases: dict[str, str] | None = None,
+    ):
+        """`own`: the tokenizer of the options, where it has been read already; `phrases`: what
+        takes the place of unknown tokens, by source token."""
         self.options = options
         self.device, dtype = set_up(options.model)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
+        self.phrases = phrases or {}
         self.model = checkpoint.model
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
@@ -76,9 +85,11 @@ class Translator:
         """The model that the options name, or the ensemble of several."""
         # A device that is not there, or a file of subwords, is found before a model is read
         set_up(options.model)
-        own = read_own(options)
+        own, table = read_own(options), options.text.phrase_table
+        phrases = read_phrases(table) if table else {}
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
-        return cls(load_checkpoints(model_paths(options), weights, of_probs), options, own)
+        checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
+        return cls(checkpoint, options, own, phrases)
 
     def translate(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
@@ -210,9 +221,10 @@ class Translator:
             if len(found) == beam.rules.n_best:
                 break
             ids, log_probs = beam.hypothesis(hyp)
-            tokens = self.checkpoint.tgt_vocab.decode(
-                ids[:-1] if hyp.ended else ids, example.own_words
-            )
+            words = ids[:-1] if hyp.ended else ids
+            tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
+            if self.options.text.replace_unk and self.checkpoint.tgt_vocab.unk_id in words:
+                tokens = self._without_unk(words, tokens, beam.alignment(hyp), example)
             text = self.tokenizer.decode(tokens)
             text = text.upper() if CAPITALS in example.notes else text
             # Two segmentations of one text are two sequences of tokens
@@ -222,6 +234,15 @@ class Translator:
                 Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
             )
         return list(found.values())
+
+    def _without_unk(
+        self, ids: list[int], tokens: list[str], places: list[int], example: Example
+    ) -> list[str]:
+        """In the place of each unknown token, what the source has where it was attended to."""
+        unk_id, n_before = self.checkpoint.tgt_vocab.unk_id, len(self.checkpoint.src_start)
+        found = (example.src_tokens[place - n_before] for place in places)
+        own = [self.phrases.get(source, source) for source in found]
+        return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]
 
     def _gold(self, examples: list[Example]) -> list[float | None]:
         """Log-probability of each example's reference; None where either side is missing."""

@@ -520,7 +520,7 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ("tgt_prefix: true", "tgt_file_prefix"),
         ("world_size: 2", "for several GPUs"),
         ("gpu_ranks: [0, 1]", "for several GPUs"),
-        ("replace_unk: true", "not there yet"),
+        ("report_align: true", "not there yet"),
         ("data_type: img", "only text"),
         ("quant_layers: [w_1]", "not quantised"),
         ("n_src_feats: 1", "word features"),

@@ -1,4 +1,4 @@
-"""Reads the files beside a model that cut words: sentencepiece models, codes and vocabularies.
+"""Reads the files beside a model about words: sentencepiece models, codes, vocabularies, phrases.
 
 Their paths come from options.  Paths that a checkpoint holds are of the machine that trained it
 and are never opened.
@@ -52,6 +52,17 @@ def read_vocabulary(path: str, threshold: int) -> set[str] | None:
         return parse_vocabulary(_read_text(path), threshold)
     except ValueError as error:
         raise CheckpointError(f"{path}: not a vocabulary: {error}") from None
+
+
+def read_phrases(path: str) -> dict[str, str]:
+    """`source|||target` lines of a phrase table; CheckpointError for another file."""
+    phrases = {}
+    for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), 1):
+        source, mark, target = line.partition("|||")
+        if not (mark and source.strip()) or "|||" in target:
+            raise CheckpointError(f"{path}, line {number}: not a `source|||target` line")
+        phrases[source.strip()] = target.strip()
+    return phrases
 
 
 def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:

@@ -19,8 +19,8 @@ class CandidateRules:
     """How continuations are ranked or drawn; which there are, `masks` says.
 
     sums_to_one  what the model returns are logits; False: scores that count as they are
-    aligns       tell which token of the source each row attends to most, of all but the last
-                 n_source_ends
+    aligns       tell which token of the source each row attends to most; those that stand around
+                 a line, `around` many before and after it, do not count
     """
 
     masks: MaskRules
@@ -34,7 +34,7 @@ class CandidateRules:
     topp: float = 0.0
     sums_to_one: bool = True
     aligns: bool = False
-    n_source_ends: int = 0
+    around: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class CandidateSearch:
         self.history = torch.empty(n, 0, dtype=torch.long, device=device)  # (R, T)
         places = torch.arange(int(src_lengths.max()), device=device)
         self.inside = (places < src_lengths[:, None]).float()  # (R, S)
-        self.readable = places < (src_lengths - rules.n_source_ends).clamp(min=1)[:, None]
+        before, after = rules.around
+        self.readable = (places >= before) & (places < src_lengths[:, None] - after)  # (R, S)
         self.coverage = torch.zeros_like(self.inside)  # (R, S)
 
     def select(self, rows: Tensor) -> "CandidateSearch":
