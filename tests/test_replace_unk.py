@@ -86,7 +86,8 @@ def test_phrases():
 def test_scores_are_those_of_the_unknown_token():
     source = always_unknown([0.2, 0.8])
     one, other = (
-        make_translator(source, replace_unk=on).translate(["x y"])[0].hyps[0] for on in (True, False)
+        make_translator(source, **options).translate(["x y"])[0].hyps[0]
+        for options in ({"replace_unk": True}, {})
     )
     assert (one.text, other.text) == ("y", "<unk>")
     assert one.token_log_probs == other.token_log_probs
