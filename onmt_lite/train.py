@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import sentencepiece as spm
 import torch
@@ -38,6 +39,13 @@ from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
 
+# What Marian's models have otherwise than ours
+LIKE_MARIAN: dict[str, Any] = {
+    "pre_norm": False,
+    "final_norm": False,
+    "positions": "concat",
+    "norm_eps": 1e-5,
+}
 # Where a run stands, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
@@ -56,13 +64,16 @@ def init_weights(model: Transformer) -> None:
 def grow(start: Transformer, enc_layers: int, dec_layers: int, dropout: float) -> Transformer:
     """`start` with new layers on top, up to these numbers, that change nothing until they learn.
 
-    A pre-norm layer whose last weights are zero is the identity (Net2Net, Chen et al. 2016).
+    A pre-norm layer whose last weights are zero is the identity (Net2Net, Chen et al. 2016);
+    one with its norm behind is not: ValueError.
     """
     cfg = replace(
         start.cfg,
         enc_layers=max(enc_layers, start.cfg.enc_layers),
         dec_layers=max(dec_layers, start.cfg.dec_layers),
     )
+    if not cfg.pre_norm and cfg != start.cfg:
+        raise ValueError("layers can be put only on a model with norms before its sublayers")
     model = Transformer(cfg, dropout)
     init_weights(model)
     model.load_state_dict(model.state_dict() | start.state_dict())
@@ -134,10 +145,15 @@ class Trainer:
         if start is not None:
             if not isinstance(start, Transformer):
                 raise OptionError(f"init_from: {self.options.data.init_from} is no Transformer")
-            return grow(start, m.enc_layers, m.dec_layers, m.dropout)
+            try:
+                return grow(start, m.enc_layers, m.dec_layers, m.dropout)
+            except ValueError as error:
+                raise OptionError(f"init_from: {error}") from None
         n = self.sp.vocab_size()
         sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
         cfg = TransformerConfig(n, n, *sizes, max_positions=m.max_positions)
+        if m.norm == "after":
+            cfg = replace(cfg, **LIKE_MARIAN)
         model = Transformer(cfg, m.dropout)
         init_weights(model)
         return model

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
+from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
@@ -105,6 +106,39 @@ def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, 
     for batch in list(grown.valid) * 10:
         grown.step(batch)
     assert grown.validate() < before
+
+
+def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_hold(
+    corpus, tmp_path
+):
+    run = options(corpus, tmp_path / "run", *"-norm after -train_steps 200".split())
+    start = Trainer(run).validate()
+    train(run)
+    export(ExportOptions(str(tmp_path / "run"), "marian", str(tmp_path / "marian")))
+    ours, theirs = (
+        Translator.from_pretrained(tmp_path / name, device="cpu") for name in ("run", "marian")
+    )
+    lines = ["eins zwei.", "vier drei acht.", "zwei."]
+    found = [t.hyps[0] for t in theirs.translate(lines)]
+    assert [h.text for h in found] == [t.hyps[0].text for t in ours.translate(lines)]
+    scores = ours.score(lines, [h.text for h in found])
+    assert [h.log_prob for h in found] == pytest.approx(scores, abs=1e-3)
+    assert native_nll(ours, corpus) < start / 2
+
+
+def native_nll(translator, corpus) -> float:
+    """Of the first pairs, per token, in nats."""
+    pairs = data.read_pairs(corpus)[:50]
+    total = sum(translator.score([src for src, _ in pairs], [tgt for _, tgt in pairs]))
+    encode = translator.tokenizer.encode
+    return -total / sum(len(encode(tgt)) + 1 for _, tgt in pairs)
+
+
+def test_layers_do_not_grow_where_they_would_change_something(corpus, tmp_path):
+    train(options(corpus, tmp_path / "small", *"-norm after -train_steps 1".split()))
+    grown = ["-init_from", str(tmp_path / "small"), "-enc_layers", "2"]
+    with pytest.raises(OptionError, match="norms before"):
+        Trainer(options(corpus, tmp_path / "deep", *grown))
 
 
 def test_reverse_learns_the_other_direction(corpus):

@@ -25,7 +25,7 @@ class DataOptions:
     init_from: str | None = opt(
         None,
         "model directory to start from; its pieces and widths are used instead of the options', "
-        "and more enc_layers or dec_layers than it has are put on top of its own",
+        "and more enc_layers or dec_layers than it has are put on top of its own (norm before)",
     )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
@@ -35,13 +35,18 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The shape of the Transformer: pre-norm, ReLU, one table for all embeddings."""
+    """The shape of the Transformer: ReLU, one table for all embeddings."""
 
     d_model: int = opt(192, "width", min=8)
     heads: int = opt(4, "attention heads; must divide d_model", min=1)
     d_ff: int = opt(768, "width inside feed-forward layers", min=8)
     enc_layers: int = opt(5, "encoder layers", min=1)
     dec_layers: int = opt(2, "decoder layers", min=1)
+    norm: Literal["before", "after"] = opt(
+        "before",
+        "layer norms before each sublayer, or after it, as Marian has them: such a model can be "
+        "exported to a Marian directory",
+    )
     max_positions: int = opt(512, "longest line in tokens", min=8)
     dropout: float = opt(0.1, "share of values dropped", min=0, max=0.9)
 
