@@ -65,7 +65,11 @@ def _count(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[int]:
-    """A file descriptor to read from."""
+    """A file descriptor to read from.
+
+    FileError at the end if the file is no longer what it was: lines may have been lost or read
+    twice.
+    """
     if path == "-":
         if sys.stdin is None:
             raise FileError("cannot read standard input: it is closed")
@@ -76,7 +80,12 @@ def open_input(path: str) -> Iterator[int]:
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
     try:
+        before = os.fstat(fd)
         yield fd
+        after = os.fstat(fd)
+        changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+        if stat.S_ISREG(before.st_mode) and changed:
+            raise FileError(f"{path} was changed while it was read; translate it once more")
     finally:
         os.close(fd)
 

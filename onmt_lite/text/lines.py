@@ -4,13 +4,14 @@ import os
 import select
 from collections.abc import Iterator
 
-from onmt_lite.errors import FileError
+from onmt_lite.errors import DataError, FileError
 from onmt_lite.records import Line
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
 MAX_WINDOW_BYTES = 4 << 20
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
 
 
 class LineReader:
@@ -24,7 +25,7 @@ class LineReader:
         self.fd, self.name, self.window_lines = fd, name, window_lines
 
     def windows(self) -> Iterator[list[Line]]:
-        """Lists of lines, numbered from 0; raises FileError when reading fails."""
+        """Lists of lines, numbered from 0; FileError when reading fails, DataError for UTF-16."""
         window: list[Line] = []
         n_lines = n_bytes = 0
         for raw, cut in self._raw_lines():
@@ -40,8 +41,11 @@ class LineReader:
 
     def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
         """(bytes of a line without its line feed, whether it was cut); None where input pauses."""
-        pending, cut = b"", False
+        pending, cut, at_start = b"", False, True
         while chunk := self._read():
+            if at_start and chunk.startswith(UTF_16) and b"\0" in chunk:
+                raise DataError(f"{self.name} is UTF-16; convert it: iconv -f utf-16 -t utf-8")
+            at_start = False
             *complete, rest = chunk.split(b"\n")
             for part in complete:
                 yield shorten(pending + part, cut)

@@ -191,6 +191,20 @@ def test_unreadable_inputs(main, src, path, reason):
     main("-src", src, "-tgt", path, "-model", "no/such").failed(5, expected)
 
 
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_told_with_what_to_do(main, tmp_path, order):
+    (tmp_path / "wide").write_bytes("\ufeffein haus\n".encode(order))
+    done = main("-src", "wide", "-output", "out")
+    done.failed(3, "wide is UTF-16; convert it: iconv -f utf-16 -t utf-8")
+    assert "out" not in names(tmp_path)
+
+
+def test_bytes_that_only_begin_like_utf_16_are_lines(main, tiny_checkpoint, tmp_path):
+    (tmp_path / "garbage").write_bytes(b"\xff\xfe\x01\n\xfe\n")
+    done = main("-src", "garbage", "-model", tiny_checkpoint, "-max_length", "3")
+    assert (done.code, len(done.lines)) == (0, 2)
+
+
 def test_an_output_that_is_an_input_is_refused(main, src, tmp_path):
     os.symlink(src, tmp_path / "soft")
     os.link(src, tmp_path / "hard")
