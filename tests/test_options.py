@@ -72,6 +72,8 @@ BESIDE = {
     "beam_groups": "-search transformers -beam_size 6",
     "diversity_rate": "-search transformers -beam_size 6 -beam_groups 2",
     "random_sampling_temp": "-do_sample",
+    "tgt_file_prefix": "-tgt prefixes.txt",
+    "phrase_table": "-replace_unk",
 }
 # Words that are taken where any text is not
 WORDS_OF = {"device": "cpu", "tokenizer": "space", "transforms": "suffix"}
