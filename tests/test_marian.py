@@ -123,6 +123,8 @@ class TestWeights:
                 [weights[f"{layer}2.weight"], torch.zeros(64, 8)], 1
             )
         store(copy, wider)
+        assert_refused(copy, "decoder_ffn_dim is 128, but the weights have 136")
+        change(copy / "config.json", decoder_ffn_dim=136)
         torch.testing.assert_close(logits(copy), logits(MARIAN), atol=1e-5, rtol=0)
         change(copy / "config.json", decoder_attention_heads=2)
         cfg = load_checkpoint(copy).model.cfg
@@ -201,6 +203,7 @@ class TestVocabulary:
         "vocab",
         ["[]", "{}", "{", '{"</s>": 0}', '{"</s>": 0, "<pad>": 119, "a": 120}', "\xff",
          '{"</s>": 0, "<pad>": 119, "a": -1}', '{"</s>": 0, "<pad>": 119, "a": 0}',
+         '{"</s>": 0, "<pad>": 119}', '{"</s>": 0, "</s>": 0, "<pad>": 1}',
          '{"</s>": 0, "<pad>": 119, "a": "1"}', '{"</s>": 0, "<pad>": 119, "\\ud800": 1}'],
     )  # fmt: skip
     def test_that_make_no_sense(self, copy, vocab):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece as spm
+import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
@@ -25,6 +26,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "swish": "silu",
     "silu": "silu",
     "tanh": "tanh",
@@ -156,6 +160,15 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
         theirs = f"model.decoder.layers.{i}"
         ours |= weights.renamed(theirs, f"decoder.{i}", DECODER_LAYER)
     src_size, d_model = ours["src_embedding.token.weight"].shape
+    _check_sizes(
+        config,
+        d_model=d_model,
+        vocab_size=src_size,
+        encoder_layers=enc_layers,
+        decoder_layers=dec_layers,
+        encoder_ffn_dim=d_ff,
+        decoder_ffn_dim=dec_d_ff,
+    )
     cfg = build_config(
         config.path,
         src_vocab_size=src_size,
@@ -181,17 +194,28 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
     return finished(cfg, ours, weights)
 
 
+def _check_sizes(config: Description, **sizes: int) -> None:
+    """CheckpointError where the configuration gives another size than the weights have."""
+    for name, size in sizes.items():
+        if config.number(name, size) != size:
+            raise CheckpointError(
+                f"{config.path}: {name} is {config.number(name)}, but the weights have {size}"
+            )
+
+
 def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor], bool, bool]:
     """The tables under our names; whether source and target share one, and the output layer too.
 
-    A file may repeat a shared table under each of its names, or keep any one of them.
+    A file may repeat a shared table under each of its names, or keep any one of them.  Where
+    nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
     """
-    tied = config.flag("tie_word_embeddings", True) or HEAD not in weights
+    tied = config.flag("tie_word_embeddings", True)
     shared = config.flag("share_encoder_decoder_embeddings", True)
+    one_table = shared and tied
     wanted = {
-        "src_embedding.token.weight": [SOURCE, SHARED] + [TARGET, HEAD] * shared,
-        "tgt_embedding.token.weight": [TARGET, SHARED] + [HEAD] * tied + [SOURCE] * shared,
-        "output.weight": [TARGET, SHARED, HEAD, SOURCE] if tied else [HEAD],
+        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * one_table,
+        "tgt_embedding.token.weight": [TARGET] + [SHARED, SOURCE] * shared + [HEAD] * tied,
+        "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
     }
     found = {}
     for ours, names in wanted.items():
@@ -200,9 +224,10 @@ def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor
         found[ours] = weights.tensors[name]
     weights.drop("|".join(map(_literal, (SHARED, SOURCE, TARGET, HEAD))))
     src, tgt = found["src_embedding.token.weight"], found["tgt_embedding.token.weight"]
-    if shared and (src.shape != tgt.shape or not bool((src == tgt).all())):
+    same = src.shape == tgt.shape and torch.equal(src, tgt)
+    if one_table and not same:
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
-    return found, shared, tied
+    return found, shared and same, tied
 
 
 def _literal(name: str) -> str:
@@ -217,6 +242,8 @@ def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Te
     for name in stored:
         weights.shape(name)
     if all(layout_of(weights.tensors[name]) == "concat" for name in stored):
+        if any(weights.shape(name)[0] != rows for name in stored):
+            raise CheckpointError(f"{config.path}: max_position_embeddings is not what is stored")
         weights.drop("|".join(map(_literal, stored)))
         return "concat", {}, rows
     src, tgt = (weights.take(name) for name in names.values())
@@ -243,7 +270,7 @@ def _read_vocabularies(path: Path, config: Description, model: Transformer) -> t
 
 
 def _read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
-    """Tokens by id.  An id of the model's table that no token has gets a name of its own."""
+    """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
     tokens = [f"<unused {i}>" for i in range(size)]
     taken = set()
     for token, i in read_json(path).items():
@@ -251,6 +278,9 @@ def _read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
             raise CheckpointError(f"{path}: id {str(i)[:20]} of {token[:50]!r} cannot be")
         taken.add(i)
         tokens[i] = token
+    if len(taken) <= max(taken, default=0):
+        hole = next(i for i in range(size) if i not in taken)
+        raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
     if not {eos, pad} <= taken:
         raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
     found = Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad)

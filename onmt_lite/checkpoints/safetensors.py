@@ -56,10 +56,7 @@ def parse(data: bytes) -> dict[str, Tensor]:
     (n,) = struct.unpack("<Q", data[:8])
     if n > min(MAX_HEADER, len(data) - 8):
         raise ValueError("shorter than its header says")
-    try:
-        header = json.loads(data[8 : 8 + n])
-    except (ValueError, RecursionError):
-        raise ValueError("its header is not JSON") from None
+    header = parse_json(bytes(data[8 : 8 + n]))
     if not isinstance(header, dict):
         raise ValueError("its header is not a table of tensors")
     header.pop("__metadata__", None)
