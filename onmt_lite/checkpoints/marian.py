@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints.building import build_config, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import Weights, build_config, finished, layout_of
+from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
@@ -149,8 +150,8 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
     bias = "final_logits_bias" in weights
     if bias:
         ours["output.bias"] = weights.take("final_logits_bias").flatten()
-    enc_layers = weights.count("model.encoder.layers")
-    dec_layers = weights.count("model.decoder.layers")
+    enc_layers = weights.count(r"model\.encoder\.layers\.(\d+)\.")
+    dec_layers = weights.count(r"model\.decoder\.layers\.(\d+)\.")
     d_ff = weights.shape("model.encoder.layers.0.fc1.weight")[0]
     dec_d_ff = weights.shape("model.decoder.layers.0.fc1.weight")[0]
     for i in range(enc_layers):
@@ -218,16 +219,18 @@ def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor
         "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
     }
     found = {}
-    for ours, names in wanted.items():
+    for table, names in wanted.items():
         name = next((name for name in names if name in weights), names[0])
         weights.shape(name)
-        found[ours] = weights.tensors[name]
+        found[table] = name
+    tables = {name: weights.take(name) for name in set(found.values())}
     weights.drop("|".join(map(_literal, (SHARED, SOURCE, TARGET, HEAD))))
-    src, tgt = found["src_embedding.token.weight"], found["tgt_embedding.token.weight"]
+    ours = {name: tables[theirs] for name, theirs in found.items()}
+    src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
     same = src.shape == tgt.shape and torch.equal(src, tgt)
     if one_table and not same:
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
-    return found, shared and same, tied
+    return ours, shared and same, tied
 
 
 def _literal(name: str) -> str:
