@@ -7,6 +7,7 @@ import torch
 
 from onmt_lite.checkpoints import opennmt_rnn
 from onmt_lite.errors import CheckpointError
+from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.forced import score_targets
 from tests.support import archives, rnn_by_hand
 from tests.support.families import RNNS, build, make_rnn, rnn_weights
@@ -118,6 +119,18 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     assert {x.size(0) for x in (state.bank, state.keys, state.mask)} == {2}
 
 
+def test_sparsemax_is_the_nearest_distribution():
+    """The projection onto the simplex: what is kept lies above one threshold, by its weight."""
+    scores = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 2
+    scores[:, 5:] = -math.inf
+    weights = sparsemax(scores)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50))
+    used = weights > 0
+    threshold = torch.where(used, scores - weights, -math.inf).amax(-1, keepdim=True)
+    torch.testing.assert_close((scores - weights)[used], threshold.expand_as(scores)[used])
+    assert (scores <= threshold + 1e-6)[~used].all() and not used[:, 5:].any()
+
+
 class TestStrictness:
     @pytest.mark.parametrize("name", rnn_weights(context_gate="both", bridge=True, brnn=True))
     def test_nothing_may_be_missing(self, name):
@@ -174,10 +187,9 @@ class TestStrictness:
         with pytest.raises(CheckpointError, match="2 decoder layers"):
             build(opennmt_rnn, weights, {})
 
-    @pytest.mark.parametrize("name", ["global_attention_function", "generator_function"])
-    def test_sparsemax_is_refused(self, name):
+    def test_sparsemax_over_the_vocabulary_is_refused(self):
         with pytest.raises(CheckpointError, match="sparsemax"):
-            build(opennmt_rnn, rnn_weights(), {name: "sparsemax"})
+            build(opennmt_rnn, rnn_weights(), {"generator_function": "sparsemax"})
 
     def test_a_gate_must_say_its_kind(self):
         with pytest.raises(CheckpointError, match="context_gate"):

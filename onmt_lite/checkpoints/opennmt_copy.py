@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.building import build
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.opennmt_rnn import read_attention
+from onmt_lite.checkpoints.opennmt_rnn import read_attention, read_normaliser
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.copying import CopyModel, Pointing
@@ -63,7 +63,8 @@ def wrap(
     kind = _attention_kind(own, opt) if has_attention else None
 
     def make() -> CopyModel:
-        attention = None if kind is None else AttentionWeights(inner.output.in_features, kind)
+        d = inner.output.in_features
+        attention = None if kind is None else AttentionWeights(d, kind, read_normaliser(opt))
         return CopyModel(inner, table, *special, attention)
 
     return build(make, own.by_rules(RULES), own.path)

@@ -7,7 +7,7 @@ from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
-from onmt_lite.models.rnn_attention import Gate, Score
+from onmt_lite.models.rnn_attention import Gate, Normaliser, Score
 
 SRC_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 TGT_TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
@@ -34,9 +34,8 @@ def build_model(weights: Weights, opt: Description) -> Rnn:
 
     Only what no tensor shows is taken from the options.
     """
-    for name in ("global_attention_function", "generator_function"):
-        if (function := opt.get(name) or "softmax") != "softmax":
-            raise CheckpointError(f"{opt.path}: {name} {function!r:.50} is not supported")
+    if (function := opt.get("generator_function") or "softmax") != "softmax":
+        raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
     cfg = read_config(weights, opt)
     return build(lambda: Rnn(cfg), weights.by_rules(RULES), weights.path)
 
@@ -49,11 +48,12 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
             f"{opt.path}: global_attention is {said!r:.50}, but weights of {attention!r}"
         )
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
+    first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
     layers = r"layers\.(\d+)\." if input_feed else r"weight_hh_l(\d+)"
     try:
         return RnnConfig(
             **weights.table_sizes(SRC_TABLE, TGT_TABLE),
-            d_model=weights.shape("decoder.attn.linear_out.weight")[0],
+            d_model=weights.shape(f"decoder.rnn.{first}")[1],
             enc_layers=weights.count(r"encoder\.rnn\.weight_hh_l(\d+)"),
             dec_layers=weights.count(r"decoder\.rnn\." + layers),
             cell=_cell(weights),
@@ -61,6 +61,7 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
             bridge="encoder.bridge.0.weight" in weights,
             input_feed=input_feed,
             attention=attention,
+            normaliser=read_normaliser(opt),
             context_gate=_gate(weights, opt),
         )
     except ValueError as error:
@@ -81,7 +82,15 @@ def read_attention(weights: Weights, name: str) -> Score:
     """The kind of the attention `name`, by what it has weights for."""
     if f"{name}.linear_context.weight" in weights:
         return "mlp"
-    return "general" if f"{name}.linear_in.weight" in weights else "dot"
+    if f"{name}.linear_in.weight" in weights:
+        return "general"
+    return "dot" if f"{name}.linear_out.weight" in weights else "none"
+
+
+def read_normaliser(opt: Description) -> Normaliser:
+    """Of all attention of the model."""
+    choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
+    return opt.choice("global_attention_function", choices, "softmax")
 
 
 def _gate(weights: Weights, opt: Description) -> Gate:

@@ -67,7 +67,6 @@ def rnn_weights(
         "encoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
         "decoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
         **dice.linear("generator.0", VOCAB_SIZE, d),
-        "decoder.attn.linear_out.weight": dice(d, 2 * d),
     }
 
     def cells(prefix: str, suffix: str, n_in: int, n: int) -> None:
@@ -87,6 +86,8 @@ def rnn_weights(
             cells("decoder.rnn.", f"_l{i}", width, d)
     for i in range((2 if cell == "LSTM" else 1) if bridge else 0):
         weights |= dice.linear(f"encoder.bridge.{i}", layers * half, layers * half)
+    if attention != "none":
+        weights |= dice.linear("decoder.attn.linear_out", d, 2 * d, bias=False)
     if attention == "general":
         weights |= dice.linear("decoder.attn.linear_in", d, d, bias=False)
     elif attention == "mlp":
@@ -120,6 +121,7 @@ RNNS: dict[str, dict[str, Any]] = {
     "no_feed_gru": dict(input_feed=False, cell="GRU"),
     "dot": dict(attention="dot"),
     "mlp": dict(attention="mlp"),
+    "no_attention": dict(attention="none"),
     "mlp_gru": dict(attention="mlp", cell="GRU"),
     "gate_source": dict(context_gate="source"),
     "gate_target": dict(context_gate="target"),
