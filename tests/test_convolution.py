@@ -220,8 +220,25 @@ class TestStrictness:
         for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
             build(fairseq_fconv, weights, {"encoder_layers": spec})
         for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
-            with pytest.raises(CheckpointError, match="encoder_layers"):
+            with pytest.raises(CheckpointError, match="residuals"):
                 build(fairseq_fconv, weights, {"encoder_layers": spec})
+
+    @pytest.mark.parametrize(
+        "spec",
+        ["[(8, 3)]", "[(8, 3)] * 3", "[(8, 4)] * 2", "[(9, 3)] * 2", "[(8, 3)", "8", "[8, 3]", 2,
+         "[(8, 3)] * 10**9", "[(8, 3)] * 9999 * 9999", "[(8,)] * 2", "[]", "[(8, 'a')] * 2",
+         "__import__('os').system('true')", "[[[(8, 3)] * 2]]", "-" * 9999, "(" * 9999],
+    )  # fmt: skip
+    def test_layers_that_the_weights_do_not_have_are_refused(self, spec):
+        with pytest.raises(CheckpointError, match="decoder_layers"):
+            build(fairseq_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
+
+    def test_whole_numbers_are_no_weights(self):
+        for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias"):
+            weights = fconv_weights(**FCONVS["plain"])
+            weights[name] = weights[name].sign().long()
+            with pytest.raises(CheckpointError, match="whole numbers"):
+                build(fairseq_fconv, weights, {})
 
     def test_sparsemax_is_refused(self):
         with pytest.raises(CheckpointError, match="sparsemax"):

@@ -281,6 +281,8 @@ class TestRefused:
     )
     def test_generation_settings(self, copy, values):
         change(copy / "generation_config.json", **values)
+        assert_refused(copy, "copy")
+        change(copy / "config.json", **values)
         assert_refused(copy, "config.json")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])

@@ -25,6 +25,7 @@ ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
 MAX_PICKLE = 64 << 20  # without the numbers, even a large vocabulary's is a tenth of it
 CHUNK = 1 << 20
+MAX_REASON = 200  # some messages quote what they found, whatever its length
 MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # What the zip module and the reading of a damaged file raise
 DAMAGE = (
@@ -99,7 +100,7 @@ def damage_refused(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0][:MAX_REASON] or type(error).__name__
         raise CheckpointError(f"{path}: no PyTorch file of a model: {reason}") from None
 
 

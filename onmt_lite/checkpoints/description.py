@@ -37,7 +37,7 @@ class Description:
             raise self._wrong(name, "a number")
         return float(value)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def flag(self, name: str, default: bool | None = False) -> bool:
         value = self._value(name, default)
         if value not in (True, False) or isinstance(value, float):
             raise self._wrong(name, "true or false")

@@ -158,7 +158,7 @@ def _read_line(line: bytes, where: str) -> tuple[str, bool]:
     if overwrite:
         token, _, count = token.rpartition(b" ")
     try:
-        if not token or not count.isdigit():
+        if not token or not count.isdigit() or token[-1:].isspace():
             raise ValueError
         return token.decode("utf-8"), overwrite
     except ValueError:

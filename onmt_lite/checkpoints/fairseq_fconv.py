@@ -1,6 +1,7 @@
 """fairseq's convolutional models (`fconv`): from a checkpoint's content to a model."""
 
-import re
+import ast
+from typing import Any
 
 from torch import Tensor
 
@@ -8,9 +9,10 @@ from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.convolution import Convolution, ConvolutionConfig
+from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
 PAD_ID = 1  # in every fairseq dictionary; positions are counted from the one after it
+MAX_SPEC = 10_000  # characters of a description of layers
 RULES = (
     (r"(en|de)coder\.embed_tokens\.weight", r"\1coder.embedding.token.weight"),
     (r"(en|de)coder\.embed_positions\.weight", r"\1coder.embedding.position"),
@@ -27,14 +29,49 @@ RULES = (
 
 def build_model(weights: Weights, options: Description) -> Convolution:
     """CheckpointError for what is not exactly an fconv model."""
-    for name in ("encoder_layers", "decoder_layers"):
-        # (width, kernel, residual): a residual that skips layers has no weights of its own
-        if re.search(r"\(\s*\d+\s*,\s*\d+\s*,\s*(?!1\s*\))\d", str(options.get(name))):
-            raise CheckpointError(
-                f"{options.path}: fairseq: {name} with residuals over several layers, which are "
-                "not read"
-            )
-    return build_convolution(read_config, fold_weight_norm(weights), RULES)
+    model = build_convolution(read_config, fold_weight_norm(weights), RULES)
+    _check_layers(options, "encoder_layers", model.cfg.encoder)
+    _check_layers(options, "decoder_layers", model.cfg.decoder)
+    return model
+
+
+def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
+    """CheckpointError where the options say otherwise.  Without them, the weights tell."""
+    if options.get(name) is None:
+        return
+    try:
+        said = evaluate(ast.parse(options.text(name)[:MAX_SPEC], mode="eval").body)
+        if not isinstance(said, list) or not all(isinstance(layer, tuple) for layer in said):
+            raise ValueError("not a list of layers")
+    except (ValueError, SyntaxError, RecursionError, TypeError, MemoryError):
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood") from None
+    # (width, kernel, residual): a residual that skips layers has no weights of its own
+    if any(residual not in ([], [1]) for _, _, *residual in said):
+        raise CheckpointError(
+            f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
+            "read"
+        )
+    if [tuple(layer[:2]) for layer in said] != [(layer.d, layer.kernel) for layer in layers]:
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
+
+
+def evaluate(node: ast.expr) -> Any:
+    """Lists of tuples of numbers, added and multiplied: `[(512, 3)] * 20`, which fairseq runs.
+
+    ValueError for anything else.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 10_000:
+        return node.value
+    if isinstance(node, ast.List):
+        return [evaluate(item) for item in node.elts]
+    if isinstance(node, ast.Tuple) and len(node.elts) in (2, 3):
+        return tuple(evaluate(item) for item in node.elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = evaluate(node.left), evaluate(node.right)
+        wanted = list if isinstance(node.op, ast.Add) else int
+        if isinstance(left, list) and isinstance(right, wanted) and len(left) < 1000:
+            return left + right if isinstance(right, list) else left * right
+    raise ValueError("not a list of layers")
 
 
 def fold_weight_norm(weights: Weights) -> Weights:
@@ -48,7 +85,7 @@ def fold_weight_norm(weights: Weights) -> Weights:
         if name.endswith(".weight_v"):
             g_name = name.removesuffix("v") + "g"
             weights.shape(g_name, tensor.dim())
-            g, v = weights.tensors[g_name].float(), tensor.float()
+            g, v = weights.numbers(g_name), weights.numbers(name)
             dims = [i for i in range(v.dim()) if g.size(i) == 1]
             try:
                 folded[name.removesuffix("_v")] = g * v / v.norm(dim=dims, keepdim=True)

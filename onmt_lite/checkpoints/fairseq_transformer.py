@@ -101,6 +101,14 @@ def _rename_old(weights: Weights) -> None:
 
 
 def _switches(weights: Weights, options: Description) -> dict[str, Any]:
+    layers = {}
+    for side in ("encoder", "decoder"):
+        layers[side] = weights.count(side + r"\.layers\.(\d+)\.")
+        if options.number(f"{side}_layers", layers[side]) != layers[side]:
+            raise CheckpointError(
+                f"{weights.path}: {side}_layers is {options.number(f'{side}_layers')}, but the "
+                f"weights have {layers[side]}"
+            )
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
@@ -112,8 +120,8 @@ def _switches(weights: Weights, options: Description) -> dict[str, Any]:
         dec_heads=options.number("decoder_attention_heads", 8),
         d_ff=weights.shape("encoder.layers.0.fc1.weight")[0],
         dec_d_ff=weights.shape("decoder.layers.0.fc1.weight")[0],
-        enc_layers=weights.count(r"encoder\.layers\.(\d+)\."),
-        dec_layers=weights.count(r"decoder\.layers\.(\d+)\."),
+        enc_layers=layers["encoder"],
+        dec_layers=layers["decoder"],
         activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
         scale_embedding=not options.flag("no_scale_embedding"),
     )

@@ -67,7 +67,7 @@ def load(path: Path) -> Checkpoint:
     _check_family(Description(config, path / CONFIG))
     if (path / "generation_config.json").is_file():  # wins where both say something
         own = read_json(path / "generation_config.json")
-        config = {**config, **{name: value for name, value in own.items() if value is not None}}
+        config = _completed(config, own, path)
     described = Description(config, path / CONFIG)
     model = _read_model(described, Weights(_read_weights(path), path))
     src_vocab, tgt_vocab = _read_vocabularies(path, described, model)
@@ -93,6 +93,18 @@ def load(path: Path) -> Checkpoint:
         toolkit="marian",
         version=str(config.get("transformers_version", ""))[:20],
     )
+
+
+def _completed(config: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What generation_config.json says wins, but special tokens are the same in both."""
+    said = {name: value for name, value in own.items() if value is not None}
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        one, other = (_token(Description(t, path), name, -1) for t in (config, said))
+        if one != other and -1 not in (one, other):
+            raise CheckpointError(
+                f"{path}: {name} is not the same in config.json and generation_config.json"
+            )
+    return {**config, **said}
 
 
 def _check_family(config: Description) -> None:
@@ -185,8 +197,8 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
         final_norm=False,
         positions=positions,
         max_positions=rows,
-        activation=config.choice("activation_function", ACTIVATIONS, "gelu"),
-        scale_embedding=config.flag("scale_embedding"),
+        activation=config.choice("activation_function", ACTIVATIONS),
+        scale_embedding=config.flag("scale_embedding", None),
         output_bias=bias,
         share_embeddings=shared,
         tie_output=tied,
@@ -239,7 +251,7 @@ def _literal(name: str) -> str:
 
 def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
     """Layout, tables where they are not computed, and how many positions there are."""
-    rows = config.number("max_position_embeddings", 1024)
+    rows = config.number("max_position_embeddings")
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     stored = [name for name in names.values() if name in weights]
     for name in stored:
@@ -290,12 +302,12 @@ def _read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
     return Vocab(tokens, eos_id=eos, pad_id=pad, unk_id=found.ids.get("<unk>"))
 
 
-def _token(config: Description, name: str) -> int:
+def _token(config: Description, name: str, default: int | None = None) -> int:
     """An id; some files have it as a list of one."""
     value = config.get(name)
     if isinstance(value, list) and len(value) == 1:
         return Description({name: value[0]}, config.path).number(name)
-    return config.number(name)
+    return config.number(name, default)
 
 
 def _never_ids(config: Description, start: int, vocab_size: int) -> tuple[int, ...]:

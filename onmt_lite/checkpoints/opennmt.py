@@ -78,11 +78,21 @@ def _build(
     family: Family, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> EncoderDecoder:
     """The model, around it what copies words of the source if it has that."""
-    if not opennmt_copy.recognises(weights):
-        return family(weights, opt)
-    own = opennmt_copy.split(weights)
-    model = cast(Pointing, family(weights, opt))
-    return opennmt_copy.wrap(model, own, opt, src_vocab, tgt_vocab)
+    own = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
+    model = family(weights, opt)
+    _check_layers(cast(Any, model).cfg, opt)
+    if own is None:
+        return model
+    return opennmt_copy.wrap(cast(Pointing, model), own, opt, src_vocab, tgt_vocab)
+
+
+def _check_layers(cfg: Any, opt: Description) -> None:
+    """CheckpointError where whole layers are missing.  `layers` wins over what sides have."""
+    both = opt.number("layers", -1)
+    for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
+        said = both if both > 0 else opt.number(name, n)
+        if said != n:
+            raise CheckpointError(f"{opt.path}: {name} is {said}, but the weights have {n}")
 
 
 def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def _fold(weights: Weights, base: str) -> Tensor:
     n_out, *_ = weights.shape(f"{base}.V_avg", 4)
     if weights.shape(f"{base}.g_avg", 1) != (n_out,):
         raise CheckpointError(f"{weights.path}: {base}.g_avg does not fit {base}.V_avg")
-    v, g = (weights.tensors[f"{base}.{part}"].float() for part in ("V_avg", "g_avg"))
+    v, g = (weights.numbers(f"{base}.{part}") for part in ("V_avg", "g_avg"))
     v = v[..., 0].transpose(1, 2)
     return v * (g / v.flatten(1).norm(dim=1))[:, None, None]
 

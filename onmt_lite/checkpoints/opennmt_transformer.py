@@ -9,6 +9,7 @@ from torch import Tensor
 from onmt_lite.checkpoints.building import build_config, finished
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights, layout_of
+from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
 ENC, DEC = "encoder.transformer", "decoder.transformer_layers"
@@ -32,6 +33,8 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
     ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
     ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
     ours |= weights.renamed("generator", "", {"output": ("",)})
+    if "output.bias" not in ours:
+        raise CheckpointError(f"{weights.path}: the weights lack generator.bias")
     # A table of the future before 1.0, and norms that a parallel layer has but does not use
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if switches["parallel_residual"]:
@@ -46,7 +49,6 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
         tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
         share_embeddings=shared,
         tie_output=tied,
-        output_bias="output.bias" in ours,
         **switches,
         **positions,
     )

@@ -47,14 +47,20 @@ class Weights:
 
     def take(self, name: str) -> Tensor:
         """The tensor as float32; here it is forgotten, so that nothing keeps two copies of it."""
+        tensor = self.numbers(name)
+        del self.tensors[name]
+        return tensor.contiguous()
+
+    def numbers(self, name: str) -> Tensor:
+        """The tensor as float32.  CheckpointError where it is missing or not of real numbers."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
-        tensor = self.tensors.pop(name)
+        tensor = self.tensors[name]
         if not tensor.is_floating_point():
             raise CheckpointError(
                 f"{self.path}: {name[:100]!r} holds whole numbers; a quantised model?"
             )
-        return tensor.float().contiguous()
+        return tensor.float()
 
     def drop(self, pattern: str) -> None:
         """Forget tensors that hold nothing a translation needs."""
