@@ -240,6 +240,32 @@ class TestGeneration:
         assert found.text == "w4 w102 w20 w26"
 
 
+@pytest.mark.parametrize("share", [True, False], ids=["share", "own"])
+def test_nothing_tied_as_transformers_5_stores_it(copy, weights, share):
+    """Three tables of their own, and one beside them that nothing uses."""
+    tables = {name: weights[SHARED].roll(i, 0) for i, name in enumerate(NAMES)}
+    change(copy / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=share)
+    store(copy, weights | tables)
+    model = load_checkpoint(copy).model
+    for name, ours in zip(NAMES, (model.src_embedding, model.tgt_embedding)):
+        assert torch.equal(ours.token.weight, tables[name])
+    assert torch.equal(model.output.weight, tables["lm_head.weight"])
+    assert not (model.cfg.share_embeddings or model.cfg.tie_output)
+    del tables["lm_head.weight"]
+    store(copy, weights | tables)
+    assert_refused(copy, "lm_head")
+
+
+@pytest.mark.parametrize(
+    "name", ["activation_function", "scale_embedding", "max_position_embeddings"]
+)
+def test_what_no_weight_tells_must_be_said(copy, name):
+    config = json.loads((copy / "config.json").read_text())
+    del config[name]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert_refused(copy, name)
+
+
 class TestRefused:
     @pytest.mark.parametrize("name, kind", [("m2m", "m2m_100"), ("mbart", "mbart"), ("t5", "t5")])
     def test_relatives_by_name(self, name, kind):
@@ -283,7 +309,7 @@ class TestRefused:
         change(copy / "generation_config.json", **values)
         assert_refused(copy, "copy")
         change(copy / "config.json", **values)
-        assert_refused(copy, "config.json")
+        assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])
     def test_files_that_are_not_there(self, copy, name):

@@ -101,9 +101,7 @@ def _completed(config: dict[str, Any], own: dict[str, Any], path: Path) -> dict[
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
         one, other = (_token(Description(t, path), name, -1) for t in (config, said))
         if one != other and -1 not in (one, other):
-            raise CheckpointError(
-                f"{path}: {name} is not the same in config.json and generation_config.json"
-            )
+            raise CheckpointError(f"{path}: {name} differs between its two configurations")
     return {**config, **said}
 
 
