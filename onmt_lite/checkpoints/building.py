@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -23,7 +24,7 @@ def build(make: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) 
     place and every place a weight of its size.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             model = make()
         _, unknown = model.load_state_dict(dict(weights), strict=False, assign=True)
     except ValueError as error:
@@ -37,6 +38,17 @@ def build(make: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) 
         if names:
             raise CheckpointError(f"{path}: {len(names)} weights are {what}, first {names[0]}")
     return model.eval().requires_grad_(False)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Weights without memory take no random numbers: asked for them, PyTorch loads its compiler,
+    which costs more time and memory than a model of 100 MB."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def build_config(path: Path, **fields) -> TransformerConfig:
