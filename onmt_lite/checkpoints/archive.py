@@ -25,6 +25,7 @@ ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
 MAX_PICKLE = 64 << 20  # without the numbers, even a large vocabulary's is a tenth of it
 CHUNK = 1 << 20
+MAX_TENSORS = 20_000
 MAX_REASON = 200  # some messages quote what they found, whatever its length
 MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # What the zip module and the reading of a damaged file raise
@@ -66,6 +67,8 @@ class Archive:
         """
         if not isinstance(table, dict):
             raise CheckpointError(f"{self.path}: its weights are not a table of tensors")
+        if len(table) > MAX_TENSORS:
+            raise CheckpointError(f"{self.path}: {len(table):,} tensors, more than any model has")
         found = {}
         for name, stored in table.items():
             if not isinstance(name, str) or not isinstance(stored, StoredTensor):

@@ -20,6 +20,7 @@ from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
 MAX_SIZE = 1 << 48
+MAX_TENSORS, MAX_DIMS = 20_000, 16
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Entry = tuple[torch.dtype, list[int], list[int]]  # with shape, and offsets of start and end
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -90,6 +91,8 @@ def _read_header(data: bytes) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a table of tensors")
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise ValueError(f"it lists {len(header):,} tensors, more than any model has")
     return {name: _read_entry(name, entry) for name, entry in header.items()}
 
 
@@ -101,6 +104,8 @@ def _read_entry(name: str, entry: Any) -> Entry:
     except (KeyError, TypeError):
         raise wrong from None
     if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise wrong
+    if len(shape) > MAX_DIMS:
         raise wrong
     if not all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets):
         raise wrong
