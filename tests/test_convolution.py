@@ -13,7 +13,8 @@ from tests.support import archives
 from tests.support.families import (
     CNNS,
     FCONVS,
-    Weights,
+    Tensors,
+    build,
     cnn_weights,
     fconv_weights,
     make_cnn,
@@ -49,7 +50,7 @@ def test_scores_are_those_of_fairseq():
         {t: i for i, t in enumerate(archives.fairseq_vocab(f"fairseq_fconv/dict.{side}.txt"))}
         for side in ("src", "tgt")
     )
-    model = fairseq_fconv.build(*archives.fairseq("fairseq_fconv/checkpoint.pt"))
+    model = build(fairseq_fconv, *archives.fairseq("fairseq_fconv/checkpoint.pt"))
     gold = archives.gold("fairseq_fconv")
     src = [[src_ids[token] for token in g["source"].split()] + [EOS] for g in gold]
     tgt = [[tgt_ids[token] for token in g["target"].split()] for g in gold]
@@ -61,7 +62,7 @@ def test_scores_are_those_of_fairseq():
 
 def test_logits_are_those_of_fairseq():
     expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
-    model = fairseq_fconv.build(*archives.fairseq("fs12_fc/checkpoint.pt"))
+    model = build(fairseq_fconv, *archives.fairseq("fs12_fc/checkpoint.pt"))
     src = torch.tensor([[4, 5, 2, PAD], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
     assert [sorted(row) for row in src.tolist()] == [
         sorted(row) for row in expected["src"].tolist()
@@ -81,7 +82,7 @@ def test_logits_follow_the_formulas(family, model):
 
 def test_a_file_of_opennmt_py_follows_the_formulas():
     weights, options = archives.opennmt("m12_cnn_step_2.pt")
-    model = opennmt_cnn.build(weights, options)
+    model = build(opennmt_cnn, weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         expected = cnn_by_hand(weights, SRC[b, :n], TGT[b])
@@ -136,7 +137,7 @@ def test_what_is_averaged_and_the_averages_are_told_apart():
     for name in weights:
         if name.endswith(".conv.V") or name.endswith((".conv.g", ".conv.weight", ".conv.bias")):
             plain[name] = torch.zeros_like(weights[name])
-    same = [opennmt_cnn.build(w, {}) for w in (weights, plain)]
+    same = [build(opennmt_cnn, w, {}) for w in (weights, plain)]
     assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in same))
 
 
@@ -174,20 +175,20 @@ class TestStrictness:
         weights = fconv_weights(**FCONVS["plain"])
         del weights[name]
         if name == "decoder.version":  # says what the sizes show too
-            fairseq_fconv.build(weights, {})
+            build(fairseq_fconv, weights, {})
             return
         with pytest.raises(CheckpointError):
-            fairseq_fconv.build(weights, {})
+            build(fairseq_fconv, weights, {})
 
     @pytest.mark.parametrize("name", sorted(cnn_weights(positions=True)))
     def test_nothing_of_cnn_may_be_missing(self, name):
         weights = cnn_weights(positions=True)
         del weights[name]
         if ".conv." in name and not name.endswith("_avg"):  # only training needs it
-            opennmt_cnn.build(weights, {})
+            build(opennmt_cnn, weights, {})
             return
         with pytest.raises(CheckpointError):
-            opennmt_cnn.build(weights, {})
+            build(opennmt_cnn, weights, {})
 
     @pytest.mark.parametrize("reader", [fairseq_fconv, opennmt_cnn])
     @pytest.mark.parametrize(
@@ -196,35 +197,52 @@ class TestStrictness:
     def test_nothing_may_be_left_over(self, reader, extra):
         weights = cnn_weights() if reader is opennmt_cnn else fconv_weights(**FCONVS["plain"])
         with pytest.raises(CheckpointError, match=extra):
-            reader.build({**weights, extra: torch.ones(3, 3)}, {})
+            build(reader, {**weights, extra: torch.ones(3, 3)}, {})
 
     def test_lengths_must_fit_directions(self):
         weights = fconv_weights(**FCONVS["plain"])
         weights["encoder.fc1.weight_g"] = torch.ones(3, 1)
         with pytest.raises(CheckpointError, match="weight_g does not fit"):
-            fairseq_fconv.build(weights, {})
+            build(fairseq_fconv, weights, {})
         weights = cnn_weights()
         weights["encoder.cnn.layers.0.conv.g_avg"] = torch.ones(3)
         with pytest.raises(CheckpointError, match="g_avg does not fit"):
-            opennmt_cnn.build(weights, {})
+            build(opennmt_cnn, weights, {})
 
     def test_averages_that_were_never_made_are_refused(self):
         weights = cnn_weights()
         weights["encoder.cnn.layers.0.conv.V_avg"] = torch.zeros(16, 8, 3, 1)
         with pytest.raises(CheckpointError, match="not finite"):
-            opennmt_cnn.build(weights, {})
+            build(opennmt_cnn, weights, {})
 
     def test_residuals_over_several_layers_are_refused(self):
         weights = fconv_weights(**FCONVS["plain"])
         for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
-            fairseq_fconv.build(weights, {"encoder_layers": spec})
+            build(fairseq_fconv, weights, {"encoder_layers": spec})
         for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
-            with pytest.raises(CheckpointError, match="encoder_layers"):
-                fairseq_fconv.build(weights, {"encoder_layers": spec})
+            with pytest.raises(CheckpointError, match="residuals"):
+                build(fairseq_fconv, weights, {"encoder_layers": spec})
+
+    @pytest.mark.parametrize(
+        "spec",
+        ["[(8, 3)]", "[(8, 3)] * 3", "[(8, 4)] * 2", "[(9, 3)] * 2", "[(8, 3)", "8", "[8, 3]", 2,
+         "[(8, 3)] * 10**9", "[(8, 3)] * 9999 * 9999", "[(8,)] * 2", "[]", "[(8, 'a')] * 2",
+         "__import__('os').system('true')", "[[[(8, 3)] * 2]]", "-" * 9999, "(" * 9999],
+    )  # fmt: skip
+    def test_layers_that_the_weights_do_not_have_are_refused(self, spec):
+        with pytest.raises(CheckpointError, match="decoder_layers"):
+            build(fairseq_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
+
+    def test_whole_numbers_are_no_weights(self):
+        for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias"):
+            weights = fconv_weights(**FCONVS["plain"])
+            weights[name] = weights[name].sign().long()
+            with pytest.raises(CheckpointError, match="whole numbers"):
+                build(fairseq_fconv, weights, {})
 
     def test_sparsemax_is_refused(self):
         with pytest.raises(CheckpointError, match="sparsemax"):
-            opennmt_cnn.build(cnn_weights(), {"generator_function": "sparsemax"})
+            build(opennmt_cnn, cnn_weights(), {"generator_function": "sparsemax"})
 
 
 # -- one sentence by the formulas, from the weights as they are named in the file --------------
@@ -236,7 +254,7 @@ def gated(outputs: list[Tensor]) -> Tensor:
     return out[:, :half] * out[:, half:].sigmoid()
 
 
-def fconv_by_hand(weights: Weights, src: Tensor, tgt: Tensor) -> Tensor:
+def fconv_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
     """src (S,), tgt (T,) -> logits (T, V), in float64."""
     w = {name: weight.double() for name, weight in weights.items()}
 
@@ -295,7 +313,7 @@ def fconv_by_hand(weights: Weights, src: Tensor, tgt: Tensor) -> Tensor:
     return linear("decoder.fc3", linear("decoder.fc2", x))
 
 
-def cnn_by_hand(weights: Weights, src: Tensor, tgt: Tensor) -> Tensor:
+def cnn_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
     """src (S,), tgt (T,) -> logits (T, V), in float64."""
     w = {name: weight.double() for name, weight in weights.items()}
 

@@ -1,6 +1,7 @@
 """Copying: the pointer-generator against its formula, word by word."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints import opennmt_copy, opennmt_rnn
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.text.copying import extended_ids
@@ -19,6 +21,8 @@ from tests.support.families import (
     COPYING_RNNS,
     SRC_VOCAB,
     TGT_VOCAB,
+    add_copying,
+    build,
     copy_weights,
     copying_rnn_weights,
     make_copying_rnn,
@@ -79,9 +83,10 @@ def test_files_of_opennmt_py_follow_the_formula(name):
         Vocab(tokens, pad_id=tokens.index("<blank>"), unk_id=tokens.index("<unk>"))
         for tokens in (archives.opennmt_vocab(name, side) for side in ("src", "tgt"))
     )
-    plain, own = opennmt_copy.split(weights)
-    inner = opennmt_rnn.build(plain, options)
-    model = opennmt_copy.wrap(inner, own, options, src_vocab, tgt_vocab)
+    plain = Weights(dict(weights), Path("weights"))
+    own = opennmt_copy.split(plain).tensors
+    inner = build(opennmt_rnn, plain.tensors, options)
+    model = add_copying(inner, own, options, src_vocab, tgt_vocab)
     copying = None if options["reuse_copy_attn"] else options["copy_attn_type"]
     lines = [f"{src_vocab.tokens[5]} x {src_vocab.tokens[6]} x y", "x", src_vocab.tokens[7]]
     check_rnn(model, weights, {**options, "copying": copying}, lines, src_vocab, tgt_vocab)
@@ -223,13 +228,13 @@ class TestStrictness:
     def test_vocabularies_must_know_padding_and_unknown_words(self):
         inner = make_copying_rnn(None).inner
         with pytest.raises(CheckpointError, match="padding"):
-            opennmt_copy.wrap(inner, copy_weights(None, d=8), {}, SRC_VOCAB, Vocab(["a"]))
+            add_copying(inner, copy_weights(None, d=8), {}, SRC_VOCAB, Vocab(["a"]))
 
 
 def wrap(own, **options):
     inner = make_copying_rnn(None).inner
     options = {"copy_attn_type": "mlp", **options}
-    return opennmt_copy.wrap(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+    return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 
 
 def checkpoint_of(model) -> Checkpoint:

@@ -123,6 +123,8 @@ class TestWeights:
                 [weights[f"{layer}2.weight"], torch.zeros(64, 8)], 1
             )
         store(copy, wider)
+        assert_refused(copy, "decoder_ffn_dim is 128, but the weights have 136")
+        change(copy / "config.json", decoder_ffn_dim=136)
         torch.testing.assert_close(logits(copy), logits(MARIAN), atol=1e-5, rtol=0)
         change(copy / "config.json", decoder_attention_heads=2)
         cfg = load_checkpoint(copy).model.cfg
@@ -201,6 +203,7 @@ class TestVocabulary:
         "vocab",
         ["[]", "{}", "{", '{"</s>": 0}', '{"</s>": 0, "<pad>": 119, "a": 120}', "\xff",
          '{"</s>": 0, "<pad>": 119, "a": -1}', '{"</s>": 0, "<pad>": 119, "a": 0}',
+         '{"</s>": 0, "<pad>": 119}', '{"</s>": 0, "</s>": 0, "<pad>": 1}',
          '{"</s>": 0, "<pad>": 119, "a": "1"}', '{"</s>": 0, "<pad>": 119, "\\ud800": 1}'],
     )  # fmt: skip
     def test_that_make_no_sense(self, copy, vocab):
@@ -235,6 +238,32 @@ class TestGeneration:
         found = translator.translate(["w37 w3 w90 w24"], beam_size=1)[0].hyps[0]
         assert found.tokens == ["▁w4", "▁w102", "▁w20", "▁w26"]
         assert found.text == "w4 w102 w20 w26"
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["share", "own"])
+def test_nothing_tied_as_transformers_5_stores_it(copy, weights, share):
+    """Three tables of their own, and one beside them that nothing uses."""
+    tables = {name: weights[SHARED].roll(i, 0) for i, name in enumerate(NAMES)}
+    change(copy / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=share)
+    store(copy, weights | tables)
+    model = load_checkpoint(copy).model
+    for name, ours in zip(NAMES, (model.src_embedding, model.tgt_embedding)):
+        assert torch.equal(ours.token.weight, tables[name])
+    assert torch.equal(model.output.weight, tables["lm_head.weight"])
+    assert not (model.cfg.share_embeddings or model.cfg.tie_output)
+    del tables["lm_head.weight"]
+    store(copy, weights | tables)
+    assert_refused(copy, "lm_head")
+
+
+@pytest.mark.parametrize(
+    "name", ["activation_function", "scale_embedding", "max_position_embeddings"]
+)
+def test_what_no_weight_tells_must_be_said(copy, name):
+    config = json.loads((copy / "config.json").read_text())
+    del config[name]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert_refused(copy, name)
 
 
 class TestRefused:
@@ -278,7 +307,9 @@ class TestRefused:
     )
     def test_generation_settings(self, copy, values):
         change(copy / "generation_config.json", **values)
-        assert_refused(copy, "config.json")
+        assert_refused(copy, "copy")
+        change(copy / "config.json", **values)
+        assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])
     def test_files_that_are_not_there(self, copy, name):

@@ -7,9 +7,10 @@ import torch
 
 from onmt_lite.checkpoints import opennmt_rnn
 from onmt_lite.errors import CheckpointError
+from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.forced import score_targets
 from tests.support import archives, rnn_by_hand
-from tests.support.families import RNNS, make_rnn, rnn_weights
+from tests.support.families import RNNS, build, make_rnn, rnn_weights
 
 ATOL = 1e-5
 PAD = 1
@@ -42,7 +43,7 @@ def test_scores_are_those_of_opennmt_py():
     )
     src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
     tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
-    model = opennmt_rnn.build(*archives.opennmt(LSTM))
+    model = build(opennmt_rnn, *archives.opennmt(LSTM))
     found = score_targets(model, *archives.padded(src, PAD), tgt, tgt_ids["<s>"], tgt_ids["</s>"])
     assert len(found) == 20
     assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
@@ -59,7 +60,7 @@ def test_logits_follow_the_formulas(options, model):
 def test_files_of_opennmt_py_follow_the_formulas(name):
     weights, options = archives.opennmt(name)
     options = {**options, "cell": options["rnn_type"], "attention": options["global_attention"]}
-    model = opennmt_rnn.build(weights, options)
+    model = build(opennmt_rnn, weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         expected = rnn_by_hand.logits(weights, options, SRC[b, :n], TGT[b])
@@ -118,74 +119,85 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     assert {x.size(0) for x in (state.bank, state.keys, state.mask)} == {2}
 
 
+def test_sparsemax_is_the_nearest_distribution():
+    """The projection onto the simplex: what is kept lies above one threshold, by its weight."""
+    scores = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 2
+    scores[:, 5:] = -math.inf
+    weights = sparsemax(scores)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50))
+    used = weights > 0
+    threshold = torch.where(used, scores - weights, -math.inf).amax(-1, keepdim=True)
+    torch.testing.assert_close((scores - weights)[used], threshold.expand_as(scores)[used])
+    assert (scores <= threshold + 1e-6)[~used].all() and not used[:, 5:].any()
+
+
 class TestStrictness:
     @pytest.mark.parametrize("name", rnn_weights(context_gate="both", bridge=True, brnn=True))
     def test_nothing_may_be_missing(self, name):
         weights = rnn_weights(context_gate="both", bridge=True, brnn=True)
         del weights[name]
         with pytest.raises(CheckpointError):
-            opennmt_rnn.build(weights, {"context_gate": "both", "global_attention": "general"})
+            build(opennmt_rnn, weights, {"context_gate": "both", "global_attention": "general"})
 
     def test_nothing_may_be_left_over(self):
         extra = "encoder.embeddings.make_embedding.emb_luts.1.weight"
         with pytest.raises(CheckpointError, match=r"emb_luts\.1"):
-            opennmt_rnn.build({**rnn_weights(), extra: torch.ones(3, 3)}, {})
+            build(opennmt_rnn, {**rnn_weights(), extra: torch.ones(3, 3)}, {})
 
     def test_sizes_must_fit(self):
         wrong = {**rnn_weights(), "decoder.attn.linear_in.weight": torch.ones(8, 7)}
         with pytest.raises(CheckpointError, match="size mismatch"):
-            opennmt_rnn.build(wrong, {})
+            build(opennmt_rnn, wrong, {})
 
     def test_sizes_that_are_only_claimed_cost_nothing(self):
         """A decoder of that width would take 16 TB."""
         wide = {**rnn_weights(), "decoder.attn.linear_out.weight": torch.ones(1_000_000, 1)}
         with pytest.raises(CheckpointError, match="size mismatch"):
-            opennmt_rnn.build(wide, {})
+            build(opennmt_rnn, wide, {})
 
     def test_nothing_may_be_empty(self):
         empty = {**rnn_weights(), "generator.0.weight": torch.ones(0, 8)}
         with pytest.raises(CheckpointError):
-            opennmt_rnn.build(empty, {})
+            build(opennmt_rnn, empty, {})
         name = "decoder.embeddings.make_embedding.emb_luts.0.weight"
         with pytest.raises(CheckpointError, match=r"shape \[0, 6\]"):
-            opennmt_rnn.build({**rnn_weights(), name: torch.ones(0, 6)}, {})
+            build(opennmt_rnn, {**rnn_weights(), name: torch.ones(0, 6)}, {})
 
     def test_files_in_half_precision_are_read(self):
         weights = {name: weight.half() for name, weight in rnn_weights().items()}
-        model = opennmt_rnn.build(weights, {})
+        model = build(opennmt_rnn, weights, {})
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
     def test_numbers_must_be_finite(self):
         weights = rnn_weights()
         weights["generator.0.bias"][3] = math.nan
         with pytest.raises(CheckpointError, match="not finite"):
-            opennmt_rnn.build(weights, {})
+            build(opennmt_rnn, weights, {})
 
     def test_plain_cells_are_refused(self):
         weights = rnn_weights()
         weights["encoder.rnn.weight_hh_l0"] = torch.ones(8, 8)
         with pytest.raises(CheckpointError, match="LSTM nor GRU"):
-            opennmt_rnn.build(weights, {})
+            build(opennmt_rnn, weights, {})
 
     def test_layers_must_be_as_many_on_both_sides(self):
         weights = rnn_weights(layers=1)
         more = rnn_weights(layers=2)
         weights |= {name: more[name] for name in more if name.startswith("decoder.rnn.layers.1")}
         with pytest.raises(CheckpointError, match="2 decoder layers"):
-            opennmt_rnn.build(weights, {})
+            build(opennmt_rnn, weights, {})
 
-    @pytest.mark.parametrize("name", ["global_attention_function", "generator_function"])
-    def test_sparsemax_is_refused(self, name):
+    def test_sparsemax_over_the_vocabulary_is_refused(self):
         with pytest.raises(CheckpointError, match="sparsemax"):
-            opennmt_rnn.build(rnn_weights(), {name: "sparsemax"})
+            build(opennmt_rnn, rnn_weights(), {"generator_function": "sparsemax"})
 
     def test_a_gate_must_say_its_kind(self):
         with pytest.raises(CheckpointError, match="context_gate"):
-            opennmt_rnn.build(rnn_weights(context_gate="source"), {})
+            build(opennmt_rnn, rnn_weights(context_gate="source"), {})
 
     def test_coverage_weights_have_no_effect(self):
         plain, covering = rnn_weights(), rnn_weights()
         covering["decoder.attn.linear_cover.weight"] = torch.ones(8, 1)
-        models = [opennmt_rnn.build(weights, {}) for weights in (plain, covering)]
+        models = [build(opennmt_rnn, weights, {}) for weights in (plain, covering)]
         logits = [m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in models]
         assert torch.equal(*logits)

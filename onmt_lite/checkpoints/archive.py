@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from onmt_lite.errors import CheckpointError
 ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
 MAX_PICKLE = 64 << 20  # without the numbers, even a large vocabulary's is a tenth of it
+CHUNK = 1 << 20
+MAX_TENSORS = 20_000
+MAX_REASON = 200  # some messages quote what they found, whatever its length
 MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # What the zip module and the reading of a damaged file raise
 DAMAGE = (
@@ -52,7 +55,7 @@ def is_archive(path: Path) -> bool:
 class Archive:
     """`root` is what was saved, tensors in it as `StoredTensor`."""
 
-    def __init__(self, path: Path, root: Any, read_storage: Callable[[Storage], bytearray]):
+    def __init__(self, path: Path, root: Any, read_storage: Callable[[Storage, bytearray], int]):
         self.path, self.root = path, root
         self._read_storage = read_storage
         self._storages: dict[str, Tensor] = {}
@@ -64,6 +67,8 @@ class Archive:
         """
         if not isinstance(table, dict):
             raise CheckpointError(f"{self.path}: its weights are not a table of tensors")
+        if len(table) > MAX_TENSORS:
+            raise CheckpointError(f"{self.path}: {len(table):,} tensors, more than any model has")
         found = {}
         for name, stored in table.items():
             if not isinstance(name, str) or not isinstance(stored, StoredTensor):
@@ -71,13 +76,20 @@ class Archive:
             found[name] = self._tensor(stored)
         return found
 
+    def forget(self) -> None:
+        """Let go of the numbers: only who took tensors keeps them."""
+        self._storages.clear()
+
     def _tensor(self, stored: StoredTensor) -> Tensor:
         storage = stored.storage
         flat = self._storages.get(storage.key)
         if flat is None:
             with damage_refused(self.path):
-                data = self._read_storage(storage)
-                if len(data) != storage.numel * storage.dtype.itemsize:
+                n_bytes = storage.numel * storage.dtype.itemsize
+                if n_bytes > self.path.stat().st_size:  # nothing is allocated for a mere claim
+                    raise ValueError(f"storage {storage.key} is larger than the file")
+                data = bytearray(n_bytes)
+                if self._read_storage(storage, data) != n_bytes:
                     raise ValueError(f"storage {storage.key} does not have the size it claims")
             flat = torch.frombuffer(data or bytearray(8), dtype=torch.uint8)
             self._storages[storage.key] = flat
@@ -91,7 +103,7 @@ def damage_refused(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0][:MAX_REASON] or type(error).__name__
         raise CheckpointError(f"{path}: no PyTorch file of a model: {reason}") from None
 
 
@@ -111,18 +123,29 @@ def opened(path: Path) -> Iterator[Archive]:
                 else:
                     raise ValueError("a pickle, but not one that torch.save writes")
             yield archive
+            archive.forget()
 
 
 def _open_zip(path: Path, members: zipfile.ZipFile) -> Archive:
     names = _check_members(members, path.stat().st_size)
     for name in names.values():  # zipfile compares the CRC at the end of each
         with members.open(name) as member:
-            while member.read(1 << 20):
+            while member.read(CHUNK):
                 pass
     if "byteorder" in names and members.read(names["byteorder"]) != b"little":
         raise ValueError("its numbers are big-endian")
     root = parse(io.BytesIO(members.read(names["data.pkl"])))
-    return Archive(path, root, lambda s: bytearray(members.read(names[f"data/{s.key}"])))
+
+    def read(storage: Storage, data: bytearray) -> int:
+        """Fills `data`; the number of bytes that there were for it."""
+        with members.open(names[f"data/{storage.key}"]) as member:
+            n = 0
+            while n <= len(data) and (part := member.read(CHUNK)):
+                data[n : n + len(part)] = part
+                n += len(part)
+        return n
+
+    return Archive(path, root, read)
 
 
 def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
@@ -146,7 +169,7 @@ def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
     return names
 
 
-def _open_old(path: Path, f: IO[bytes]) -> Archive:
+def _open_old(path: Path, f: io.BufferedReader) -> Archive:
     head = io.BytesIO(f.read(MAX_PICKLE))
     storages: dict[str, Storage] = {}
     _, version, system, root, keys = (parse(head, storages) for _ in range(5))
@@ -162,8 +185,8 @@ def _open_old(path: Path, f: IO[bytes]) -> Archive:
     if place != path.stat().st_size:
         raise ValueError("it ends before or after its numbers do")
 
-    def read(storage: Storage) -> bytearray:
+    def read(storage: Storage, data: bytearray) -> int:
         f.seek(places[storage.key])
-        return bytearray(f.read(storage.numel * storage.dtype.itemsize))
+        return f.readinto(data)
 
     return Archive(path, root, read)

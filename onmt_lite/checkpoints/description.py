@@ -37,7 +37,7 @@ class Description:
             raise self._wrong(name, "a number")
         return float(value)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def flag(self, name: str, default: bool | None = False) -> bool:
         value = self._value(name, default)
         if value not in (True, False) or isinstance(value, float):
             raise self._wrong(name, "true or false")
@@ -79,13 +79,39 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_JSON + 1)
-        table = json.loads(data[:MAX_JSON])
+        if len(data) > MAX_JSON:
+            raise CheckpointError(f"{path}: too large for what it is to hold")
+        table = parse_json(data)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: not JSON") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     if not isinstance(table, dict):
         raise CheckpointError(f"{path}: not a table of names and values")
+    return table
+
+
+def parse_json(data: bytes) -> Any:
+    """ValueError, in one line, for what is no JSON or says something twice."""
+    try:
+        return json.loads(data, object_pairs_hook=_no_name_twice)
+    except _Twice:
+        raise
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+
+
+class _Twice(ValueError):
+    pass
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json alone keeps the last one silently."""
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise _Twice(f"it has {name[:50]!r} twice")
+        table[name] = value
     return table
 
 

@@ -12,7 +12,7 @@ from onmt_lite.checkpoints import archive, fairseq_fconv, fairseq_transformer
 from onmt_lite.checkpoints.description import Description, checked_tokens
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import Weights, naming_the_file
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -27,7 +27,7 @@ SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 # By a weight that only this family has
 FAMILIES: dict[str, Callable[[Weights, Description], EncoderDecoder]] = {
     "encoder.layers.0.fc1.weight": fairseq_transformer.build_model,
-    "encoder.convolutions.0.weight_v": naming_the_file(fairseq_fconv.build),
+    "encoder.convolutions.0.weight_v": fairseq_fconv.build_model,
 }
 
 
@@ -158,7 +158,7 @@ def _read_line(line: bytes, where: str) -> tuple[str, bool]:
     if overwrite:
         token, _, count = token.rpartition(b" ")
     try:
-        if not token or not count.isdigit():
+        if not token or not count.isdigit() or token[-1:].isspace():
             raise ValueError
         return token.decode("utf-8"), overwrite
     except ValueError:

@@ -1,16 +1,18 @@
 """fairseq's convolutional models (`fconv`): from a checkpoint's content to a model."""
 
-import re
-from collections.abc import Mapping
+import ast
 from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.renaming import Tensors, count, load_strictly, rename, size
+from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
 PAD_ID = 1  # in every fairseq dictionary; positions are counted from the one after it
+MAX_SPEC = 10_000  # characters of a description of layers
 RULES = (
     (r"(en|de)coder\.embed_tokens\.weight", r"\1coder.embedding.token.weight"),
     (r"(en|de)coder\.embed_positions\.weight", r"\1coder.embedding.position"),
@@ -25,44 +27,73 @@ RULES = (
 )
 
 
-def recognises(weights: Tensors) -> bool:
-    return "encoder.convolutions.0.weight_v" in weights
+def build_model(weights: Weights, options: Description) -> Convolution:
+    """CheckpointError for what is not exactly an fconv model."""
+    model = build_convolution(read_config, fold_weight_norm(weights), RULES)
+    _check_layers(options, "encoder_layers", model.cfg.encoder)
+    _check_layers(options, "decoder_layers", model.cfg.decoder)
+    return model
 
 
-def build(weights: Tensors, options: Mapping[str, Any]) -> Convolution:
-    """The model of a checkpoint.
+def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
+    """CheckpointError where the options say otherwise.  Without them, the weights tell."""
+    if options.get(name) is None:
+        return
+    try:
+        said = evaluate(ast.parse(options.text(name)[:MAX_SPEC], mode="eval").body)
+        if not isinstance(said, list) or not all(isinstance(layer, tuple) for layer in said):
+            raise ValueError("not a list of layers")
+    except (ValueError, SyntaxError, RecursionError, TypeError, MemoryError):
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood") from None
+    # (width, kernel, residual): a residual that skips layers has no weights of its own
+    if any(residual not in ([], [1]) for _, _, *residual in said):
+        raise CheckpointError(
+            f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
+            "read"
+        )
+    if [tuple(layer[:2]) for layer in said] != [(layer.d, layer.kernel) for layer in layers]:
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
 
-    weights: its `model`.  options: `args`, or the model's part of `cfg`, by name.  Only what no
-    tensor shows is taken from them.  CheckpointError for what is not exactly an fconv model.
+
+def evaluate(node: ast.expr) -> Any:
+    """Lists of tuples of numbers, added and multiplied: `[(512, 3)] * 20`, which fairseq runs.
+
+    ValueError for anything else.
     """
-    for name in ("encoder_layers", "decoder_layers"):
-        # (width, kernel, residual): a residual that skips layers has no weights of its own
-        if re.search(r"\(\s*\d+\s*,\s*\d+\s*,\s*(?!1\s*\))\d", str(options.get(name, ""))):
-            raise CheckpointError(f"options: {name} with residuals over several layers")
-    folded = {name: _our_layout(w) for name, w in fold_weight_norm(weights).items()}
-    return load_strictly(lambda: Convolution(read_config(folded)), rename(folded, RULES))
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 10_000:
+        return node.value
+    if isinstance(node, ast.List):
+        return [evaluate(item) for item in node.elts]
+    if isinstance(node, ast.Tuple) and len(node.elts) in (2, 3):
+        return tuple(evaluate(item) for item in node.elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = evaluate(node.left), evaluate(node.right)
+        wanted = list if isinstance(node.op, ast.Add) else int
+        if isinstance(left, list) and isinstance(right, wanted) and len(left) < 1000:
+            return left + right if isinstance(right, list) else left * right
+    raise ValueError("not a list of layers")
 
 
-def fold_weight_norm(weights: Tensors) -> dict[str, Tensor]:
+def fold_weight_norm(weights: Weights) -> Weights:
     """Direction v and length g of each weight-normed tensor, multiplied out: w = g v / ||v||.
 
     The norm runs over the dimensions in which g has length 1: not always the same ones, since
     fairseq once normed its decoder's convolutions over another.
     """
-    folded = {}
-    for name, tensor in weights.items():
+    folded: dict[str, Tensor] = {}
+    for name, tensor in weights.tensors.items():
         if name.endswith(".weight_v"):
             g_name = name.removesuffix("v") + "g"
-            size(weights, g_name, tensor.dim() - 1)
-            g, v = weights[g_name].float(), tensor.float()
+            weights.shape(g_name, tensor.dim())
+            g, v = weights.numbers(g_name), weights.numbers(name)
             dims = [i for i in range(v.dim()) if g.size(i) == 1]
             try:
                 folded[name.removesuffix("_v")] = g * v / v.norm(dim=dims, keepdim=True)
             except RuntimeError:
-                raise CheckpointError(f"weights: {g_name} does not fit {name}") from None
+                raise CheckpointError(f"{weights.path}: {g_name} does not fit {name}") from None
         elif not (name.endswith(".weight_g") and f"{name[:-1]}v" in weights):
             folded[name] = tensor
-    return folded
+    return Weights({name: _our_layout(w) for name, w in folded.items()}, weights.path)
 
 
 def _our_layout(weight: Tensor) -> Tensor:
@@ -70,33 +101,19 @@ def _our_layout(weight: Tensor) -> Tensor:
     return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
 
 
-def read_config(weights: Tensors) -> ConvolutionConfig:
+def read_config(weights: Weights) -> ConvolutionConfig:
     """Sizes from the tensors, weight norm folded and in our layout."""
-    src, tgt = (f"{side}coder.embed_tokens.weight" for side in ("en", "de"))
+    src, tgt = "encoder.embed_positions.weight", "decoder.embed_positions.weight"
     return ConvolutionConfig(
-        src_vocab_size=size(weights, src, 0),
-        tgt_vocab_size=size(weights, tgt, 0),
-        d_src_embedding=size(weights, src, 1),
-        d_tgt_embedding=size(weights, tgt, 1),
-        encoder=_layers(weights, "encoder"),
-        decoder=_layers(weights, "decoder"),
-        d_out=size(weights, "decoder.fc2.weight", 0),
-        src_positions=size(weights, "encoder.embed_positions.weight", 0),
-        tgt_positions=size(weights, "decoder.embed_positions.weight", 0),
+        **weights.table_sizes("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
+        decoder=read_layers(
+            weights,
+            "decoder.convolutions.{}.weight",
+            lambda i: f"decoder.attention.{i}.in_projection.weight" in weights,
+        ),
+        d_out=weights.shape("decoder.fc2.weight")[0],
+        src_positions=weights.shape(src)[0],
+        tgt_positions=weights.shape(tgt)[0],
         position_offset=PAD_ID + 1,
-    )
-
-
-def _layers(weights: Tensors, side: str) -> tuple[Layer, ...]:
-    names = [
-        f"{side}.convolutions.{i}.weight"
-        for i in range(count(weights, side + r"\.convolutions\.(\d+)\.weight"))
-    ]
-    return tuple(
-        Layer(
-            size(weights, name, 0) // 2,
-            size(weights, name, 1),
-            attends=f"{side}.attention.{i}.in_projection.weight" in weights,
-        )
-        for i, name in enumerate(names)
     )

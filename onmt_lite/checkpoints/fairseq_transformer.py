@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints.building import MAX_POSITIONS, build_config, finished
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.marian import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, build_config, finished
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
@@ -100,6 +101,14 @@ def _rename_old(weights: Weights) -> None:
 
 
 def _switches(weights: Weights, options: Description) -> dict[str, Any]:
+    layers = {}
+    for side in ("encoder", "decoder"):
+        layers[side] = weights.count(side + r"\.layers\.(\d+)\.")
+        if options.number(f"{side}_layers", layers[side]) != layers[side]:
+            raise CheckpointError(
+                f"{weights.path}: {side}_layers is {options.number(f'{side}_layers')}, but the "
+                f"weights have {layers[side]}"
+            )
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
@@ -111,8 +120,8 @@ def _switches(weights: Weights, options: Description) -> dict[str, Any]:
         dec_heads=options.number("decoder_attention_heads", 8),
         d_ff=weights.shape("encoder.layers.0.fc1.weight")[0],
         dec_d_ff=weights.shape("decoder.layers.0.fc1.weight")[0],
-        enc_layers=weights.count("encoder.layers"),
-        dec_layers=weights.count("decoder.layers"),
+        enc_layers=layers["encoder"],
+        dec_layers=layers["decoder"],
         activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
         scale_embedding=not options.flag("no_scale_embedding"),
     )

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece as spm
+import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints.building import build_config, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import Weights, build_config, finished, layout_of
+from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
@@ -25,6 +27,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "swish": "silu",
     "silu": "silu",
     "tanh": "tanh",
@@ -62,7 +67,7 @@ def load(path: Path) -> Checkpoint:
     _check_family(Description(config, path / CONFIG))
     if (path / "generation_config.json").is_file():  # wins where both say something
         own = read_json(path / "generation_config.json")
-        config = {**config, **{name: value for name, value in own.items() if value is not None}}
+        config = _completed(config, own, path)
     described = Description(config, path / CONFIG)
     model = _read_model(described, Weights(_read_weights(path), path))
     src_vocab, tgt_vocab = _read_vocabularies(path, described, model)
@@ -88,6 +93,16 @@ def load(path: Path) -> Checkpoint:
         toolkit="marian",
         version=str(config.get("transformers_version", ""))[:20],
     )
+
+
+def _completed(config: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What generation_config.json says wins, but special tokens are the same in both."""
+    said = {name: value for name, value in own.items() if value is not None}
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        one, other = (_token(Description(t, path), name, -1) for t in (config, said))
+        if one != other and -1 not in (one, other):
+            raise CheckpointError(f"{path}: {name} differs between its two configurations")
+    return {**config, **said}
 
 
 def _check_family(config: Description) -> None:
@@ -145,8 +160,8 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
     bias = "final_logits_bias" in weights
     if bias:
         ours["output.bias"] = weights.take("final_logits_bias").flatten()
-    enc_layers = weights.count("model.encoder.layers")
-    dec_layers = weights.count("model.decoder.layers")
+    enc_layers = weights.count(r"model\.encoder\.layers\.(\d+)\.")
+    dec_layers = weights.count(r"model\.decoder\.layers\.(\d+)\.")
     d_ff = weights.shape("model.encoder.layers.0.fc1.weight")[0]
     dec_d_ff = weights.shape("model.decoder.layers.0.fc1.weight")[0]
     for i in range(enc_layers):
@@ -156,6 +171,15 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
         theirs = f"model.decoder.layers.{i}"
         ours |= weights.renamed(theirs, f"decoder.{i}", DECODER_LAYER)
     src_size, d_model = ours["src_embedding.token.weight"].shape
+    _check_sizes(
+        config,
+        d_model=d_model,
+        vocab_size=src_size,
+        encoder_layers=enc_layers,
+        decoder_layers=dec_layers,
+        encoder_ffn_dim=d_ff,
+        decoder_ffn_dim=dec_d_ff,
+    )
     cfg = build_config(
         config.path,
         src_vocab_size=src_size,
@@ -171,8 +195,8 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
         final_norm=False,
         positions=positions,
         max_positions=rows,
-        activation=config.choice("activation_function", ACTIVATIONS, "gelu"),
-        scale_embedding=config.flag("scale_embedding"),
+        activation=config.choice("activation_function", ACTIVATIONS),
+        scale_embedding=config.flag("scale_embedding", None),
         output_bias=bias,
         share_embeddings=shared,
         tie_output=tied,
@@ -181,28 +205,42 @@ def _read_model(config: Description, weights: Weights) -> Transformer:
     return finished(cfg, ours, weights)
 
 
+def _check_sizes(config: Description, **sizes: int) -> None:
+    """CheckpointError where the configuration gives another size than the weights have."""
+    for name, size in sizes.items():
+        if config.number(name, size) != size:
+            raise CheckpointError(
+                f"{config.path}: {name} is {config.number(name)}, but the weights have {size}"
+            )
+
+
 def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor], bool, bool]:
     """The tables under our names; whether source and target share one, and the output layer too.
 
-    A file may repeat a shared table under each of its names, or keep any one of them.
+    A file may repeat a shared table under each of its names, or keep any one of them.  Where
+    nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
     """
-    tied = config.flag("tie_word_embeddings", True) or HEAD not in weights
+    tied = config.flag("tie_word_embeddings", True)
     shared = config.flag("share_encoder_decoder_embeddings", True)
+    one_table = shared and tied
     wanted = {
-        "src_embedding.token.weight": [SOURCE, SHARED] + [TARGET, HEAD] * shared,
-        "tgt_embedding.token.weight": [TARGET, SHARED] + [HEAD] * tied + [SOURCE] * shared,
-        "output.weight": [TARGET, SHARED, HEAD, SOURCE] if tied else [HEAD],
+        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * one_table,
+        "tgt_embedding.token.weight": [TARGET] + [SHARED, SOURCE] * shared + [HEAD] * tied,
+        "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
     }
     found = {}
-    for ours, names in wanted.items():
+    for table, names in wanted.items():
         name = next((name for name in names if name in weights), names[0])
         weights.shape(name)
-        found[ours] = weights.tensors[name]
+        found[table] = name
+    tables = {name: weights.take(name) for name in set(found.values())}
     weights.drop("|".join(map(_literal, (SHARED, SOURCE, TARGET, HEAD))))
-    src, tgt = found["src_embedding.token.weight"], found["tgt_embedding.token.weight"]
-    if shared and (src.shape != tgt.shape or not bool((src == tgt).all())):
+    ours = {name: tables[theirs] for name, theirs in found.items()}
+    src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
+    same = src.shape == tgt.shape and torch.equal(src, tgt)
+    if one_table and not same:
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
-    return found, shared, tied
+    return ours, shared and same, tied
 
 
 def _literal(name: str) -> str:
@@ -211,12 +249,14 @@ def _literal(name: str) -> str:
 
 def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
     """Layout, tables where they are not computed, and how many positions there are."""
-    rows = config.number("max_position_embeddings", 1024)
+    rows = config.number("max_position_embeddings")
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     stored = [name for name in names.values() if name in weights]
     for name in stored:
         weights.shape(name)
     if all(layout_of(weights.tensors[name]) == "concat" for name in stored):
+        if any(weights.shape(name)[0] != rows for name in stored):
+            raise CheckpointError(f"{config.path}: max_position_embeddings is not what is stored")
         weights.drop("|".join(map(_literal, stored)))
         return "concat", {}, rows
     src, tgt = (weights.take(name) for name in names.values())
@@ -243,7 +283,7 @@ def _read_vocabularies(path: Path, config: Description, model: Transformer) -> t
 
 
 def _read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
-    """Tokens by id.  An id of the model's table that no token has gets a name of its own."""
+    """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
     tokens = [f"<unused {i}>" for i in range(size)]
     taken = set()
     for token, i in read_json(path).items():
@@ -251,18 +291,21 @@ def _read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
             raise CheckpointError(f"{path}: id {str(i)[:20]} of {token[:50]!r} cannot be")
         taken.add(i)
         tokens[i] = token
+    if len(taken) <= max(taken, default=0):
+        hole = next(i for i in range(size) if i not in taken)
+        raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
     if not {eos, pad} <= taken:
         raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
     found = Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad)
     return Vocab(tokens, eos_id=eos, pad_id=pad, unk_id=found.ids.get("<unk>"))
 
 
-def _token(config: Description, name: str) -> int:
+def _token(config: Description, name: str, default: int | None = None) -> int:
     """An id; some files have it as a list of one."""
     value = config.get(name)
     if isinstance(value, list) and len(value) == 1:
         return Description({name: value[0]}, config.path).number(name)
-    return config.number(name)
+    return config.number(name, default)
 
 
 def _never_ids(config: Description, start: int, vocab_size: int) -> tuple[int, ...]:

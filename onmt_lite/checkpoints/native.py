@@ -14,8 +14,9 @@ import sentencepiece as spm
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.building import build_transformer
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import build, check_numbers
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
@@ -51,12 +52,12 @@ def load(path: Path) -> Checkpoint:
     sp = spm.SentencePieceProcessor()
     try:
         cfg = TransformerConfig(**manifest["config"])
-        weights = safetensors.parse(files[WEIGHTS])
+        weights = Weights(safetensors.parse(files.pop(WEIGHTS)), path)
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
-    check_numbers(weights, path)
-    model = build(cfg, weights, path)
+    ours = {name: weights.take(name) for name in list(weights.tensors)}
+    model = build_transformer(cfg, ours, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
         raise CheckpointError(
             f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"

@@ -22,7 +22,7 @@ from onmt_lite.checkpoints.archive import Archive
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt_vocab import EOS, read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import Weights, naming_the_file
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.copying import Pointing
@@ -34,9 +34,9 @@ Family = Callable[[Weights, Description], EncoderDecoder]
 # By encoder_type and decoder_type
 FAMILIES: dict[tuple[str, str], Family] = {
     ("transformer", "transformer"): opennmt_transformer.build_model,
-    ("rnn", "rnn"): naming_the_file(opennmt_rnn.build),
-    ("brnn", "rnn"): naming_the_file(opennmt_rnn.build),
-    ("cnn", "cnn"): naming_the_file(opennmt_cnn.build),
+    ("rnn", "rnn"): opennmt_rnn.build_model,
+    ("brnn", "rnn"): opennmt_rnn.build_model,
+    ("cnn", "cnn"): opennmt_cnn.build_model,
 }
 
 
@@ -78,14 +78,21 @@ def _build(
     family: Family, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> EncoderDecoder:
     """The model, around it what copies words of the source if it has that."""
-    if not opennmt_copy.recognises(weights.tensors):
-        return family(weights, opt)
-    plain, own = opennmt_copy.split(weights.tensors)
-    model = family(Weights(plain, weights.path), opt)
-    try:
-        return opennmt_copy.wrap(cast(Pointing, model), own, opt.values, src_vocab, tgt_vocab)
-    except CheckpointError as error:
-        raise CheckpointError(f"{opt.path}: {error}") from None
+    own = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
+    model = family(weights, opt)
+    _check_layers(cast(Any, model).cfg, opt)
+    if own is None:
+        return model
+    return opennmt_copy.wrap(cast(Pointing, model), own, opt, src_vocab, tgt_vocab)
+
+
+def _check_layers(cfg: Any, opt: Description) -> None:
+    """CheckpointError where whole layers are missing.  `layers` wins over what sides have."""
+    both = opt.number("layers", -1)
+    for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
+        said = both if both > 0 else opt.number(name, n)
+        if said != n:
+            raise CheckpointError(f"{opt.path}: {name} is {said}, but the weights have {n}")
 
 
 def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:

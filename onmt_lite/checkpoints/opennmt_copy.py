@@ -1,21 +1,20 @@
 """OpenNMT-py's copy attention: what it adds to a checkpoint of any family.
 
-plain, own = split(weights)
-model = wrap(build(plain, options), own, options, src_vocab, tgt_vocab)
+own = split(weights)
+model = wrap(build_model(weights, opt), own, opt, src_vocab, tgt_vocab)
 """
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.opennmt_rnn import read_attention
-from onmt_lite.checkpoints.renaming import Tensors, load_strictly, rename
+from onmt_lite.checkpoints.building import build
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt_rnn import read_attention, read_normaliser
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.copying import CopyModel, Pointing
 from onmt_lite.models.rnn import Rnn
-from onmt_lite.models.rnn_attention import AttentionWeights
+from onmt_lite.models.rnn_attention import AttentionWeights, Score
 from onmt_lite.text.vocab import Vocab
 
 ATTENTION = "decoder.copy_attn"
@@ -28,53 +27,57 @@ RULES = (
 )
 
 
-def recognises(weights: Tensors) -> bool:
+def recognises(weights: Weights) -> bool:
     return "generator.linear_copy.weight" in weights
 
 
-def split(weights: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Apart: what a model that does not copy has, under the names it has it; and the rest."""
-    plain, own = {}, {}
-    for name, tensor in weights.items():
+def split(weights: Weights) -> Weights:
+    """Takes out what copying adds; the rest gets the names of a model that does not copy."""
+    own = {}
+    for name in list(weights.tensors):
+        tensor = weights.tensors.pop(name)
         if name.startswith(("generator.linear_copy.", ATTENTION)):
             own[name] = tensor
         else:
-            plain[name.replace("generator.linear.", "generator.")] = tensor
-    return plain, own
+            weights.tensors[name.replace("generator.linear.", "generator.")] = tensor
+    return Weights(own, weights.path)
 
 
 def wrap(
-    inner: Pointing, own: Tensors, options: Mapping[str, Any], src_vocab: Vocab, tgt_vocab: Vocab
+    inner: Pointing, own: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> CopyModel:
     """The model with its copy attention; CheckpointError for what does not fit it.
 
     A Transformer copies by the first head of its last layer's attention, which its steps return.
     """
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
-        raise CheckpointError("vocabulary: copying needs padding and the unknown word in it")
-    has_attention = any(name.startswith(ATTENTION) for name in own)
-    if has_attention == (not isinstance(inner, Rnn) or bool(options.get("reuse_copy_attn"))):
+        raise CheckpointError(f"{opt.path}: copying needs padding and the unknown word as tokens")
+    has_attention = any(name.startswith(ATTENTION) for name in own.tensors)
+    if has_attention == (not isinstance(inner, Rnn) or opt.flag("reuse_copy_attn")):
         raise CheckpointError(
-            f"weights: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
+            f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
             "fit the kind of model"
         )
     table = copy_table(src_vocab, tgt_vocab)
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
+    kind = _attention_kind(own, opt) if has_attention else None
 
     def make() -> CopyModel:
-        attention = _attention(inner, own, options) if has_attention else None
+        d = inner.output.in_features
+        attention = None if kind is None else AttentionWeights(d, kind, read_normaliser(opt))
         return CopyModel(inner, table, *special, attention)
 
-    of_inner = {f"inner.{name}": weight for name, weight in inner.state_dict().items()}
-    return load_strictly(make, {**of_inner, **rename(own, RULES)})
+    return build(make, own.by_rules(RULES), own.path)
 
 
-def _attention(inner: Pointing, own: Tensors, options: Mapping[str, Any]) -> AttentionWeights:
+def _attention_kind(own: Weights, opt: Description) -> Score:
     kind = read_attention(own, ATTENTION)
-    said = options.get("copy_attn_type") or options.get("global_attention") or kind
+    said = opt.get("copy_attn_type") or opt.get("global_attention") or kind
     if said != kind:
-        raise CheckpointError(f"options: copy_attn_type {said!r:.50}, but weights of {kind!r}")
-    return AttentionWeights(inner.output.in_features, kind)
+        raise CheckpointError(
+            f"{opt.path}: copy_attn_type is {said!r:.50}, its weights are of {kind!r}"
+        )
+    return kind
 
 
 def copy_table(src_vocab: Vocab, tgt_vocab: Vocab) -> Tensor:

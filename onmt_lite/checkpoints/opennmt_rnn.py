@@ -1,12 +1,13 @@
 """OpenNMT-py's recurrent models, versions 1 to 3: from a checkpoint's content to a model."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
-from onmt_lite.checkpoints.renaming import Tensors, count, load_strictly, rename, size
+from onmt_lite.checkpoints.building import build
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
-from onmt_lite.models.rnn_attention import Gate, Score
+from onmt_lite.models.rnn_attention import Gate, Normaliser, Score
 
 SRC_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 TGT_TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
@@ -28,69 +29,75 @@ RULES = (
 )
 
 
-def recognises(weights: Tensors) -> bool:
-    return "encoder.rnn.weight_ih_l0" in weights
+def build_model(weights: Weights, opt: Description) -> Rnn:
+    """CheckpointError for what is not exactly a model of this kind.
 
-
-def build(weights: Tensors, options: Mapping[str, Any]) -> Rnn:
-    """The model of a checkpoint.
-
-    weights: of `model`, and of `generator` with "generator." before each name.
-    options: `opt`, by name.  Only what no tensor shows is taken from it.
-    CheckpointError for what is not exactly a model of this kind.
+    Only what no tensor shows is taken from the options.
     """
-    for name in ("global_attention_function", "generator_function"):
-        if (function := options.get(name) or "softmax") != "softmax":
-            raise CheckpointError(f"options: {name} {function!r:.50} is not supported")
-    return load_strictly(lambda: Rnn(read_config(weights, options)), rename(weights, RULES))
+    if (function := opt.get("generator_function") or "softmax") != "softmax":
+        raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
+    cfg = read_config(weights, opt)
+    return build(lambda: Rnn(cfg), weights.by_rules(RULES), weights.path)
 
 
-def read_config(weights: Tensors, options: Mapping[str, Any]) -> RnnConfig:
+def read_config(weights: Weights, opt: Description) -> RnnConfig:
+    """The names of the weights show the structure, their shapes the sizes."""
     attention = read_attention(weights, "decoder.attn")
-    if (said := options.get("global_attention") or attention) != attention:
+    if (said := opt.get("global_attention") or attention) != attention:
         raise CheckpointError(
-            f"options: global_attention {said!r:.50}, but weights of {attention!r}"
+            f"{opt.path}: global_attention is {said!r:.50}, but weights of {attention!r}"
         )
-    input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights)
-    layers = r"layers\.(\d+)\.weight_hh" if input_feed else r"weight_hh_l(\d+)"
-    return RnnConfig(
-        src_vocab_size=size(weights, SRC_TABLE, 0),
-        tgt_vocab_size=size(weights, TGT_TABLE, 0),
-        d_src_embedding=size(weights, SRC_TABLE, 1),
-        d_tgt_embedding=size(weights, TGT_TABLE, 1),
-        d_model=size(weights, "decoder.attn.linear_out.weight", 0),
-        enc_layers=count(weights, r"encoder\.rnn\.weight_hh_l(\d+)"),
-        dec_layers=count(weights, r"decoder\.rnn\." + layers),
-        cell=_cell(weights),
-        bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
-        bridge="encoder.bridge.0.weight" in weights,
-        input_feed=input_feed,
-        attention=attention,
-        context_gate=_gate(weights, options),
-    )
+    input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
+    first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
+    layers = r"layers\.(\d+)\." if input_feed else r"weight_hh_l(\d+)"
+    try:
+        return RnnConfig(
+            **weights.table_sizes(SRC_TABLE, TGT_TABLE),
+            d_model=weights.shape(f"decoder.rnn.{first}")[1],
+            enc_layers=weights.count(r"encoder\.rnn\.weight_hh_l(\d+)"),
+            dec_layers=weights.count(r"decoder\.rnn\." + layers),
+            cell=_cell(weights),
+            bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
+            bridge="encoder.bridge.0.weight" in weights,
+            input_feed=input_feed,
+            attention=attention,
+            normaliser=read_normaliser(opt),
+            context_gate=_gate(weights, opt),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{opt.path}: {error}") from None
 
 
-def _cell(weights: Tensors) -> Cell:
+def _cell(weights: Weights) -> Cell:
     """Gates are stacked: an LSTM has four of them, a GRU three."""
-    name = "encoder.rnn.weight_hh_l0"
-    n_gates = size(weights, name, 0) / max(1, size(weights, name, 1))
-    if n_gates not in (3, 4):
-        raise CheckpointError("weights: neither LSTM nor GRU cells; other kinds are not supported")
-    return "lstm" if n_gates == 4 else "gru"
+    rows, d = weights.shape("encoder.rnn.weight_hh_l0")
+    if rows not in (3 * d, 4 * d):
+        raise CheckpointError(
+            f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
+        )
+    return "lstm" if rows == 4 * d else "gru"
 
 
-def read_attention(weights: Tensors, name: str) -> Score:
+def read_attention(weights: Weights, name: str) -> Score:
     """The kind of the attention `name`, by what it has weights for."""
     if f"{name}.linear_context.weight" in weights:
         return "mlp"
-    return "general" if f"{name}.linear_in.weight" in weights else "dot"
+    if f"{name}.linear_in.weight" in weights:
+        return "general"
+    return "dot" if f"{name}.linear_out.weight" in weights else "none"
 
 
-def _gate(weights: Tensors, options: Mapping[str, Any]) -> Gate:
+def read_normaliser(opt: Description) -> Normaliser:
+    """Of all attention of the model."""
+    choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
+    return opt.choice("global_attention_function", choices, "softmax")
+
+
+def _gate(weights: Weights, opt: Description) -> Gate:
     """The three kinds have the same weights."""
     if "decoder.context_gate.context_gate.gate.weight" not in weights:
         return "none"
-    kind = options.get("context_gate")
+    kind = opt.get("context_gate")
     if kind not in ("source", "target", "both"):
-        raise CheckpointError(f"options: context_gate {kind!r:.50} does not say which kind it is")
+        raise CheckpointError(f"{opt.path}: context_gate {kind!r:.50} is none of its kinds")
     return cast(Gate, kind)

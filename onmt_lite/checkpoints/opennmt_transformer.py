@@ -1,12 +1,15 @@
 """The Transformer of OpenNMT-py: its switches read off the weights, the rest off the options."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from onmt_lite.checkpoints.building import build_config, finished
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.weights import Weights, build_config, finished, layout_of
+from onmt_lite.checkpoints.weights import Weights, layout_of
+from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
 ENC, DEC = "encoder.transformer", "decoder.transformer_layers"
@@ -30,6 +33,8 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
     ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
     ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
     ours |= weights.renamed("generator", "", {"output": ("",)})
+    if "output.bias" not in ours:
+        raise CheckpointError(f"{weights.path}: the weights lack generator.bias")
     # A table of the future before 1.0, and norms that a parallel layer has but does not use
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if switches["parallel_residual"]:
@@ -44,7 +49,6 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
         tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
         share_embeddings=shared,
         tie_output=tied,
-        output_bias="output.bias" in ours,
         **switches,
         **positions,
     )
@@ -63,8 +67,8 @@ def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
         heads=heads,
         kv_heads=0 if n_keys == d_model else n_keys * max(1, heads) // d_model,
         d_ff=weights.shape(f"{first}.feed_forward.w_1.weight")[0],
-        enc_layers=weights.count(ENC),
-        dec_layers=weights.count(DEC),
+        enc_layers=weights.count(re.escape(ENC) + r"\.(\d+)\."),
+        dec_layers=weights.count(re.escape(DEC) + r"\.(\d+)\."),
         activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         gated_ffn=f"{first}.feed_forward.w_3.weight" in weights,
         attn_bias=f"{query}.bias" in weights,

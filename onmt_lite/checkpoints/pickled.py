@@ -25,6 +25,9 @@ ALLOWED = re.compile(
     re.VERBOSE,
 )
 
+MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
+MAX_DEPTH = 1000  # of marks
+MAX_DIMS = 16
 DTYPES = {
     "Double": torch.float64,
     "Float": torch.float32,
@@ -84,7 +87,9 @@ def parse(stream: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
     """
     machine = _Machine({} if storages is None else storages)
     try:
-        for opcode, argument, _ in pickletools.genops(stream):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+            if number > MAX_OPERATIONS:
+                raise ValueError("its pickle is longer than any model's")
             operation = getattr(machine, f"op_{opcode.name.lower()}", None)
             if operation is not None:
                 operation(argument)
@@ -120,6 +125,8 @@ class _Machine:
 
     def op_mark(self, _: None) -> None:
         self.below_marks.append(self.stack)
+        if len(self.below_marks) > MAX_DEPTH:
+            raise ValueError("its pickle is nested deeper than any model's")
         self.stack = []
 
     def op_none(self, _: None) -> None:
@@ -268,6 +275,8 @@ def _table(pairs: Iterable[tuple[Any, Any]] = ()) -> dict[Any, Any]:
 
 def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple) -> StoredTensor:
     """ValueError unless every element lies in the storage and no two in the same place."""
+    if len(size) > MAX_DIMS:
+        raise ValueError(f"a tensor has {len(size)} dimensions")
     whole = _is_size(offset) and len(size) == len(stride) and all(map(_is_size, (*size, *stride)))
     if not whole or not isinstance(storage, Storage):
         raise ValueError("a tensor has a description that is not understood")

@@ -5,6 +5,7 @@ before a number is used.
 """
 
 import ctypes
+import io
 import json
 import math
 import struct
@@ -14,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints.description import parse_json
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
 MAX_SIZE = 1 << 48
+MAX_TENSORS, MAX_DIMS = 20_000, 16
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Entry = tuple[torch.dtype, list[int], list[int]]  # with shape, and offsets of start and end
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -44,45 +48,55 @@ def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file.  CheckpointError says what is wrong with it."""
     try:
-        return parse(path.read_bytes())
+        with open(path, "rb") as f:
+            return _parse(f, path.stat().st_size)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
 def parse(data: bytes) -> dict[str, Tensor]:
     """The tensors.  ValueError says what is wrong with the data."""
-    if len(data) < 8:
+    return _parse(io.BytesIO(data), len(data))
+
+
+def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
+    if n_bytes < 8:
         raise ValueError("shorter than its header")
-    (n,) = struct.unpack("<Q", data[:8])
-    if n > min(MAX_HEADER, len(data) - 8):
+    (n,) = struct.unpack("<Q", stream.read(8))
+    n_body = n_bytes - 8 - n
+    if n > MAX_HEADER or n_body < 0:
         raise ValueError("shorter than its header says")
-    try:
-        header = json.loads(data[8 : 8 + n])
-    except (ValueError, RecursionError):
-        raise ValueError("its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a table of tensors")
-    header.pop("__metadata__", None)
-    body = torch.frombuffer(bytearray(data[8 + n :] or b"\0"), dtype=torch.uint8)
+    entries = _read_header(stream.read(n))
     tensors, end = {}, 0
-    for name, entry in sorted(header.items(), key=_start):
-        dtype, shape, (start, stop) = _read_entry(name, entry)
-        size = math.prod(shape) * dtype.itemsize
-        if start != end or stop - start != size or stop > len(data) - 8 - n:
+    for name, (dtype, shape, (start, stop)) in sorted(entries.items(), key=lambda e: e[1][2]):
+        n_numbers = math.prod(shape)
+        if start != end or stop - start != n_numbers * dtype.itemsize or stop > n_body:
             raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
-        # A copy starts where its type may start, which the file does not promise
-        tensors[name] = body[start:stop].clone().view(dtype).view(shape)
+        # Into memory of its own: the file does not promise that it starts where its type may
+        data = bytearray(stop - start)
+        if stream.readinto(data) != len(data):
+            raise ValueError("shorter than it was when it was opened")
+        tensors[name] = torch.frombuffer(data or bytearray(8), dtype=dtype)[:n_numbers].view(shape)
         end = stop
-    if end != len(data) - 8 - n:
+    if end != n_body:
         raise ValueError("longer than its header says")
     return tensors
 
 
-def _start(item: tuple[str, Any]) -> int:
-    return _read_entry(*item)[2][0]
+def _read_header(data: bytes) -> dict[str, Entry]:
+    try:
+        header = parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"its header: {error}") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a table of tensors")
+    header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise ValueError(f"it lists {len(header):,} tensors, more than any model has")
+    return {name: _read_entry(name, entry) for name, entry in header.items()}
 
 
-def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int]]:
+def _read_entry(name: str, entry: Any) -> Entry:
     """dtype, shape and offsets of one tensor, each of the right type."""
     wrong = ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
     try:
@@ -90,6 +104,8 @@ def _read_entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], list[int
     except (KeyError, TypeError):
         raise wrong from None
     if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise wrong
+    if len(shape) > MAX_DIMS:
         raise wrong
     if not all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets):
         raise wrong

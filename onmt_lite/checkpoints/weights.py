@@ -1,20 +1,17 @@
 """Weights of other toolkits: taken by name, each once, and none left over."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.positions import sinusoids
-from onmt_lite.models.transformer import Transformer, TransformerConfig
 
-MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
+Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 # Of a position table that was computed in float32: large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
 
@@ -49,25 +46,44 @@ class Weights:
         return tuple(tensor.shape)
 
     def take(self, name: str) -> Tensor:
+        """The tensor as float32; here it is forgotten, so that nothing keeps two copies of it."""
+        tensor = self.numbers(name)
+        del self.tensors[name]
+        return tensor.contiguous()
+
+    def numbers(self, name: str) -> Tensor:
+        """The tensor as float32.  CheckpointError where it is missing or not of real numbers."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
-        return self.tensors.pop(name)
+        tensor = self.tensors[name]
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{self.path}: {name[:100]!r} holds whole numbers; a quantised model?"
+            )
+        return tensor.float()
 
     def drop(self, pattern: str) -> None:
         """Forget tensors that hold nothing a translation needs."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
-    def count(self, prefix: str) -> int:
-        """How many layers PREFIX.0, PREFIX.1, ... there are."""
-        found = {name[len(prefix) + 1 :].split(".")[0] for name in self.under(prefix)}
-        numbers = {int(n) for n in found if n.isdecimal() and len(n) < 6}
-        if not numbers or numbers != set(range(len(numbers))):
-            raise CheckpointError(f"{self.path}: the weights have no layers {prefix}.0, ...")
+    def count(self, pattern: str) -> int:
+        """How many layers there are: numbers from 0 on where names have the pattern's group."""
+        matches = (re.match(pattern, name) for name in self.tensors)
+        numbers = {match[1] for match in matches if match}
+        if not numbers or numbers != set(map(str, range(len(numbers)))):
+            raise CheckpointError(f"{self.path}: the weights have no layers 0, 1, ... of {pattern}")
         return len(numbers)
 
-    def under(self, prefix: str) -> Iterable[str]:
-        return (name for name in self.tensors if name.startswith(prefix + "."))
+    def table_sizes(self, src: str, tgt: str) -> dict[str, Any]:
+        """The sizes of both embedding tables, as configurations name them."""
+        (src_size, d_src), (tgt_size, d_tgt) = self.shape(src), self.shape(tgt)
+        return dict(
+            src_vocab_size=src_size,
+            tgt_vocab_size=tgt_size,
+            d_src_embedding=d_src,
+            d_tgt_embedding=d_tgt,
+        )
 
     def same(self, one: str, other: str) -> bool:
         """Whether both are there and hold the same numbers."""
@@ -87,6 +103,24 @@ class Weights:
                     tensors = [self.take(name) for name in names]
                     found[joined(ours, name, kind)] = self._stacked(tensors)
         return found
+
+    def by_rules(self, rules: Rules) -> dict[str, Tensor]:
+        """All that is left, under our names; a rule without a new name drops the tensor."""
+        ours: dict[str, Tensor] = {}
+        for theirs in list(self.tensors):
+            matches = ((re.fullmatch(pattern, theirs), new) for pattern, new in rules)
+            name = next((match.expand(new) for match, new in matches if match), None)
+            if name is None:
+                raise CheckpointError(
+                    f"{self.path}: the weight {theirs[:100]!r} is not of a model that is read"
+                )
+            if name in ours:
+                raise CheckpointError(f"{self.path}: {theirs} is there under another name too")
+            if name:
+                ours[name] = self.take(theirs)
+            else:
+                del self.tensors[theirs]
+        return ours
 
     def _stacked(self, tensors: list[Tensor]) -> Tensor:
         if any(t.dim() == 0 or t.shape[1:] != tensors[0].shape[1:] for t in tensors):
@@ -110,63 +144,3 @@ def layout_of(table: Tensor, offset: int = 0) -> str:
         if error[:FIRST_ROWS].max() < ATOL_FIRST and error.max() < ATOL:
             return layout
     return "learned"
-
-
-def build_config(path: Path, **fields) -> TransformerConfig:
-    """CheckpointError where the fields do not go together."""
-    try:
-        return TransformerConfig(**fields)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-
-
-def build(cfg: TransformerConfig, weights: dict[str, Tensor], path: Path) -> Transformer:
-    """The model with exactly these weights, for use.  CheckpointError says what does not fit."""
-    if not all(tensor.is_floating_point() for tensor in weights.values()):
-        raise CheckpointError(f"{path}: some weights are whole numbers; a quantised model?")
-    # Sizes first: nothing is built that the weights do not fill
-    for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        found = len({name.split(".")[1] for name in weights if name.startswith(f"{kind}.")})
-        if found != n:
-            raise CheckpointError(f"{path}: {found} {kind} layers, its description says {n}")
-    n_numbers = sum(tensor.numel() for tensor in weights.values())
-    sizes = (cfg.d_ff, cfg.dec_d_ff, cfg.src_vocab_size, cfg.tgt_vocab_size)
-    if max(sizes) * cfg.d_model > n_numbers or cfg.max_positions > MAX_POSITIONS:
-        raise CheckpointError(f"{path}: sizes in its description are larger than the weights")
-    try:
-        model = Transformer(cfg)
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: {str(error).splitlines()[-1].strip()}") from None
-    tied = {n for n, p in model.named_parameters(remove_duplicate=False)} - {
-        n for n, p in model.named_parameters()
-    }
-    wrong = sorted(set(missing) - tied) + unexpected
-    if wrong:
-        raise CheckpointError(f"{path}: {len(wrong)} weights missing or unknown, first {wrong[0]}")
-    return model.eval().requires_grad_(False)
-
-
-def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> Transformer:
-    """As `build`, once nothing is left of what the file holds."""
-    if rest.tensors:
-        name = min(rest.tensors)
-        raise CheckpointError(
-            f"{rest.path}: {len(rest.tensors)} weights are not of a model that is read, "
-            f"first {name[:100]!r}"
-        )
-    return build(cfg, ours, rest.path)
-
-
-def naming_the_file(
-    build: Callable[[Mapping[str, Tensor], Mapping[str, Any]], EncoderDecoder],
-) -> Callable[["Weights", Description], EncoderDecoder]:
-    """A builder that knows weights and options alone, as one whose errors name the file."""
-
-    def build_model(weights: Weights, options: Description) -> EncoderDecoder:
-        try:
-            return build(weights.tensors, options.values)
-        except CheckpointError as error:
-            raise CheckpointError(f"{weights.path}: {error}") from None
-
-    return build_model

@@ -52,6 +52,10 @@ class ConvolutionConfig:
     scale_embedding: bool = False  # multiply embeddings by sqrt(E)
 
     @property
+    def enc_layers(self) -> int:
+        return len(self.encoder)
+
+    @property
     def dec_layers(self) -> int:
         return len(self.decoder)
 

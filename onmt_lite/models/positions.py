@@ -5,6 +5,7 @@ width of a head.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,12 @@ def sinusoids(n: int, d: int, layout: str) -> Tensor:
     sines before all cosines (Marian as read by transformers), `fairseq` does so with
     frequencies that reach 1/10000 itself (as tensor2tensor's).
     """
-    fractions = torch.arange(0, d, 2, dtype=torch.float64) / d
+    # Real numbers even where a model is made without memory for its weights
+    kind: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
+    fractions = torch.arange(0, d, 2, **kind) / d
     if layout == "fairseq":
-        fractions = torch.arange(d // 2, dtype=torch.float64) / max(1, d // 2 - 1)
-    angles = torch.arange(n, dtype=torch.float64)[:, None] * torch.exp(
-        fractions * -math.log(10000.0)
-    )
+        fractions = torch.arange(d // 2, **kind) / max(1, d // 2 - 1)
+    angles = torch.arange(n, **kind)[:, None] * torch.exp(fractions * -math.log(10000.0))
     parts = [angles.sin(), angles.cos()]
     table = torch.stack(parts, 2).flatten(1) if layout == "interleaved" else torch.cat(parts, 1)
     return table.float()

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from onmt_lite.models.rnn_attention import ContextGate, Gate, GlobalAttention, Score
+from onmt_lite.models.rnn_attention import (
+    ContextGate,
+    Gate,
+    GlobalAttention,
+    NoAttention,
+    Normaliser,
+    Score,
+)
 from onmt_lite.models.selection import Selection
 
 Hidden = tuple[Tensor, ...]  # (h,) of GRU cells, (h, c) of LSTM cells, each (L, R, D)
@@ -37,6 +44,7 @@ class RnnConfig:
     bridge: bool = False  # one more layer between the encoder's last states and the decoder
     input_feed: bool = True  # the last attentional vector is part of the next input
     attention: Score = "general"
+    normaliser: Normaliser = "softmax"  # what makes attention weights of scores
     context_gate: Gate = "none"
 
     def __post_init__(self):
@@ -166,7 +174,9 @@ class RnnDecoder(nn.Module):
         d_input = cfg.d_tgt_embedding + (cfg.d_model if cfg.input_feed else 0)
         self.embedding = nn.Embedding(cfg.tgt_vocab_size, cfg.d_tgt_embedding)
         self.cells = StackedCells(cfg, d_input)
-        self.attention = GlobalAttention(cfg.d_model, cfg.attention)
+        self.attention: GlobalAttention | NoAttention = NoAttention()
+        if cfg.attention != "none":
+            self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normaliser)
         gated = cfg.context_gate != "none"
         self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate) if gated else None
 

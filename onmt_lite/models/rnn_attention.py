@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Score = Literal["dot", "general", "mlp"]
+Score = Literal["dot", "general", "mlp", "none"]
+Normaliser = Literal["softmax", "sparsemax"]
 Gate = Literal["none", "source", "target", "both"]
 
 
@@ -19,10 +20,10 @@ class AttentionWeights(nn.Module):
     As in OpenNMT-py, scores are not scaled.
     """
 
-    def __init__(self, d: int, score: Score):
+    def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
         super().__init__()
-        self.score = score
-        if score != "dot":
+        self.score, self.normaliser = score, normaliser
+        if score in ("general", "mlp"):
             self.query = nn.Linear(d, d, bias=score == "mlp")
         if score == "mlp":
             self.key = nn.Linear(d, d, bias=False)
@@ -40,15 +41,27 @@ class AttentionWeights(nn.Module):
         else:
             asked = self.query(query) if self.score == "general" else query
             scores = asked @ keys.transpose(1, 2)
-        return (scores.float() + mask).softmax(-1).to(query.dtype)
+        scores = scores.float() + mask
+        weights = sparsemax(scores) if self.normaliser == "sparsemax" else scores.softmax(-1)
+        return weights.to(query.dtype)
+
+
+def sparsemax(scores: Tensor) -> Tensor:
+    """Martins & Astudillo 2016, algorithm 1, over the last dimension: far lower ones become 0."""
+    scores = scores - scores.amax(-1, keepdim=True)
+    ordered = scores.sort(-1, descending=True).values
+    sums = ordered.cumsum(-1) - 1
+    counts = torch.arange(1, scores.size(-1) + 1, device=scores.device)
+    n = (counts * ordered > sums).sum(-1, keepdim=True)
+    return (scores - sums.gather(-1, n - 1) / n).clamp(min=0)
 
 
 class GlobalAttention(AttentionWeights):
     """With the attentional vector: query and context through one more layer, which ends in a
     tanh unless the attention is `mlp` (OpenNMT-py's rule)."""
 
-    def __init__(self, d: int, score: Score):
-        super().__init__(d, score)
+    def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
+        super().__init__(d, score, normaliser)
         self.out = nn.Linear(2 * d, d, bias=score == "mlp")
 
     def forward(
@@ -58,6 +71,19 @@ class GlobalAttention(AttentionWeights):
         weights = self.weights(query, keys, mask)
         attended = self.out(torch.cat([weights @ bank, query], -1))
         return (attended if self.score == "mlp" else attended.tanh()), weights
+
+
+class NoAttention(nn.Module):
+    """Stands where a decoder knows the source by its start alone; all of it counts alike."""
+
+    def keys(self, bank: Tensor) -> Tensor:
+        return bank
+
+    def forward(
+        self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `GlobalAttention`: the queries themselves, even weights."""
+        return query, mask.softmax(-1).to(query.dtype).expand(-1, query.size(1), -1)
 
 
 class ContextGate(nn.Module):

@@ -77,7 +77,11 @@ class Transformer(nn.Module):
         self.enc_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.dec_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.output = nn.Linear(cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias)
-        if cfg.tie_output:
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the output layer the target table, where it is; after weights were taken over."""
+        if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
     @property

@@ -1,11 +1,15 @@
 """Small recurrent and convolutional models: random weights under the names of their systems."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_copy, opennmt_rnn
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.copying import CopyModel
 from onmt_lite.models.ensemble import Ensemble
@@ -14,7 +18,20 @@ from onmt_lite.text.vocab import Vocab
 from tests.support import tiny
 
 VOCAB_SIZE = 40
-Weights = dict[str, Tensor]
+Tensors = dict[str, Tensor]
+
+
+def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
+    """What a reader of files makes of weights and options."""
+    path = Path("weights")
+    return reader.build_model(Weights(dict(weights), path), Description(dict(options), path))
+
+
+def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
+    """As `opennmt_copy.wrap`."""
+    path = Path("weights")
+    weights, described = Weights(dict(own), path), Description(dict(options), path)
+    return opennmt_copy.wrap(inner, weights, described, *vocabs)
 
 
 class Dice:
@@ -26,7 +43,7 @@ class Dice:
     def __call__(self, *shape: int, std: float = 0.4) -> Tensor:
         return torch.randn(shape, generator=self.generator) * std
 
-    def linear(self, name: str, n_out: int, n_in: int, bias: bool = True) -> Weights:
+    def linear(self, name: str, n_out: int, n_in: int, bias: bool = True) -> Tensors:
         weight = {f"{name}.weight": self(n_out, n_in)}
         return {**weight, f"{name}.bias": self(n_out)} if bias else weight
 
@@ -42,7 +59,7 @@ def rnn_weights(
     d: int = 8,
     e: int = 6,
     seed: int = 1,
-) -> Weights:
+) -> Tensors:
     """What OpenNMT-py saves of a recurrent model with these options."""
     dice, n_gates = Dice(seed), 4 if cell == "LSTM" else 3
     half = d // 2 if brnn else d
@@ -50,7 +67,6 @@ def rnn_weights(
         "encoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
         "decoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
         **dice.linear("generator.0", VOCAB_SIZE, d),
-        "decoder.attn.linear_out.weight": dice(d, 2 * d),
     }
 
     def cells(prefix: str, suffix: str, n_in: int, n: int) -> None:
@@ -70,6 +86,8 @@ def rnn_weights(
             cells("decoder.rnn.", f"_l{i}", width, d)
     for i in range((2 if cell == "LSTM" else 1) if bridge else 0):
         weights |= dice.linear(f"encoder.bridge.{i}", layers * half, layers * half)
+    if attention != "none":
+        weights |= dice.linear("decoder.attn.linear_out", d, 2 * d, bias=False)
     if attention == "general":
         weights |= dice.linear("decoder.attn.linear_in", d, d, bias=False)
     elif attention == "mlp":
@@ -85,7 +103,7 @@ def rnn_weights(
 
 
 def make_rnn(**options: Any) -> Rnn:
-    return opennmt_rnn.build(rnn_weights(**options), options)
+    return build(opennmt_rnn, rnn_weights(**options), options)
 
 
 RNNS: dict[str, dict[str, Any]] = {
@@ -103,6 +121,7 @@ RNNS: dict[str, dict[str, Any]] = {
     "no_feed_gru": dict(input_feed=False, cell="GRU"),
     "dot": dict(attention="dot"),
     "mlp": dict(attention="mlp"),
+    "no_attention": dict(attention="none"),
     "mlp_gru": dict(attention="mlp", cell="GRU"),
     "gate_source": dict(context_gate="source"),
     "gate_target": dict(context_gate="target"),
@@ -119,13 +138,13 @@ def fconv_weights(
     shared_output: bool = False,
     e: int = 6,
     seed: int = 1,
-) -> Weights:
+) -> Tensors:
     """What fairseq saves of an fconv model with layers (width, kernel) and these options.
 
     `old_norm`: the decoder's convolutions are normed over another dimension, as once in fairseq.
     """
     dice, d_out = Dice(seed), e if shared_output else 5
-    weights: Weights = {"decoder.version": torch.tensor([1.0 if old_norm else 2.0])}
+    weights: Tensors = {"decoder.version": torch.tensor([1.0 if old_norm else 2.0])}
 
     def linear(name: str, n_out: int, n_in: int) -> None:
         weights[f"{name}.weight_v"] = dice(n_out, n_in)
@@ -159,7 +178,7 @@ def fconv_weights(
 
 
 def make_fconv(**options: Any) -> Convolution:
-    return fairseq_fconv.build(fconv_weights(**options), {})
+    return build(fairseq_fconv, fconv_weights(**options), {})
 
 
 FCONVS: dict[str, dict[str, Any]] = {
@@ -175,7 +194,7 @@ FCONVS: dict[str, dict[str, Any]] = {
 
 def cnn_weights(
     layers: int = 2, kernel: int = 3, positions: bool = False, d: int = 8, e: int = 6, seed: int = 1
-) -> Weights:
+) -> Tensors:
     """What OpenNMT-py saves of a convolutional model with these options.
 
     The averages differ from what they are averages of, as they do in a real file.
@@ -202,7 +221,7 @@ def cnn_weights(
 
 
 def make_cnn(**options: Any) -> Convolution:
-    return opennmt_cnn.build(cnn_weights(**options), {})
+    return build(opennmt_cnn, cnn_weights(**options), {})
 
 
 CNNS: dict[str, dict[str, Any]] = {
@@ -224,7 +243,7 @@ TGT_VOCAB = Vocab(
 )
 
 
-def copy_weights(attention: str | None, d: int, seed: int = 2) -> Weights:
+def copy_weights(attention: str | None, d: int, seed: int = 2) -> Tensors:
     """What copying adds to the weights of an OpenNMT-py model; attention None: it is reused."""
     dice = Dice(seed)
     weights = dice.linear("generator.linear_copy", 1, d)
@@ -239,7 +258,7 @@ def copy_weights(attention: str | None, d: int, seed: int = 2) -> Weights:
     return weights
 
 
-def copying_rnn_weights(copying: str | None, **options: Any) -> Weights:
+def copying_rnn_weights(copying: str | None, **options: Any) -> Tensors:
     """An RNN with a CopyGenerator."""
     plain = rnn_weights(**options)
     names = {name: name.replace("generator.0", "generator.linear") for name in plain}
@@ -249,14 +268,15 @@ def copying_rnn_weights(copying: str | None, **options: Any) -> Weights:
 def make_copying_rnn(copying: str | None, **options: Any) -> CopyModel:
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
-    plain, own = opennmt_copy.split(copying_rnn_weights(copying, **structure))
-    inner = opennmt_rnn.build(plain, options)
-    return opennmt_copy.wrap(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+    weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
+    own = opennmt_copy.split(weights).tensors
+    inner = build(opennmt_rnn, weights.tensors, options)
+    return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 
 
 def make_copying_transformer() -> CopyModel:
     inner = tiny.make_model()
-    return opennmt_copy.wrap(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
+    return add_copying(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
 
 
 COPYING_RNNS: dict[str, dict[str, Any]] = {

@@ -31,9 +31,12 @@ def decode(
         if options.get("input_feed", True):
             x = torch.cat([x, feed])
         output, state = decoder_cells(w, options, x, state)
-        attn = attention(w, "decoder.attn", options.get("attention", "general"), output, bank)
-        feed = linear(w, "decoder.attn.linear_out", torch.cat([attn @ bank, output]))
-        if options.get("attention") != "mlp":
+        kind = options.get("attention", "general")
+        attn = attention(w, "decoder.attn", kind, output, bank)
+        feed = output
+        if kind != "none":
+            feed = linear(w, "decoder.attn.linear_out", torch.cat([attn @ bank, output]))
+        if kind in ("dot", "general"):
             feed = feed.tanh()
         if options.get("context_gate"):
             feed = gate(w, options["context_gate"], x, output, feed)

@@ -1,0 +1,84 @@
+"""From a file's weights, under our names, to a model that is ready for translating."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+
+MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def build(make: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) -> Model:
+    """The model that `make` makes, with exactly these weights, float32.
+
+    It is made without memory of its own and takes over the tensors, so that sizes a file only
+    claims cost nothing and no weight is there twice.  CheckpointError unless every weight finds a
+    place and every place a weight of its size.
+    """
+    try:
+        with torch.device("meta"), _Unfilled():
+            model = make()
+        _, unknown = model.load_state_dict(dict(weights), strict=False, assign=True)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: {str(error).splitlines()[-1].strip()}") from None
+    if isinstance(model, Transformer):
+        model.tie()
+    missing = [name for name, weight in model.named_parameters() if weight.is_meta]
+    for what, names in (("missing", missing), ("unknown", unknown)):
+        if names:
+            raise CheckpointError(f"{path}: {len(names)} weights are {what}, first {names[0]}")
+    return model.eval().requires_grad_(False)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Weights without memory take no random numbers: asked for them, PyTorch loads its compiler,
+    which costs more time and memory than a model of 100 MB."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def build_config(path: Path, **fields) -> TransformerConfig:
+    """CheckpointError where the fields do not go together."""
+    try:
+        return TransformerConfig(**fields)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def build_transformer(
+    cfg: TransformerConfig, weights: Mapping[str, Tensor], path: Path
+) -> Transformer:
+    """As `build`; sizes are looked at first, since a configuration may claim any."""
+    for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
+        found = len({name.split(".")[1] for name in weights if name.startswith(f"{kind}.")})
+        if found != n:
+            raise CheckpointError(f"{path}: {found} {kind} layers, its description says {n}")
+    largest = max(weight.numel() for weight in weights.values())
+    if cfg.d_model > largest or cfg.max_positions > MAX_POSITIONS:
+        raise CheckpointError(f"{path}: sizes in its description are larger than the weights")
+    return build(lambda: Transformer(cfg), weights, path)
+
+
+def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> Transformer:
+    """As `build_transformer`, once nothing is left of what the file holds."""
+    if rest.tensors:
+        name = min(rest.tensors)
+        raise CheckpointError(
+            f"{rest.path}: {len(rest.tensors)} weights are not of a model that is read, "
+            f"first {name[:100]!r}"
+        )
+    return build_transformer(cfg, ours, rest.path)
