@@ -24,6 +24,7 @@ class SearchRules:
         self.seed = options.model.seed
         self.checkpoint = checkpoint
         self.preset: Preset = PRESETS[self.search.search]
+        self._check_attention(options.text.replace_unk)
         self.sampling = self._sampling()
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
@@ -31,6 +32,14 @@ class SearchRules:
         self.aligns = options.text.replace_unk and checkpoint.tgt_vocab.unk_id is not None
         self.beam = self._beam_rules()
         self.candidates = self._candidate_rules()
+
+    def _check_attention(self, replace_unk: bool) -> None:
+        """OptionError for what needs attention where the model has none."""
+        wanted = {"replace_unk": replace_unk}
+        wanted["coverage_penalty"] = self.search.coverage_penalty != "none"
+        names = [name for name, is_wanted in wanted.items() if is_wanted]
+        if names and not self.checkpoint.attends:
+            raise OptionError(f"{', '.join(names)}: the model has no attention")
 
     def _sampling(self) -> Sampling | None:
         """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""

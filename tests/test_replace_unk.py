@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
+from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
+from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
+from tests.support.families import VOCAB_SIZE, make_rnn
 from tests.support.tables import WORDS, make_checkpoint, make_source, sources
 
 UNK = 1
@@ -116,3 +119,15 @@ class TestPhraseTable:
         assert translate.main([*argv, "-src", "data/toy.json"]) == 4
         err = capfd.readouterr().err
         assert words in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["replace_unk", "coverage_penalty"])
+def test_a_model_without_attention_is_not_asked_for_it(option):
+    value = {"replace_unk": True, "coverage_penalty": "wu"}[option]
+    vocab = Vocab([f"w{i}" for i in range(VOCAB_SIZE)], unk_id=0, pad_id=1, bos_id=2, eos_id=3)
+    blind = Checkpoint(
+        make_rnn(attention="none"), vocab, vocab, {"space": SpaceTokenizer()}, start_id=2
+    )
+    assert Translator(blind, TranslateOptions.of(device="cpu", max_length=3)).translate(["w5"])
+    with pytest.raises(OptionError, match=f"{option}: the model has no attention"):
+        Translator(blind, TranslateOptions.of(device="cpu", **{option: value})).translate(["w5"])

@@ -48,6 +48,11 @@ class Checkpoint:
         return getattr(self.model, "copies", False)
 
     @property
+    def attends(self) -> bool:
+        """Whether the attention that the model returns says anything."""
+        return getattr(self.model, "attends", True)
+
+    @property
     def eos_id(self) -> int:
         assert self.tgt_vocab.eos_id is not None
         return self.tgt_vocab.eos_id

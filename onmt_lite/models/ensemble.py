@@ -69,6 +69,7 @@ class Ensemble(nn.Module):
         # A mean of log-probabilities allows only what all members can say
         self.copies = bool(copying) and (of_probs or len(copying) == len(members))
         self.unk_id = copying[0].unk_id if copying else 0
+        self.attends = all(getattr(member, "attends", True) for member in members)
         self.max_positions = min(member.max_positions for member in members)
 
     @property

@@ -208,6 +208,7 @@ class Rnn(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.vocab_size = cfg.tgt_vocab_size
+        self.attends = cfg.attention != "none"
         self.encoder, self.decoder = RnnEncoder(cfg), RnnDecoder(cfg)
         self.output = nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
 
