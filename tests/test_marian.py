@@ -301,6 +301,7 @@ class TestRefused:
             dict(forced_bos_token_id=5),
             dict(bad_words_ids=[[5, 6]]),
             dict(bad_words_ids=[[120]]),
+            dict(bad_words_ids=64),
             dict(eos_token_id=[0, 5]),
         ],
         ids=str,

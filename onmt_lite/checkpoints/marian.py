@@ -311,7 +311,10 @@ def _token(config: Description, name: str, default: int | None = None) -> int:
 def _never_ids(config: Description, start: int, vocab_size: int) -> tuple[int, ...]:
     """The pad token where it starts the decoder, and what `bad_words_ids` lists."""
     never = {start} if start == config.number("pad_token_id") else set()
-    for words in config.get("bad_words_ids") or []:
+    listed = config.get("bad_words_ids") or []
+    if not isinstance(listed, list):
+        raise CheckpointError(f"{config.path}: bad_words_ids is not a list")
+    for words in listed:
         single = isinstance(words, list) and len(words) == 1 and type(words[0]) is int
         if not single or not 0 <= words[0] < vocab_size:
             raise CheckpointError(f"{config.path}: bad_words_ids with more than single tokens")
