@@ -4,6 +4,7 @@ The output directory becomes a model that `-model` reads: every validation that 
 loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a stop.
 """
 
+import contextlib
 import math
 import signal
 import sys
@@ -114,6 +115,8 @@ class Trainer:
         start = None if data.init_from is None else self._start(data.init_from)
         self.sp = self._sentencepiece()
         self.model = self._model(start).to(self.device)
+        # Of a resumed run too, these are what it started from
+        self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
@@ -246,16 +249,29 @@ class Trainer:
 
     def report(self, train_loss: float) -> None:
         """Validate; save the model if it is the best so far, and where the run stands always."""
-        nll = self.validate()
+        with self.averaged():
+            nll = self.validate()
+            if nll < self.best:
+                self.best = nll
+                native.save(self.out, self.model, (self.out / native.PIECES).read_bytes())
         tqdm.write(
             f"{self.seconds / 60:6.1f} min  epoch {self.epoch}  step {self.n_steps}  "
             f"{self.n_tokens / 1e6:.2f} M tokens  train {train_loss:.3f}  valid {nll:.4f}",
             file=sys.stderr,
         )
-        if nll < self.best:
-            self.best = nll
-            native.save(self.out, self.model, (self.out / native.PIECES).read_bytes())
         self.save_state()
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model as it is written: partly what it started from, if the options say so."""
+        share = self.options.data.keep_start
+        parts = dict(self.model.named_parameters()) if share else {}
+        learned = {name: p.detach().clone() for name, p in parts.items()}
+        for name, p in parts.items():
+            p.data.lerp_(self.start[name], share)
+        yield
+        for name, p in parts.items():
+            p.data.copy_(learned[name])
 
     def save_state(self) -> None:
         state = {

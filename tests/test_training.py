@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
@@ -139,6 +140,26 @@ def test_layers_do_not_grow_where_they_would_change_something(corpus, tmp_path):
     grown = ["-init_from", str(tmp_path / "small"), "-enc_layers", "2"]
     with pytest.raises(OptionError, match="norms before"):
         Trainer(options(corpus, tmp_path / "deep", *grown))
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_what_is_written_keeps_a_share_of_the_start(corpus, tmp_path, share):
+    train(options(corpus, tmp_path / "start", "-train_steps", "40"))
+    more = ["-init_from", str(tmp_path / "start"), "-train_steps", "2", "-valid_minutes", "99"]
+    trainer = Trainer(options(corpus, tmp_path / "more", *more, "-keep_start", str(share)))
+    trainer.run()
+    start, written = (
+        load_checkpoint(tmp_path / name).model.state_dict() for name in ("start", "more")
+    )
+    assert any(not torch.equal(p, start[n]) for n, p in trainer.model.named_parameters())
+    for name, p in trainer.model.named_parameters():
+        mean = share * start[name] + (1 - share) * p
+        torch.testing.assert_close(written[name], mean, atol=1e-3, rtol=1e-3)  # half precision
+
+
+def test_a_share_of_nothing_is_refused(corpus, tmp_path):
+    with pytest.raises(OptionError, match="keep_start needs init_from"):
+        options(corpus, tmp_path / "x", "-keep_start", "0.5")
 
 
 def test_reverse_learns_the_other_direction(corpus):

@@ -27,6 +27,13 @@ class DataOptions:
         "model directory to start from; its pieces and widths are used instead of the options', "
         "and more enc_layers or dec_layers than it has are put on top of its own (norm before)",
     )
+    keep_start: float = opt(
+        0.0,
+        "the model that is written is so much the one of init_from and the rest the one that has "
+        "learned on: their weights' mean is often better than both (Wortsman et al. 2022)",
+        min=0,
+        max=1,
+    )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
@@ -124,6 +131,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     ]
     if v["d_model"] % (2 * v["heads"]):
         problems.append(f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}")
+    if v["keep_start"] and not v["init_from"]:
+        problems.append("keep_start needs init_from")
     if not v["train_steps"] and not v["train_minutes"]:
         problems.append("train_steps or train_minutes must say when to stop")
     for name, marks in (("conjunctions", 0), ("quotes", 1)):
