@@ -18,6 +18,8 @@ Translates lines of text: standard input to standard output unless -src and -out
 name files.  Options are spelt -name VALUE, --name VALUE or --name=VALUE, and are the
 keys of YAML files too; the command line wins over YAML, YAML over the default."""
 
+SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
+
 # Names that people bring from other tools, and ours
 ELSEWHERE = {
     "num_hypotheses": "here it is n_best",
@@ -288,8 +290,17 @@ def build(resolved: Resolved) -> TranslateOptions:
     if problems:
         raise OptionError(*problems)
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
-    notes = (*resolved.notes, *text_notes(resolved.values))
-    return TranslateOptions(**groups, given=resolved.without(MetaOptions).given(), notes=notes)
+    given = resolved.without(MetaOptions).given()
+    notes = (*resolved.notes, *text_notes(resolved.values), *batch_notes(given))
+    return TranslateOptions(**groups, given=given, notes=notes)
+
+
+def batch_notes(given: dict[str, Any]) -> list[str]:
+    """A number that OpenNMT-py takes for sentences is a small one of tokens."""
+    size = given.get("batch_size")
+    if size is None or not 1 < size <= SENTENCES or "batch_type" in given:
+        return []
+    return [f"batch_size {size} counts tokens, which is slow; for sentences: -batch_type sents"]
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:

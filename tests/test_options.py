@@ -80,6 +80,20 @@ WORDS_OF = {"device": "cpu", "tokenizer": "space", "transforms": "suffix"}
 WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
 
 
+@pytest.mark.parametrize(
+    ("argv", "noted"),
+    [("-batch_size 30", True), ("-batch_size 30 -batch_type tokens", False), ("", False)]
+    + [
+        ("-batch_size 30 -batch_type sents", False),
+        ("-batch_size 2048", False),
+        ("-batch_size 1", False),
+    ],
+)
+def test_a_batch_size_that_looks_like_sentences_is_noted(argv, noted):
+    options, _ = load_options(argv.split())
+    assert any("batch_type sents" in note for note in options.notes) == noted
+
+
 def test_every_option_takes_all_three_spellings():
     for name, option in OPTIONS.items():
         if name in META:
