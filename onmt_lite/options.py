@@ -339,7 +339,7 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     """Options that the chosen search does not have."""
     name, preset = v["search"], PRESETS[v["search"]]
     absent = [n for n in SWITCHES if n not in preset.options and v[n] != OPTIONS[n].default]
-    problems = [f"{n}: -search {name} has no such option ({preset.system})" for n in absent]
+    problems = [no_such_option(n, name) for n in absent]
     if v["length_penalty"] not in preset.forms:
         forms = " and ".join(preset.forms)
         problems.append(f"length_penalty {v['length_penalty']}: -search {name} has {forms}")
@@ -349,6 +349,10 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     if v["early_stopping"] == "never" and "early_stopping=never" not in preset.stops:
         problems.append(f"early_stopping never: -search {name} has true and false")
     return problems
+
+
+def no_such_option(name: str, search: str) -> str:
+    return f"{name}: -search {search} has no such option ({PRESETS[search].system})"
 
 
 def check_diversity(v: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
-from onmt_lite.options import TranslateOptions
+from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example
@@ -146,9 +146,7 @@ class SearchRules:
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
-            raise OptionError(
-                f"prefixes: -search {self.search.search} has no such option ({self.preset.system})"
-            )
+            raise OptionError(no_such_option("prefixes", self.search.search))
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

@@ -47,6 +47,7 @@ LIKE_MARIAN: dict[str, Any] = {
     "positions": "concat",
     "norm_eps": 1e-5,
 }
+
 # Where a run stands, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
@@ -115,8 +116,9 @@ class Trainer:
         start = None if data.init_from is None else self._start(data.init_from)
         self.sp = self._sentencepiece()
         self.model = self._model(start).to(self.device)
-        # Of a resumed run too, these are what it started from
-        self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        # Of a resumed run too, this is what it started from
+        parts = self.model.named_parameters() if data.keep_start else ()
+        self.start = {name: p.detach().clone() for name, p in parts}
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
@@ -264,14 +266,13 @@ class Trainer:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The model as it is written: partly what it started from, if the options say so."""
-        share = self.options.data.keep_start
-        parts = dict(self.model.named_parameters()) if share else {}
-        learned = {name: p.detach().clone() for name, p in parts.items()}
-        for name, p in parts.items():
-            p.data.lerp_(self.start[name], share)
+        parts = dict(self.model.named_parameters())
+        learned = {name: parts[name].detach().clone() for name in self.start}
+        for name, start in self.start.items():
+            parts[name].data.lerp_(start, self.options.data.keep_start)
         yield
-        for name, p in parts.items():
-            p.data.copy_(learned[name])
+        for name, p in learned.items():
+            parts[name].data.copy_(p)
 
     def save_state(self) -> None:
         state = {

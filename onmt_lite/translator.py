@@ -54,12 +54,12 @@ class Translator:
         own: Named | None = None,
         phrases: dict[str, str] | None = None,
     ):
-        """`own`: the tokenizer of the options, where it has been read already; `phrases`: what
-        takes the place of unknown tokens, by source token."""
+        """`own`, `phrases`: the tokenizer of the options and their phrase table, where they have
+        been read already."""
         self.options = options
         self.device, dtype = set_up(options.model)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
-        self.phrases = phrases or {}
+        self.phrases = _phrases(options) if phrases is None else phrases
         self.model = checkpoint.model
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
@@ -85,8 +85,7 @@ class Translator:
         """The model that the options name, or the ensemble of several."""
         # A device that is not there, or a file of subwords, is found before a model is read
         set_up(options.model)
-        own, table = read_own(options), options.text.phrase_table
-        phrases = read_phrases(table) if table else {}
+        own, phrases = read_own(options), _phrases(options)
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
         checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
         return cls(checkpoint, options, own, phrases)
@@ -264,6 +263,12 @@ class Translator:
             for example, score in zip(group, scores):
                 gold[place[id(example)]] = score
         return gold
+
+
+def _phrases(options: TranslateOptions) -> dict[str, str]:
+    """What takes the place of unknown tokens, by source token."""
+    table = options.text.phrase_table
+    return read_phrases(table) if table else {}
 
 
 def notes_of(example: Example, rules: SearchRules) -> tuple[str, ...]:
