@@ -111,7 +111,7 @@ class Trainer:
             device=learning.device, threads=learning.threads, seed=learning.seed
         )
         self.device, _ = set_up(runtime)
-        self.pairs = read_pairs(data.train, data.reverse)
+        self.pairs = [pair for path in data.train for pair in read_pairs(path, data.reverse)]
         # Loaded first, so that what is damaged is refused before its pieces are copied
         start = None if data.init_from is None else self._start(data.init_from)
         self.sp = self._sentencepiece()

@@ -72,6 +72,18 @@ def test_it_learns_and_its_model_translates(corpus, tmp_path):
     assert [t.hyps[0].text for t in found] == ["four one two.", "eight."]
 
 
+def test_several_files_are_one_corpus(corpus, tmp_path):
+    lines = corpus.read_text(encoding="utf-8").splitlines(keepends=True)
+    parts = tmp_path / "some.tsv", tmp_path / "rest.tsv"
+    for part, some in zip(parts, (lines[:90], lines[90:])):
+        part.write_text("".join(some), encoding="utf-8")
+    train(options(corpus, tmp_path / "whole"))
+    train(options(corpus, tmp_path / "parts", "-train", *map(str, parts)))
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    twice = Trainer(options(corpus, tmp_path / "twice", "-train", str(corpus), str(corpus)))
+    assert len(twice.pairs) == 2 * len(lines)
+
+
 def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
     train(options(corpus, tmp_path / "first", "-train_steps", "3"))
     start = Trainer(

@@ -19,7 +19,11 @@ Pairs = tuple[tuple[str, str], ...]
 class DataOptions:
     """What is learned from."""
 
-    train: str = opt("", "training pairs, one `source<TAB>target` a line, plain or .gz")
+    train: tuple[str, ...] = opt(
+        (),
+        "training pairs, one `source<TAB>target` a line, plain or .gz; several files are one "
+        "corpus, and a file that is named twice counts twice",
+    )
     valid: str = opt("", "held-out pairs in the same form")
     output: str = opt("", "directory for the model and for what -resume needs")
     init_from: str | None = opt(
