@@ -36,6 +36,7 @@ from onmt_lite.training.data import (
     tokenize,
     train_sentencepiece,
 )
+from onmt_lite.training.growth import init_weights, with_layers, with_pieces
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
@@ -50,36 +51,6 @@ LIKE_MARIAN: dict[str, Any] = {
 
 # Where a run stands, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
-
-
-def init_weights(model: Transformer) -> None:
-    """Xavier for matrices; sublayers start as the identity: what they end with is zero."""
-    for name, p in model.named_parameters():
-        if name.endswith("token.weight"):
-            nn.init.normal_(p, std=model.cfg.d_model**-0.5)
-        elif name.endswith(("out.weight", "down.weight", "bias")):
-            nn.init.zeros_(p)
-        elif p.dim() == 2:
-            nn.init.xavier_uniform_(p)
-
-
-def grow(start: Transformer, enc_layers: int, dec_layers: int, dropout: float) -> Transformer:
-    """`start` with new layers on top, up to these numbers, that change nothing until they learn.
-
-    A pre-norm layer whose last weights are zero is the identity (Net2Net, Chen et al. 2016);
-    one with its norm behind is not: ValueError.
-    """
-    cfg = replace(
-        start.cfg,
-        enc_layers=max(enc_layers, start.cfg.enc_layers),
-        dec_layers=max(dec_layers, start.cfg.dec_layers),
-    )
-    if not cfg.pre_norm and cfg != start.cfg:
-        raise ValueError("layers can be put only on a model with norms before its sublayers")
-    model = Transformer(cfg, dropout)
-    init_weights(model)
-    model.load_state_dict(model.state_dict() | start.state_dict())
-    return model
 
 
 def build_optimizers(
@@ -137,21 +108,24 @@ class Trainer:
         return checkpoint.model
 
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
-        path, start = self.out / native.PIECES, self.options.data.init_from
-        if start is not None:
-            path.write_bytes((Path(start) / native.PIECES).read_bytes())
+        path, data = self.out / native.PIECES, self.options.data
+        if data.init_from is not None and not data.new_pieces:
+            path.write_bytes((Path(data.init_from) / native.PIECES).read_bytes())
         elif not path.exists():
-            train_sentencepiece(self.pairs, path, self.options.data.vocab_size)
+            train_sentencepiece(self.pairs, path, data.vocab_size)
         return spm.SentencePieceProcessor(model_file=str(path))
 
     def _model(self, start: EncoderDecoder | None) -> Transformer:
-        """A new one, or the one to start from with this run's dropout and layers."""
-        m = self.options.model
+        """A new one, or the one to start from with this run's pieces, layers and dropout."""
+        m, data = self.options.model, self.options.data
         if start is not None:
             if not isinstance(start, Transformer):
-                raise OptionError(f"init_from: {self.options.data.init_from} is no Transformer")
+                raise OptionError(f"init_from: {data.init_from} is no Transformer")
+            if data.new_pieces:
+                old = spm.SentencePieceProcessor(model_file=f"{data.init_from}/{native.PIECES}")
+                start = with_pieces(start, old, self.sp)
             try:
-                return grow(start, m.enc_layers, m.dec_layers, m.dropout)
+                return with_layers(start, m.enc_layers, m.dec_layers, m.dropout)
             except ValueError as error:
                 raise OptionError(f"init_from: {error}") from None
         n = self.sp.vocab_size()

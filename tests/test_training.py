@@ -1,8 +1,10 @@
 """The trainer and its parts."""
 
+from collections import Counter
 from random import Random
 
 import pytest
+import sentencepiece as spm
 import torch
 import torch.nn.functional as F
 
@@ -13,7 +15,8 @@ from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
-from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber
+from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber, with_rare_words
+from onmt_lite.training.growth import spell
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
@@ -119,6 +122,41 @@ def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, 
     for batch in list(grown.valid) * 10:
         grown.step(batch)
     assert grown.validate() < before
+
+
+def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(corpus, tmp_path):
+    train(options(corpus, tmp_path / "few", *"-vocab_size 26 -train_steps 300".split()))
+    start = ("-init_from", str(tmp_path / "few"))
+    same = Trainer(options(corpus, tmp_path / "same", *start))
+    more = (*start, *"-new_pieces -vocab_size 33 -enc_layers 2".split())
+    grown = Trainer(options(corpus, tmp_path / "more", *more))
+    was, became = (
+        {t.sp.id_to_piece(i): t.model.output.weight[i] for i in range(t.sp.vocab_size())}
+        for t in (same, grown)
+    )
+    assert (len(was), len(became)) == (26, 33)
+    for piece in was.keys() & became.keys():
+        assert torch.equal(became[piece], was[piece]), piece
+    for piece in became.keys() - was.keys():
+        parts = spell(piece, same.sp)
+        assert "".join(map(same.sp.id_to_piece, parts)) == piece
+        torch.testing.assert_close(
+            became[piece], same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
+        )
+    # It knows far more than a new model, and what is saved goes on from here
+    assert grown.validate() < Trainer(options(corpus, tmp_path / "none")).validate() - 0.5
+    train(options(corpus, tmp_path / "goes-on", *more))
+    assert Translator.from_pretrained(tmp_path / "goes-on", device="cpu").model.cfg.enc_layers == 2
+
+
+def test_a_piece_is_spelled_with_what_there_is(corpus, tmp_path):
+    data.train_sentencepiece(data.read_pairs(corpus), tmp_path / "pieces", 26)
+    sp = spm.SentencePieceProcessor(model_file=str(tmp_path / "pieces"))
+    for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
+        assert spell(piece, sp) == [sp.piece_to_id(piece)]
+    assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
+    assert "".join(sp.id_to_piece(i) for i in spell("nonne", sp)) == "nonne"
+    assert spell("ß", sp) == [sp.unk_id()]
 
 
 def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_hold(
@@ -279,6 +317,13 @@ def test_renumber_changes_shared_numbers_alike():
     assert "99" in src  # not shared, so left alone
 
 
+def test_rare_words_are_counted_once_a_pair_and_without_case():
+    pairs = [("Haus und Hof", "a"), ("das haus", "b"), ("das, das Das", "c"), ("", "d")]
+    assert with_rare_words(pairs, 0) == []
+    assert with_rare_words(pairs, 1) == pairs[:1]
+    assert with_rare_words(pairs, 2) == pairs[:3]
+
+
 def test_truecase_lowers_ordinary_words_only():
     case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
     assert case.lower_first("Das geht") == "das geht"
@@ -295,6 +340,11 @@ def test_each_augmentation_shows():
 
     assert sorted(run()) == sorted(pairs)
     assert len(run(augment_numbers=2)) == 150
+    assert len(run(augment_rare=1)) == 100  # "0", "1", ... are in one pair each
+    pairs.append(("Satz, ja.", "A sentence, yes."))
+    assert Counter(run(augment_rare=1))[pairs[-1]] == 2
+    assert len(run(augment_rare=0)) == 51
+    del pairs[-1]
     assert all(src.isupper() and tgt.isupper() for src, tgt in run(augment_upper=1.0))
     assert all(src.islower() and not tgt.islower() for src, tgt in run(augment_lower_src=1.0))
     assert not any(side.endswith(".") for pair in run(augment_no_final=1.0) for side in pair)

@@ -31,6 +31,11 @@ class DataOptions:
         "model directory to start from; its pieces and widths are used instead of the options', "
         "and more enc_layers or dec_layers than it has are put on top of its own (norm before)",
     )
+    new_pieces: bool = opt(
+        False,
+        "with init_from: make vocab_size pieces anew; what the model has for the old ones is "
+        "kept, and a piece it lacks begins as the sum of its parts",
+    )
     keep_start: float = opt(
         0.0,
         "the model that is written is so much the one of init_from and the rest the one that has "
@@ -103,6 +108,11 @@ class AugmentOptions:
     augment_no_final: float = opt(0.06, "without their final mark", min=0, max=1)
     augment_upper: float = opt(0.015, "in capitals", min=0, max=1)
     augment_lower_src: float = opt(0.02, "with a source in small letters", min=0, max=1)
+    augment_rare: int = opt(
+        0,
+        "pairs whose source has a word that only so many pairs have, or fewer, count twice",
+        min=0,
+    )
     augment_numbers: int = opt(
         2, "copies with other numbers of each pair that shares numbers", min=0
     )
@@ -135,8 +145,11 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     ]
     if v["d_model"] % (2 * v["heads"]):
         problems.append(f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}")
-    if v["keep_start"] and not v["init_from"]:
-        problems.append("keep_start needs init_from")
+    problems += [
+        f"{name} needs init_from"
+        for name in ("new_pieces", "keep_start")
+        if v[name] and not v["init_from"]
+    ]
     if not v["train_steps"] and not v["train_minutes"]:
         problems.append("train_steps or train_minutes must say when to stop")
     for name, marks in (("conjunctions", 0), ("quotes", 1)):
