@@ -1,12 +1,14 @@
 """The trainer and its parts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from random import Random
 
 import pytest
 import sentencepiece as spm
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint
@@ -15,11 +17,13 @@ from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
-from onmt_lite.training.augment import Augment, Truecase, drop_final, renumber, with_rare_words
+from onmt_lite.training.augment import Augment, drop_final, renumber
 from onmt_lite.training.growth import spell
+from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
+from onmt_lite.training.words import Truecase, with_rare_words
 from tests.support.files import DATA
 
 WORDS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four"), ("acht", "eight")]
@@ -322,6 +326,49 @@ def test_rare_words_are_counted_once_a_pair_and_without_case():
     assert with_rare_words(pairs, 0) == []
     assert with_rare_words(pairs, 1) == pairs[:1]
     assert with_rare_words(pairs, 2) == pairs[:3]
+
+
+def alignment(pairs):
+    """IBM Model 1 in so many words: p(target word | source word), and the expected links."""
+    prob = defaultdict(lambda: 1.0)
+    for _ in range(10):
+        links, total = Counter(), Counter()
+        for src, tgt in pairs:
+            for t in tgt:
+                norm = sum(prob[s, t] for s in src)
+                for s in src:
+                    links[s, t] += prob[s, t] / norm
+                    total[s] += prob[s, t] / norm
+        prob = {(s, t): n / total[s] for (s, t), n in links.items()}
+    return prob, links
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4)), min_size=1, max_size=12
+    )
+)
+def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
+    forward, links = alignment(pairs)
+    backward, _ = alignment([(tgt, src) for src, tgt in pairs])
+    sure = [
+        min(p - 0.15, backward[t, s] - 0.15, links[s, t] - 1.5) for (s, t), p in forward.items()
+    ]
+    assume(all(abs(margin) > 1e-3 for margin in sure))
+    expected = {key for key, margin in zip(forward, sure) if margin > 0}
+    found = word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
+    assert set(found) == expected and len(found) == len(expected)
+
+
+def test_words_of_a_corpus_become_lines(corpus):
+    pairs = data.read_pairs(corpus)
+    assert sorted(word_pairs(pairs)) == sorted(WORDS)
+    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src".split()}
+    off |= {"augment_numbers": 0}
+    plain = Augment(pairs, AugmentOptions(**off))(pairs, Random(7))
+    more = Augment(pairs, AugmentOptions(**off, augment_words=2))(pairs, Random(7))
+    assert Counter(more) - Counter(plain) == Counter(WORDS * 2)
 
 
 def test_truecase_lowers_ordinary_words_only():

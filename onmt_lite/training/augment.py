@@ -5,16 +5,13 @@ Every function takes and returns a (src, tgt) pair or a list of them and draws f
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable
 from random import Random
 
+from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.options import AugmentOptions, split_pairs
-
-Pair = tuple[str, str]
+from onmt_lite.training.words import Pair, Truecase, with_rare_words
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
-WORD = re.compile(r"\w+")
 FINAL = ".!?"
 
 
@@ -49,28 +46,6 @@ def _random_number(old: str, rng: Random) -> str:
     return str(rng.randrange(10 ** (digits - 1), 10**digits))
 
 
-def with_rare_words(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """Those whose source has a word that is in at most so many sources; case does not count."""
-    words = [set(WORD.findall(src.casefold())) for src, _ in pairs]
-    counts = Counter(word for found in words for word in found)
-    return [p for p, found in zip(pairs, words) if any(counts[w] <= at_most for w in found)]
-
-
-class Truecase:
-    """The form words have inside sentences, for a first word that moves inside."""
-
-    def __init__(self, sentences: Iterable[str]):
-        inside: Counter[str] = Counter()
-        for sentence in sentences:
-            inside.update(sentence.split()[1:])
-        self.inside = inside
-
-    def lower_first(self, sentence: str) -> str:
-        word, space, rest = sentence.partition(" ")
-        lowered = word[:1].lower() + word[1:]
-        return (lowered if self.inside[lowered] > self.inside[word] else word) + space + rest
-
-
 class Augment:
     """Applies all of the above, at the rates that the options give."""
 
@@ -80,13 +55,15 @@ class Augment:
         self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
         self.tgt_case = Truecase(tgt for _, tgt in pairs)
+        self.words = word_pairs(pairs) if options.augment_words else []
         self.rare = with_rare_words(pairs, options.augment_rare)
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
 
     def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
         """One epoch: shuffled, joined, and with its share of odd spellings."""
+        words = self.words * self.options.augment_words
         numbered = self.numbered * self.options.augment_numbers
-        pairs = pairs + self.rare + [renumber(pair, rng) for pair in numbered]
+        pairs = pairs + self.rare + words + [renumber(pair, rng) for pair in numbered]
         rng.shuffle(pairs)
         return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
 

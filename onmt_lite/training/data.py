@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.training.augment import Pair
+from onmt_lite.training.words import Pair
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 POOL = 200_000  # pairs that are sorted by length together: the more, the less padding

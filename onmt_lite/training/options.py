@@ -113,6 +113,9 @@ class AugmentOptions:
         "pairs whose source has a word that only so many pairs have, or fewer, count twice",
         min=0,
     )
+    augment_words: int = opt(
+        0, "copies of each pair of words that are sure to translate each other, as lines", min=0
+    )
     augment_numbers: int = opt(
         2, "copies with other numbers of each pair that shares numbers", min=0
     )
