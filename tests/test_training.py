@@ -17,13 +17,13 @@ from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data
-from onmt_lite.training.augment import Augment, drop_final, renumber
+from onmt_lite.training.augment import Augment, drop_final, rename, renumber
 from onmt_lite.training.growth import spell
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
-from onmt_lite.training.words import Truecase, with_rare_words
+from onmt_lite.training.words import Truecase, names_of, with_rare_words
 from tests.support.files import DATA
 
 WORDS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four"), ("acht", "eight")]
@@ -371,6 +371,27 @@ def test_words_of_a_corpus_become_lines(corpus):
     assert Counter(more) - Counter(plain) == Counter(WORDS * 2)
 
 
+def test_names_are_what_both_sides_write_large_inside_sentences():
+    pairs = [
+        ("Ich sah Tom in Boston.", "I saw Tom in Boston."),
+        ("Tom sah das Hotel.", "Tom saw the Hotel."),
+        ("Das Hotel ist gut.", "The hotel is good, the hotel is."),
+        ("Yumi lacht, USA!", "Yumi laughs, USA!"),  # never inside; no small letters
+    ]
+    assert names_of(pairs) == ["Boston", "Tom"]
+
+
+def test_another_name_stands_on_both_sides():
+    names, rng = ["Berlin", "Boston", "Tom"], Random(3)
+    found = {rename(("Tom, Tom!", "Tom's Tom: Toms"), names, rng) for _ in range(200)}
+    for src, tgt in found:
+        name = src.partition(",")[0]
+        assert (src, tgt) == (f"{name}, {name}!", f"{name}'s {name}: Toms")
+    new = {src.partition(",")[0] for src, _ in found}
+    assert set(names) < new and "Berton" in new
+    assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
+
+
 def test_truecase_lowers_ordinary_words_only():
     case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
     assert case.lower_first("Das geht") == "das geht"
@@ -395,6 +416,14 @@ def test_each_augmentation_shows():
     assert all(src.isupper() and tgt.isupper() for src, tgt in run(augment_upper=1.0))
     assert all(src.islower() and not tgt.islower() for src, tgt in run(augment_lower_src=1.0))
     assert not any(side.endswith(".") for pair in run(augment_no_final=1.0) for side in pair)
+    assert sorted(run(augment_names=1.0)) == sorted(pairs)  # which share no name
+    pairs.append(("Er mag Tom.", "He likes Tom."))
+    assert ("Er mag Tom.", "He likes Tom.") in run(augment_names=0.0)
+    pairs.append(("Er mag Bob.", "He likes Bob."))
+    swapped = run(augment_names=1.0)
+    assert not {pairs[-1], pairs[-2]} <= set(swapped)
+    assert all(src.split()[-1] == tgt.split()[-1] for src, tgt in swapped if "mag" in src)
+    del pairs[-2:]
     joined = run(augment_join=1.0)
     assert sum(src.count(".") for src, _ in joined) == 50
     assert min(src.count(".") for src, _ in joined[:-1]) >= 2

@@ -9,7 +9,14 @@ from random import Random
 
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.options import AugmentOptions, split_pairs
-from onmt_lite.training.words import Pair, Truecase, with_rare_words
+from onmt_lite.training.words import (
+    WORD,
+    Pair,
+    Truecase,
+    names_of,
+    shared_words,
+    with_rare_words,
+)
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
 FINAL = ".!?"
@@ -46,6 +53,23 @@ def _random_number(old: str, rng: Random) -> str:
     return str(rng.randrange(10 ** (digits - 1), 10**digits))
 
 
+def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
+    """Replace a name that both sides share by another one, every second time by one that is made
+    up of the halves of two: names are to be copied, not known."""
+    src, tgt = pair
+    shared = sorted(shared_words(src, tgt) & set(names))
+    if not shared:
+        return pair
+    old, fresh, other = rng.choice(shared), rng.choice(names), rng.choice(names)
+    if rng.random() < 0.5:
+        fresh = fresh[: len(fresh) // 2] + other[len(other) // 2 :]
+
+    def swap(match: re.Match[str]) -> str:
+        return fresh if match.group() == old else match.group()
+
+    return WORD.sub(swap, src), WORD.sub(swap, tgt)
+
+
 class Augment:
     """Applies all of the above, at the rates that the options give."""
 
@@ -55,6 +79,7 @@ class Augment:
         self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
         self.tgt_case = Truecase(tgt for _, tgt in pairs)
+        self.names = names_of(pairs)
         self.words = word_pairs(pairs) if options.augment_words else []
         self.rare = with_rare_words(pairs, options.augment_rare)
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
@@ -91,6 +116,8 @@ class Augment:
 
     def _respell(self, pair: Pair, rng: Random) -> Pair:
         options = self.options
+        if rng.random() < options.augment_names:
+            pair = rename(pair, self.names, rng)
         if self.quotes and rng.random() < options.augment_quote and '"' not in pair[1]:
             (src_open, src_close), (tgt_open, tgt_close) = rng.choice(self.quotes)
             pair = src_open + pair[0] + src_close, tgt_open + pair[1] + tgt_close

@@ -116,6 +116,12 @@ class AugmentOptions:
     augment_words: int = opt(
         0, "copies of each pair of words that are sure to translate each other, as lines", min=0
     )
+    augment_names: float = opt(
+        0.0,
+        "with another name, known or made up, in the place of one that both sides share",
+        min=0,
+        max=1,
+    )
     augment_numbers: int = opt(
         2, "copies with other numbers of each pair that shares numbers", min=0
     )
