@@ -12,7 +12,7 @@ def run(options: TranslateOptions) -> None:
     # It loads torch, which bad options need not wait for
     from onmt_lite.job import describe_models, run_job
 
-    if options.report.print_model:
+    if options.information.print_model:
         print_out(describe_models(options))
     else:
         run_job(options)

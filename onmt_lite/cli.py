@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 from onmt_lite.interrupt import Interrupted, stop_on_signals
-from onmt_lite.schema import MetaOptions, Option, Resolved, help_text
+from onmt_lite.schema import Option, Resolved, help_text
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def run_program(
             return 0
         loaded, resolved = load(argv)
         if resolved.values["print_config"]:
-            print_out(resolved.without(MetaOptions).to_yaml())
+            print_out(resolved.configuration().to_yaml())
         else:
             run(loaded)
     except OnmtLiteError as error:

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from onmt_lite.cli import run_program
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of
+from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
 
 USAGE = """\
 python -m onmt_lite.export -model PATH -to {opennmt-py,marian} -output PATH
@@ -23,6 +23,8 @@ other toolkit cannot hold is refused by name, and nothing is written."""
 class ExportOptions:
     """What is exported, and to where."""
 
+    title: ClassVar[str] = "Export"
+
     model: str = opt("", "model to export: whatever translate.py -model reads, a Transformer")
     to: Literal["opennmt-py", "marian"] | None = opt(
         None, "`opennmt-py`: a .pt file of version 3; `marian`: a directory of transformers"
@@ -30,7 +32,7 @@ class ExportOptions:
     output: str = opt("", "the .pt file or the directory; it must not exist yet")
 
 
-OPTIONS: dict[str, Option] = options_of((ExportOptions, MetaOptions))
+OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
 
 
 def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:

@@ -13,7 +13,7 @@ from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import DataError, FileError
 from onmt_lite.files import MATCH, check_paths, count_input, open_input, open_output, write_all
-from onmt_lite.options import DataOptions, ReportOptions, TranslateOptions
+from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.text.lines import LineReader
@@ -23,9 +23,9 @@ from onmt_lite.translator import Translator, model_paths
 
 def run_job(options: TranslateOptions) -> None:
     """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind."""
-    data, report = options.data, options.report
-    check_paths(data.src, data.tgt, data.output, report.log_file)
-    set_up_log(report)
+    data, report = options.data, options.information
+    check_paths(data.src, data.tgt, data.output, options.jobs.log_file)
+    set_up_log(options.jobs)
     total = count_input(data.src, data.tgt)
     with open_output(data.output) as out:
         started = time.monotonic()
@@ -64,10 +64,10 @@ def translate_stream(
 
     Returns the summary and the number of target tokens.
     """
-    data, report = options.data, options.report
+    data = options.data
     writer = build_writer(data, options.search.n_best)
     summary, n_tokens = Summary(), 0
-    hidden = report.quiet or sys.stderr is None or not sys.stderr.isatty()
+    hidden = options.jobs.quiet or sys.stderr is None or not sys.stderr.isatty()
     # Some terminals say 0 x 0, which tqdm would believe
     columns, rows = shutil.get_terminal_size()
     with tqdm(total=total, unit=" lines", disable=hidden, ncols=columns, nrows=rows) as bar:
@@ -91,7 +91,7 @@ def translate_stream(
             for i, translation in enumerate(translations):
                 summary.add(translation)
                 gold = None if gold_lines is None else gold_lines[i].text
-                log_sentence(translation, gold, report.verbose)
+                log_sentence(translation, gold, options.information.verbose)
     return summary, n_tokens
 
 
@@ -136,15 +136,15 @@ class StrictFileHandler(logging.FileHandler):
         super().close()
 
 
-def set_up_log(report: ReportOptions) -> None:
+def set_up_log(jobs: JobOptions) -> None:
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
-    LOG.handlers = [] if report.quiet or sys.stderr is None else [BarHandler()]
-    if report.log_file is not None:
+    LOG.handlers = [] if jobs.quiet or sys.stderr is None else [BarHandler()]
+    if jobs.log_file is not None:
         try:
-            handler = StrictFileHandler(report.log_file, encoding="utf-8")
+            handler = StrictFileHandler(jobs.log_file, encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", error)
-            raise FileError(f"cannot write {report.log_file}: {reason}") from None
+            raise FileError(f"cannot write {jobs.log_file}: {reason}") from None
         handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
         LOG.addHandler(handler)

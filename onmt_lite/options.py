@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from onmt_lite.errors import OptionError
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.presets import PRESETS, SWITCHES
-from onmt_lite.schema import MetaOptions, Option, Resolved, Resolver, load, opt, options_of
+from onmt_lite.schema import META, META_NAMES, Option, Resolved, Resolver, load, opt, options_of
 from onmt_lite.text_options import TextOptions, check_text, text_notes
 
 USAGE = """\
@@ -50,7 +50,9 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What translates, and on what."""
+    """What translates."""
+
+    title: ClassVar[str] = "Model"
 
     model: tuple[str, ...] = opt(
         (),
@@ -64,36 +66,15 @@ class ModelOptions:
     model_weights: tuple[float, ...] = opt(
         (), "weights of the models in that mean, one each; without it, all alike", above=0, max=1e6
     )
-    tokenizer: Literal["auto", "space", "sentencepiece", "bpe"] = opt(
-        "auto",
-        "how lines become tokens: `auto` is what `transforms` say, or else what the model brings; "
-        "with `space` they are tokens already, separated by spaces, and so is the output; `bpe`, "
-        "and `sentencepiece` where the model brings none, by the file src_subword_model",
-    )
-    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
-    gpu: int | None = opt(
-        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=99
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
-        "auto",
-        "type of the weights in memory; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
-    )
-    threads: int | None = opt(None, "CPU threads; without it, one per core", min=1, max=1024)
-    seed: int = opt(829, "of all random numbers", min=0, max=2**63 - 1)
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """What is read and written."""
 
+    title: ClassVar[str] = "Input and output"
+
     src: str = opt("-", "file to translate, one sentence per line; - is standard input")
-    tgt: str | None = opt(
-        None,
-        "reference translations, line by line; their log-probability is reported (GOLD)",
-    )
-    tgt_file_prefix: bool = opt(
-        False, "lines of tgt are not references but what the translations begin with"
-    )
     output: str = opt("-", "file to write, complete or not at all; - is standard output")
     output_format: Literal["text", "jsonl", "moses"] = opt(
         "text",
@@ -101,12 +82,21 @@ class DataOptions:
         "`moses`: `id ||| text ||| log_prob= X ||| score`",
     )
     with_score: bool = opt(False, "append a tab and the score to each line of text output")
+    tgt: str | None = opt(
+        None,
+        "reference translations, line by line; their log-probability is reported (GOLD)",
+    )
+    tgt_file_prefix: bool = opt(
+        False, "lines of tgt are not references but what the translations begin with"
+    )
 
 
 @dataclass(frozen=True)
 class SearchOptions:
     """Which translation is looked for.  What an option means, and what it is if it is not given,
     can depend on `search`."""
+
+    title: ClassVar[str] = "Search"
 
     search: str = opt(
         "opennmt",
@@ -124,15 +114,6 @@ class SearchOptions:
         "avg", "score = log_prob / L, for T tokens: `none` 1, `wu` ((5+T)/6)^alpha, `avg` T^alpha"
     )
     alpha: float = opt(1.0, "exponent of the length penalty", min=-10, max=10)
-    coverage_penalty: Literal["none", "wu", "summary"] = opt(
-        "none",
-        "taken off the score for source tokens attended too little (`wu`: -sum log min(c,1)) "
-        "or too much (`summary`: sum max(c,1) - S)",
-    )
-    beta: float = opt(0.0, "weight of the coverage penalty", min=0, max=1000)
-    stepwise_penalty: bool = opt(
-        False, "let the coverage penalty steer every step, not only the ranking"
-    )
     block_ngram_repeat: int = opt(
         0, "forbid the second occurrence of any n-gram of N tokens; 0 is off", min=0
     )
@@ -143,6 +124,15 @@ class SearchOptions:
         1.0, "log-probabilities of tokens already produced are multiplied by this", above=0, max=100
     )
     ban_unk_token: bool = opt(False, "never produce the unknown token")
+    coverage_penalty: Literal["none", "wu", "summary"] = opt(
+        "none",
+        "taken off the score for source tokens attended too little (`wu`: -sum log min(c,1)) "
+        "or too much (`summary`: sum max(c,1) - S)",
+    )
+    beta: float = opt(0.0, "weight of the coverage penalty", min=0, max=1000)
+    stepwise_penalty: bool = opt(
+        False, "let the coverage penalty steer every step, not only the ranking"
+    )
     early_stopping: Literal["true", "false", "never"] | None = opt(
         None,
         "transformers: be done when beam_size hypotheses are finished (`true`), when no open one "
@@ -162,18 +152,20 @@ class SearchOptions:
         above=0,
         max=1000,
     )
-
-
-@dataclass(frozen=True)
-class DiversityOptions:
-    """How translations are made to differ: by groups of beams, or by drawing at random."""
-
     beam_groups: int = opt(
         1, "diverse beam search (transformers, fairseq): the beam in N groups", min=1, max=1000
     )
     diversity_rate: float = opt(
         0.0, "what a group pays for each time that an earlier one has a token", min=0, max=1000
     )
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn at random."""
+
+    title: ClassVar[str] = "Sampling"
+
     do_sample: bool = opt(
         False,
         "draw tokens instead of taking the best: n_best samples per sentence (opennmt-3, fairseq: "
@@ -194,6 +186,7 @@ class DiversityOptions:
         min=0,
         max=1,
     )
+    seed: int = opt(829, "of all random numbers", min=0, max=2**63 - 1)
 
     @property
     def samples(self) -> bool:
@@ -202,8 +195,10 @@ class DiversityOptions:
 
 
 @dataclass(frozen=True)
-class BatchOptions:
-    """How much is decoded at once."""
+class SpeedOptions:
+    """Where it runs, in which precision, and how much at once."""
+
+    title: ClassVar[str] = "Speed"
 
     batch_size: int | None = opt(
         None,
@@ -213,16 +208,35 @@ class BatchOptions:
     batch_type: Literal["tokens", "sents"] = opt(
         "tokens", "count a batch in source tokens or sentences"
     )
+    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
+    gpu: int | None = opt(
+        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=99
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
+        "auto",
+        "type of the weights in memory; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
+    )
+    threads: int | None = opt(None, "CPU threads; without it, one per core", min=1, max=1024)
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class JobOptions:
+    """How a job behaves around its work."""
+
+    title: ClassVar[str] = "Jobs"
+
+    quiet: bool = opt(False, "no progress bar, no log on stderr but errors")
+    log_file: str | None = opt(None, "write the log to this file too")
+
+
+@dataclass(frozen=True)
+class InformationOptions:
     """What is said on the way, on stderr."""
 
+    title: ClassVar[str] = "Information"
+
     verbose: bool = opt(False, "log each sentence with its hypotheses and scores")
-    quiet: bool = opt(False, "no progress bar, no log on stderr but errors")
     report_time: bool = opt(False, "log seconds, sentences and tokens per second at the end")
-    log_file: str | None = opt(None, "write the log to this file too")
     print_model: bool = opt(
         False, "say what the models are (family, sizes, vocabularies, who wrote them), and exit"
     )
@@ -232,14 +246,14 @@ class ReportOptions:
 class TranslateOptions:
     """All groups together.  Build it with `TranslateOptions.of(beam_size=4, ...)`."""
 
-    meta: MetaOptions
     model: ModelOptions
     text: TextOptions
     data: DataOptions
     search: SearchOptions
-    diversity: DiversityOptions
-    batch: BatchOptions
-    report: ReportOptions
+    sampling: SamplingOptions
+    speed: SpeedOptions
+    jobs: JobOptions
+    information: InformationOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
 
@@ -249,7 +263,7 @@ class TranslateOptions:
         resolver = Resolver(OPTIONS)
         resolver.keywords(given)
         resolver.problems += [
-            f"{name} belongs on the command line" for name in given if name in vars(MetaOptions())
+            f"{name} belongs on the command line" for name in given if name in META_NAMES
         ]
         resolver.apply(preset_defaults)
         return build(resolver.result())
@@ -259,17 +273,17 @@ class TranslateOptions:
         return TranslateOptions.of(**{**self.given, **given})
 
 
-KINDS = {
+KINDS: dict[str, type] = {
     "model": ModelOptions,
     "text": TextOptions,
     "data": DataOptions,
     "search": SearchOptions,
-    "diversity": DiversityOptions,
-    "batch": BatchOptions,
-    "report": ReportOptions,
-    "meta": MetaOptions,
+    "sampling": SamplingOptions,
+    "speed": SpeedOptions,
+    "jobs": JobOptions,
+    "information": InformationOptions,
 }
-OPTIONS: dict[str, Option] = options_of(tuple(KINDS.values()))
+OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META))
 
 
 def preset_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -290,7 +304,7 @@ def build(resolved: Resolved) -> TranslateOptions:
     if problems:
         raise OptionError(*problems)
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
-    given = resolved.without(MetaOptions).given()
+    given = resolved.configuration().given()
     notes = (*resolved.notes, *text_notes(resolved.values), *batch_notes(given))
     return TranslateOptions(**groups, given=given, notes=notes)
 

@@ -20,8 +20,8 @@ class SearchRules:
     """What a search with these options does with this model."""
 
     def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
-        self.search, self.diversity = options.search, options.diversity
-        self.seed = options.model.seed
+        self.search, self.drawing = options.search, options.sampling
+        self.seed = options.sampling.seed
         self.checkpoint = checkpoint
         self.preset: Preset = PRESETS[self.search.search]
         self._check_attention(options.text.replace_unk)
@@ -43,7 +43,7 @@ class SearchRules:
 
     def _sampling(self) -> Sampling | None:
         """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""
-        if not self.diversity.samples or self.preset.sampling is None:
+        if not self.drawing.samples or self.preset.sampling is None:
             return None
         if self.search.beam_size == 1:
             return replace(self.preset.sampling, draws="rows", keep=1)
@@ -86,7 +86,7 @@ class SearchRules:
             bos_id=self.checkpoint.start_id,
             eos_id=self.checkpoint.eos_id,
             n_best=search.n_best,
-            beam_groups=self.diversity.beam_groups,
+            beam_groups=search.beam_groups,
             length_penalty=search.length_penalty,
             alpha=self._alpha(),
             stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
@@ -102,10 +102,10 @@ class SearchRules:
             coverage_penalty=search.coverage_penalty,
             beta=search.beta,
             stepwise_penalty=search.stepwise_penalty,
-            beam_groups=self.diversity.beam_groups,
-            diversity_rate=self.diversity.diversity_rate,
-            topk=self.diversity.random_sampling_topk,
-            topp=self.diversity.random_sampling_topp,
+            beam_groups=search.beam_groups,
+            diversity_rate=search.diversity_rate,
+            topk=self.drawing.random_sampling_topk,
+            topp=self.drawing.random_sampling_topp,
             sums_to_one=self.checkpoint.sums_to_one,
             aligns=self.aligns,
             around=(len(self.checkpoint.src_start), len(self.checkpoint.src_end)),
@@ -140,7 +140,7 @@ class SearchRules:
             repetition_penalty=search.repetition_penalty,
             force_end=force_end,
             sampling=self.sampling,
-            temperature=self.diversity.random_sampling_temp,
+            temperature=self.drawing.random_sampling_temp,
         )
 
     def check_prefixes(self) -> None:

@@ -3,12 +3,12 @@
 import torch
 
 from onmt_lite.errors import OptionError
-from onmt_lite.options import ModelOptions
+from onmt_lite.options import SpeedOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose_device(options: ModelOptions) -> torch.device:
+def choose_device(options: SpeedOptions) -> torch.device:
     """What -device and -gpu ask for.  A GPU that is asked for and missing is an error."""
     if options.gpu is not None:
         name = "cpu" if options.gpu < 0 else f"cuda:{options.gpu}"
@@ -32,9 +32,9 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def set_up(options: ModelOptions) -> tuple[torch.device, torch.dtype]:
+def set_up(options: SpeedOptions, seed: int) -> tuple[torch.device, torch.dtype]:
     """Seed and threads for this process; the device and number type for the model."""
-    torch.manual_seed(options.seed)
+    torch.manual_seed(seed)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = choose_device(options)

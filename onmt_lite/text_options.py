@@ -8,7 +8,7 @@ of any toolkit.
 import ast
 import difflib
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from onmt_lite.schema import opt
 
@@ -43,6 +43,25 @@ class SubwordFile(NamedTuple):
 class TextOptions:
     """How text is cut and joined, settled when the model is loaded."""
 
+    title: ClassVar[str] = "Text"
+
+    tokenizer: Literal["auto", "space", "sentencepiece", "bpe"] = opt(
+        "auto",
+        "how lines become tokens: `auto` is what `transforms` say, or else what the model brings; "
+        "with `space` they are tokens already, separated by spaces, and so is the output; `bpe`, "
+        "and `sentencepiece` where the model brings none, by the file src_subword_model",
+    )
+    detokenizer: Literal["auto", "space", "bpe", "sentencepiece", "joiner", "spacer"] = opt(
+        "auto",
+        "how output tokens become text: `auto` is the way back of how lines became tokens; `bpe` "
+        "removes @@, `sentencepiece` and `spacer` have ▁ where a space was, `joiner` ￭ where none",
+    )
+    replace_unk: bool = opt(
+        False, "in the place of an unknown token, the source's token that was attended to most"
+    )
+    phrase_table: str = opt(
+        "", "replace_unk: file of `source|||target` lines; such a source token becomes its target"
+    )
     transforms: tuple[str, ...] = opt(
         (),
         "what happens to each line, in order, and to the output the other way round: "
@@ -81,17 +100,6 @@ class TextOptions:
         table=True,
     )
     tgt_onmttok_kwargs: str = opt(NO_KWARGS, "onmt_tokenize: the dict for the target", table=True)
-    detokenizer: Literal["auto", "space", "bpe", "sentencepiece", "joiner", "spacer"] = opt(
-        "auto",
-        "how output tokens become text: `auto` is the way back of how lines became tokens; `bpe` "
-        "removes @@, `sentencepiece` and `spacer` have ▁ where a space was, `joiner` ￭ where none",
-    )
-    replace_unk: bool = opt(
-        False, "in the place of an unknown token, the source's token that was attended to most"
-    )
-    phrase_table: str = opt(
-        "", "replace_unk: file of `source|||target` lines; such a source token becomes its target"
-    )
 
     @property
     def performed(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def read_own(options: TranslateOptions) -> Named | None:
 
     CheckpointError for a file that is not what it should be.
     """
-    text, name = options.text, options.model.tokenizer
+    text, name = options.text, options.text.tokenizer
     if text.performed:
         return f"transforms {', '.join(text.performed)}", _of_transforms(text)
     if not text.src_subword_model or name not in ("bpe", "sentencepiece"):
@@ -52,7 +52,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     `own` is what `read_own` gave.  OptionError where the model has no such tokenizer, or does not
     know a token that is to stand around lines.
     """
-    name, tokenizer = own or _of_checkpoint(checkpoint, options.model.tokenizer)
+    name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
     if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
         checkpoint = _with_affixes(checkpoint, tokenizer)

@@ -25,7 +25,7 @@ from onmt_lite.cli import run_program
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.options import ModelOptions as RuntimeOptions
+from onmt_lite.options import SpeedOptions
 from onmt_lite.runtime import set_up
 from onmt_lite.training.augment import Augment
 from onmt_lite.training.data import (
@@ -78,10 +78,8 @@ class Trainer:
         if self.state_path.exists() and not learning.resume:
             raise OptionError(f"output: {self.out} holds a run already; go on with -resume")
         self.out.mkdir(parents=True, exist_ok=True)
-        runtime = RuntimeOptions(
-            device=learning.device, threads=learning.threads, seed=learning.seed
-        )
-        self.device, _ = set_up(runtime)
+        speed = SpeedOptions(device=learning.device, threads=learning.threads)
+        self.device, _ = set_up(speed, learning.seed)
         self.pairs = [pair for path in data.train for pair in read_pairs(path, data.reverse)]
         # Loaded first, so that what is damaged is refused before its pieces are copied
         start = None if data.init_from is None else self._start(data.init_from)

@@ -28,7 +28,7 @@ DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
 # Options that are settled when the model is loaded
 FIXED = (
-    *("model", "avg_raw_probs", "model_weights", "tokenizer"),
+    *("model", "avg_raw_probs", "model_weights"),
     *("device", "gpu", "precision", "threads", "seed"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
@@ -57,14 +57,14 @@ class Translator:
         """`own`, `phrases`: the tokenizer of the options and their phrase table, where they have
         been read already."""
         self.options = options
-        self.device, dtype = set_up(options.model)
+        self.device, dtype = set_up(options.speed, options.sampling.seed)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         self.phrases = _phrases(options) if phrases is None else phrases
         self.model = checkpoint.model
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device, dtype)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
-        raw_text = options.model.tokenizer != "space"
+        raw_text = options.text.tokenizer != "space"
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text)
 
     @classmethod
@@ -84,7 +84,7 @@ class Translator:
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
         # A device that is not there, or a file of subwords, is found before a model is read
-        set_up(options.model)
+        set_up(options.speed, options.sampling.seed)
         own, phrases = read_own(options), _phrases(options)
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
         checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
@@ -101,7 +101,7 @@ class Translator:
         fixed = [name for name in options if name in FIXED]
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        outside = {**vars(self.options.data), **vars(self.options.report)}
+        outside = vars(self.options.data) | vars(self.options.jobs) | vars(self.options.information)
         if names := [name for name in options if name in outside]:
             raise OptionError(f"{', '.join(names)}: of the command line only")
         parsed = self.options.updated(**options)
@@ -161,11 +161,11 @@ class Translator:
         ]
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
-        batch = options.batch
-        if batch.batch_size is not None:
-            return make_batches(examples, batch.batch_size, batch.batch_type)
+        speed = options.speed
+        if speed.batch_size is not None:
+            return make_batches(examples, speed.batch_size, speed.batch_type)
         tokens = self._batch_tokens(options.search.beam_size)
-        if batch.batch_type == "tokens":
+        if speed.batch_type == "tokens":
             return make_batches(examples, tokens, "tokens")
         return make_batches(examples, max(1, tokens // 24), "sents")
 

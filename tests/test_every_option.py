@@ -75,7 +75,7 @@ LOGS = {
     "report_time": ("", "-report_time"),
     "quiet": ("-report_time", "-quiet"),
 }
-APART = "model tokenizer device gpu precision threads batch_size batch_type log_file".split()
+APART = "model device gpu precision threads batch_size batch_type log_file".split()
 APART += ["ban_unk_token"]
 APART += vars(TextOptions())  # see test_transforms.py
 

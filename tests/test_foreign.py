@@ -1,22 +1,25 @@
 """Options of another program in a schema: taken while they ask for nothing."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
 from onmt_lite.errors import OptionError
 from onmt_lite.schema import Foreign, load, opt, options_of
-from onmt_lite.schema.option import MetaOptions
+from onmt_lite.schema.option import META
 
 
 @dataclass(frozen=True)
 class Shape:
+    title: ClassVar[str] = "Shape"
+
     count: int = opt(5, "how many", min=1)
     name: str = opt("", "what it is called")
     extra: str = opt("{}", "more, as a table", table=True)
 
 
-OPTIONS = options_of((Shape, MetaOptions))
+OPTIONS = options_of((Shape, *META))
 FOREIGN = {
     "size": Foreign(("1", ""), "one will do"),
     "host": Foreign(("here",)),

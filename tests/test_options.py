@@ -1,6 +1,5 @@
 """The options of translate.py: names, defaults, contradictions, and the printed configuration."""
 
-import dataclasses
 import math
 import re
 import subprocess
@@ -13,11 +12,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.errors import OptionError
-from onmt_lite.options import OPTIONS, TranslateOptions, cross_check, load_options
-from onmt_lite.schema import MetaOptions
+from onmt_lite.options import KINDS, OPTIONS, TranslateOptions, cross_check, load_options
+from onmt_lite.schema import META_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
-META = ("config", "print_config", "help")  # where options come from: no configuration holds them
+META = META_NAMES  # no configuration holds them
 
 
 def problems_of(*argv):
@@ -28,8 +27,7 @@ def problems_of(*argv):
 
 def printed(resolved):
     """What -print_config prints."""
-    assert {f.name for f in dataclasses.fields(MetaOptions)} == set(META)
-    return resolved.without(MetaOptions).to_yaml()
+    return resolved.configuration().to_yaml()
 
 
 def test_defaults_are_those_of_the_design():
@@ -42,8 +40,8 @@ def test_defaults_are_those_of_the_design():
     assert (search.coverage_penalty, search.stepwise_penalty) == ("none", False)
     assert (options.data.src, options.data.output, options.data.tgt) == ("-", "-", None)
     assert options.data.output_format == "text"
-    assert (options.batch.batch_type, options.batch.batch_size) == ("tokens", None)
-    assert (options.model.tokenizer, options.model.device) == ("auto", "auto")
+    assert (options.speed.batch_type, options.speed.batch_size) == ("tokens", None)
+    assert (options.text.tokenizer, options.speed.device) == ("auto", "auto")
 
 
 def test_every_option_has_help_and_its_default_is_valid():
@@ -192,7 +190,7 @@ def test_precedence_from_left_to_right(tmp_path):
     files = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
     options, resolved = load_options(["-config", *files, "-verbose", "false"])
     assert (options.search.beam_size, options.search.alpha) == (3, 0.5)
-    assert options.report.verbose is False
+    assert options.information.verbose is False
     assert resolved.origins["beam_size"] == f"{files[1]}:1"
     assert resolved.origins["alpha"] == f"{files[0]}:2"
     options, resolved = load_options(["-beam_size", "5", "-config", *files])
@@ -279,7 +277,7 @@ def test_printed_configuration_loads_back(tmp_path_factory, values):
     text = re.sub(r"(?m)^\w+: \[\]  # default\n", "", printed(resolved))
     second.write_text(text, encoding="utf-8", newline="\n")
     again, _ = load_options(["-config", str(second)])
-    for name in ("model", "data", "search", "batch", "report"):
+    for name in KINDS:
         assert getattr(loaded, name) == getattr(options, name)
         assert getattr(again, name) == getattr(options, name)
     for name in values:

@@ -169,7 +169,7 @@ class TestOptions:
     )
     def test_what_is_not_given_is_the_default_of_the_original(self, name, given, expected):
         options = TranslateOptions.of(search=name, **given)
-        values = {**vars(options.search), **vars(options.diversity)}
+        values = {**vars(options.search), **vars(options.sampling)}
         assert {key: values[key] for key in expected} == expected
 
     def test_another_search_brings_its_own_defaults_but_keeps_what_was_given(self):

@@ -7,7 +7,7 @@ import re
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
@@ -34,16 +34,31 @@ def opt(
 
 
 @dataclass(frozen=True)
-class MetaOptions:
-    """What every program has: where its options come from.  Never part of a configuration."""
+class ConfigOptions:
+    """Where options come from."""
+
+    title: ClassVar[str] = "Jobs"
 
     config: tuple[str, ...] = opt(
         (), "YAML files with options; a later file wins over an earlier one"
     )
+
+
+@dataclass(frozen=True)
+class MetaOptions:
+    """What every program tells of itself."""
+
+    title: ClassVar[str] = "Information"
+
     print_config: bool = opt(
         False, "print the resolved options as YAML, with where each came from, and exit"
     )
     help: bool = opt(False, "print this text and exit")
+
+
+# Groups that every program has, and that are never part of a configuration
+META = (ConfigOptions, MetaOptions)
+META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,7 @@ class Option:
     """An option as the sources see it."""
 
     name: str
+    group: str  # the title of the group that help shows it in
     kind: type  # bool, int, float or str: the type of one value
     choices: tuple[str, ...]
     many: bool  # takes a list of values
@@ -77,8 +93,8 @@ class Option:
         )
 
 
-def options_of(groups: tuple[type, ...]) -> dict[str, Option]:
-    """All options of the groups, by name, in order."""
+def options_of(groups: tuple[type[Any], ...]) -> dict[str, Option]:
+    """All options of the groups, by name, in order.  Each group has a `title`."""
     found: dict[str, Option] = {}
     for group in groups:
         hints = typing.get_type_hints(group)
@@ -89,6 +105,7 @@ def options_of(groups: tuple[type, ...]) -> dict[str, Option]:
             choices = choices or f.metadata["choices"]
             found[f.name] = Option(
                 f.name,
+                group.title,
                 kind,
                 choices,
                 many,

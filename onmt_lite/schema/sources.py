@@ -12,7 +12,7 @@ import yaml
 
 from onmt_lite.errors import OptionError
 from onmt_lite.schema.foreign import Foreign, as_words
-from onmt_lite.schema.option import MetaOptions, Option, check, parse_words
+from onmt_lite.schema.option import META_NAMES, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
 
 # From the values that are given to defaults that depend on them, and in words, of what
@@ -51,10 +51,9 @@ class Resolved:
         """The values that no default has given."""
         return {n: v for n, v in self.values.items() if not self.origins[n].startswith("default")}
 
-    def without(self, group: type) -> "Resolved":
-        """All but the options of one group."""
-        left_out = {f.name for f in dataclasses.fields(group)}
-        names = [name for name in self.values if name not in left_out]
+    def configuration(self) -> "Resolved":
+        """What a YAML file may hold: all but the options of the command line alone."""
+        names = [name for name in self.values if name not in META_NAMES]
         return Resolved({n: self.values[n] for n in names}, {n: self.origins[n] for n in names})
 
 
@@ -211,10 +210,9 @@ def load(
     merged = Resolver(options, elsewhere, foreign)
     for path in command_line.values["config"]:
         merged.yaml_file(path)
-    for f in dataclasses.fields(MetaOptions):
-        if merged.origins[f.name] != "default":
-            origin = merged.origins[f.name]
-            merged.problems.append(f"{f.name} belongs on the command line ({origin})")
+    for name in META_NAMES:
+        if (origin := merged.origins[name]) != "default":
+            merged.problems.append(f"{name} belongs on the command line ({origin})")
     merged.problems += command_line.problems
     merged.notes += command_line.notes
     for name, origin in command_line.origins.items():

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from onmt_lite.schema import MetaOptions, Option, Resolved, load, opt, options_of
+from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
 
 USAGE = """\
 python -m onmt_lite.train -config FILE [options]
@@ -18,6 +18,8 @@ Pairs = tuple[tuple[str, str], ...]
 @dataclass(frozen=True)
 class DataOptions:
     """What is learned from."""
+
+    title: ClassVar[str] = "Data"
 
     train: tuple[str, ...] = opt(
         (),
@@ -53,6 +55,8 @@ class DataOptions:
 class ModelOptions:
     """The shape of the Transformer: ReLU, one table for all embeddings."""
 
+    title: ClassVar[str] = "Model"
+
     d_model: int = opt(192, "width", min=8)
     heads: int = opt(4, "attention heads; must divide d_model", min=1)
     d_ff: int = opt(768, "width inside feed-forward layers", min=8)
@@ -70,6 +74,8 @@ class ModelOptions:
 @dataclass(frozen=True)
 class LearningOptions:
     """How it is learned."""
+
+    title: ClassVar[str] = "Learning"
 
     train_steps: int = opt(0, "steps of the whole run; 0 is no such limit", min=0)
     train_minutes: float = opt(0.0, "minutes of the whole run; 0 is no such limit", min=0)
@@ -97,6 +103,8 @@ class LearningOptions:
 @dataclass(frozen=True)
 class AugmentOptions:
     """Shares of lines that are changed as `onmt_lite.training.augment` says."""
+
+    title: ClassVar[str] = "Augmentation"
 
     augment_join: float = opt(
         0.07, "joined with their neighbours to lines of 2 to 8 sentences", min=0, max=1
@@ -137,15 +145,14 @@ class TrainOptions:
     augment: AugmentOptions
 
 
-GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions, MetaOptions)
-OPTIONS: dict[str, Option] = options_of(GROUPS)
+GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
+OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
 
 
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     """Raises OptionError with all problems."""
     resolved = load(argv, OPTIONS, cross_check)
-    groups = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
-    return TrainOptions(*map(resolved.build, groups)), resolved
+    return TrainOptions(*map(resolved.build, GROUPS)), resolved
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
