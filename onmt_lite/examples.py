@@ -51,6 +51,7 @@ class ExampleMaker:
             line,
             src_ids=before + ids + after if ids else [],
             n_src_tokens=len(ids),
+            n_unknown=ids.count(checkpoint.src_vocab.unk_id),
             tgt_ids=tgt_ids,
             notes=(*notes, CAPITALS) if capitals else notes,
             copy_ids=copy_ids,

@@ -27,6 +27,7 @@ class Example:
     line: Line
     src_ids: list[int]
     n_src_tokens: int  # tokens of the line itself, without an end token the model wants
+    n_unknown: int = 0  # of these, those that the model does not know
     tgt_ids: list[int] | None = None
     notes: tuple[str, ...] = ()
     copy_ids: list[int] | None = None
@@ -66,7 +67,12 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """All that is known about one line, best hypothesis first; a blank line has an empty one."""
+    """All that is known about one line, best hypothesis first; a blank line has an empty one.
+
+    notes         see `onmt_lite.notes`
+    n_src_tokens  tokens of the line as the model reads it
+    n_unknown     those of them that the model does not know
+    """
 
     id: int
     src: str
@@ -74,6 +80,8 @@ class Translation:
     notes: tuple[str, ...] = ()
     gold_log_prob: float | None = None
     has_gold: bool = False
+    n_src_tokens: int = 0
+    n_unknown: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The JSONL record."""
@@ -83,6 +91,8 @@ class Translation:
             "hyps": [vars(hyp) for hyp in self.hyps],
             "notes": list(self.notes),
         }
+        if self.n_unknown:
+            record["n_unknown"] = self.n_unknown
         if self.has_gold:
             gold = self.gold_log_prob  # None for a blank line; JSON has no word for infinity
             record["gold_log_prob"] = gold if gold is None or math.isfinite(gold) else None

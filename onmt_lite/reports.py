@@ -55,18 +55,40 @@ def _padded(lines: list[str], n_best: int, filler: str) -> str:
     return "".join(f"{line}\n" for line in lines + [filler] * (n_best - len(lines)))
 
 
+class Noted:
+    """The lines that have a note: how many, and which are the first."""
+
+    SHOWN = 5
+
+    def __init__(self) -> None:
+        self.n_lines = self.n_unknown = 0
+        self.first: list[int] = []
+
+    def add(self, line: int, n_unknown: int) -> None:
+        """`line` counts from 1."""
+        self.n_lines += 1
+        self.n_unknown += n_unknown
+        if len(self.first) < self.SHOWN:
+            self.first.append(line)
+
+    def shown(self) -> str:
+        more = ["..."] * (self.n_lines > self.SHOWN)
+        return ", ".join([*map(str, self.first), *more])
+
+
 class Summary:
     """What is counted over a job, and logged at its end in OpenNMT's words."""
 
     def __init__(self) -> None:
         self.n_lines = self.n_scored = self.n_words = self.n_gold = 0
         self.score = self.log_prob = self.gold = 0.0
-        self.notes: dict[str, int] = {}
+        self.notes: dict[str, Noted] = {}
 
     def add(self, translation: Translation) -> None:
         self.n_lines += 1
         for note in translation.notes:
-            self.notes[note] = self.notes.get(note, 0) + 1
+            noted = self.notes.setdefault(note, Noted())
+            noted.add(translation.id + 1, translation.n_unknown)
         for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
             self.n_scored += 1
             self.n_words += len(hyp.tokens)
@@ -78,8 +100,13 @@ class Summary:
 
     def log(self, scores: bool) -> None:
         """What was done to lines; `scores`: the averages too."""
-        for note, n in sorted(self.notes.items()):
-            LOG.info("%s: %d of %d lines", note, n, self.n_lines)
+        for note, noted in sorted(self.notes.items()):
+            s = "" if noted.n_unknown == 1 else "s"
+            tokens = f", {noted.n_unknown} token{s}" if note == "unknown-tokens" else ""
+            LOG.info(
+                "%s: %d of %d lines%s (%s)",
+                *(note, noted.n_lines, self.n_lines, tokens, noted.shown()),
+            )
         if scores and self.n_scored:
             LOG.info(
                 "PRED AVG SCORE: %.4f per sentence, LOG PROB: %.4f per token, %d sentences",

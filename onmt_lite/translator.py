@@ -12,6 +12,7 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.examples import CAPITALS, ExampleMaker
+from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules
@@ -156,7 +157,16 @@ class Translator:
             progress(len(group), sum(len(h.token_log_probs) for best in found for h in best[:1]))
         gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
         return [
-            Translation(e.line.id, e.line.text, h, notes_of(e, rules), g, tgt_lines is not None)
+            Translation(
+                e.line.id,
+                e.line.text,
+                h,
+                notes_of(e, h, rules),
+                g,
+                tgt_lines is not None,
+                e.n_src_tokens,
+                e.n_unknown,
+            )
             for e, h, g in zip(examples, hyps, gold)
         ]
 
@@ -269,12 +279,6 @@ def _phrases(options: TranslateOptions) -> dict[str, str]:
     """What takes the place of unknown tokens, by source token."""
     table = options.text.phrase_table
     return read_phrases(table) if table else {}
-
-
-def notes_of(example: Example, rules: SearchRules) -> tuple[str, ...]:
-    """What was done to a line, the search's part in it included."""
-    over = example.src_ids and rules.outgrown(example)
-    return (*example.notes, "prefix-over-limit") if over else example.notes
 
 
 def model_paths(options: TranslateOptions) -> list[Path]:

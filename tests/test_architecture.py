@@ -21,6 +21,7 @@ RANKS = [
     ["onmt_lite.checkpoints"],
     ["onmt_lite.runtime"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
+    ["onmt_lite.notes"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],
     ["onmt_lite.files"],

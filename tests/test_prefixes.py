@@ -87,7 +87,7 @@ class TestTranslator:
             ["s0"], ["a a a"], max_length=2, beam_size=1
         )
         assert found.hyps[0].tokens[:3] == ["a", "a", "a"] and len(found.hyps[0].tokens) <= 4
-        assert found.notes == ("prefix-over-limit",)
+        assert "prefix-over-limit" in found.notes
 
     def test_3_5_1_counts_it_apart_from_the_limit(self):
         """All but its last token, as the original does."""
@@ -95,7 +95,8 @@ class TestTranslator:
         options = dict(search="opennmt-3", max_length=4, max_length_ratio=0, beam_size=1)
         for prefix, n in [("", 4), ("a", 4), ("a a a", 6)]:
             (found,) = endless.translate(["s0"], [prefix], **options)
-            assert (len(found.hyps[0].tokens), found.notes) == (n, ())
+            assert len(found.hyps[0].tokens) == n
+            assert "prefix-over-limit" not in found.notes
 
     def test_3_5_1_counts_the_least_length_after_it(self):
         eager = make_translator(make_source({}, [5.0, 1.0, 2.0]))

@@ -178,8 +178,8 @@ def test_summary_averages_over_sentences_and_words(log):
     summary.add(Translation(2, "", [NOTHING], ("empty",), None, True))
     summary.log(scores=True)
     assert log == [
-        "empty: 1 of 3 lines",
-        "truncated: 1 of 3 lines",
+        "empty: 1 of 3 lines (3)",
+        "truncated: 1 of 3 lines (2)",
         "PRED AVG SCORE: -1.5000 per sentence, LOG PROB: -1.5000 per token, 2 sentences",
         "GOLD AVG SCORE: -6.0000 per sentence, 2 sentences",
     ]
@@ -192,3 +192,22 @@ def test_summary_without_scores_and_of_nothing(log):
     summary.add(Translation(0, "x", [hyp()]))
     summary.log(scores=False)
     assert log == []
+
+
+def test_summary_names_the_first_five_lines_and_counts_tokens(log):
+    summary = Summary()
+    for i in range(20):
+        unknown = i % 3 == 0
+        notes = ("unknown-tokens",) * unknown + ("repeats",) * (i in (4, 19))
+        summary.add(Translation(i, "x", [hyp()], notes, n_unknown=2 * unknown))
+    summary.log(scores=False)
+    assert log == [
+        "repeats: 2 of 20 lines (5, 20)",
+        "unknown-tokens: 7 of 20 lines, 14 tokens (1, 4, 7, 10, 13, ...)",
+    ]
+
+
+def test_jsonl_counts_unknown_tokens_where_there_are_any():
+    for n in (0, 3):
+        record = json.loads(write(Translation(0, "a", [hyp()], n_unknown=n), output_format="jsonl"))
+        assert record.get("n_unknown", 0) == n and ("n_unknown" in record) == (n > 0)

@@ -210,7 +210,7 @@ class TestMended:
         options = BPE | dict(transforms=order, src_prefix="dog")
         translator = Translator.from_pretrained(SMALL, device="cpu", **here(options))
         blank = translator.translate(["", "  ", "\u3000", "dog"], max_length=5)
-        assert [t.notes for t in blank] == [("empty",)] * 3 + [()]
+        assert [t.notes == ("empty",) for t in blank] == [True] * 3 + [False]
         assert [t.hyps[0].text for t in blank[:3]] == [""] * 3
 
 

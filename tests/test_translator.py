@@ -168,12 +168,12 @@ class TestLines:
     def test_capitals_are_read_in_small_letters_and_given_back(self, translator, space_translator):
         lines = ["DER HUND SIEHT DEN GARTEN", "der hund sieht den garten"]
         loud, quiet = translator.translate(lines)
-        assert (loud.notes, quiet.notes) == (("capitals",), ())
+        assert ["capitals" in t.notes for t in (loud, quiet)] == [True, False]
         assert loud.hyps[0].tokens == quiet.hyps[0].tokens
         assert loud.hyps[0].text == quiet.hyps[0].text.upper()
         scores = translator.score(lines, [loud.hyps[0].text, quiet.hyps[0].text])
         assert scores[0] == pytest.approx(scores[1], abs=TOLERANCE)
-        assert space_translator.translate(["HUND HUND"])[0].notes == ()
+        assert "capitals" not in space_translator.translate(["HUND HUND"])[0].notes
 
     def test_blank_lines_never_reach_the_model(self, translator, monkeypatch):
         encoded = []
@@ -185,7 +185,8 @@ class TestLines:
         assert len(encoded) == 1
         assert found[1].hyps[0].tokens
         assert all(t.hyps == found[0].hyps for t in found[2:])
-        assert [t.notes for t in found] == [("empty",), (), ("empty",), ("empty",), ("empty",)]
+        assert [t.notes == ("empty",) for t in found] == [True, False, True, True, True]
+        assert "empty" not in found[1].notes
 
     def test_only_blank_lines_and_none_at_all(self, translator):
         for t in translator.translate(["", ""], n_best=3):
@@ -197,9 +198,9 @@ class TestLines:
         room = tiny.MAX_POSITIONS - 1  # the end token needs a place
         full, longer = " ".join(["s"] * room), " ".join(["s"] * room + ["t"] * 30)
         fits, cut = space_translator.translate([full, longer], max_length=8)
-        assert (fits.notes, cut.notes) == ((), ("truncated",))
+        assert ["truncated" in t.notes for t in (fits, cut)] == [False, True]
         assert cut.src == longer
-        assert_same([dataclasses.replace(cut, src=full, notes=())], [fits])
+        assert_same([dataclasses.replace(cut, src=full, notes=fits.notes)], [fits])
 
     def test_output_stops_where_the_model_has_no_position_left(self, space_translator):
         (found,) = space_translator.translate(["s"], max_length_ratio=0, min_length=100)

@@ -23,7 +23,7 @@ def names(folder):
 def test_text_output_and_summary(main, src):
     done = main("-src", src)
     assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
-    assert done.err == "empty: 1 of 4 lines\n"
+    assert done.err == "empty: 1 of 4 lines (3)\n"
 
 
 def test_n_best_lines_per_line(main, src):

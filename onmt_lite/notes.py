@@ -1,0 +1,63 @@
+"""What a record's `notes` say of a line: how the line was read, and what is wrong with its output.
+
+Of the input:
+  empty             blank; no output
+  invalid-utf8      bytes that are no text became U+FFFD
+  truncated         longer than the model or the reader takes; the rest is not translated
+  capitals          written in capitals; read in small letters
+  unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
+Of a reference or prefix:
+  tgt-too-long      longer than the model takes; not scored
+  prefix-truncated  longer than the model takes; cut
+  prefix-over-limit leaves no room for more
+Of the output, its best hypothesis:
+  unfinished        cut by a limit of length before the end token
+  repeats           says the same word or words three times running or more, and more often than the
+                    source does
+"""
+
+import re
+from collections.abc import Sequence
+
+from onmt_lite.records import Example, Hypothesis
+from onmt_lite.rules import SearchRules
+
+WORD = re.compile(r"\w+")
+A_LETTER = re.compile(r"[^\W\d_]")
+LOOP = 3  # times running from which words are a loop
+
+
+def notes_of(example: Example, hyps: Sequence[Hypothesis], rules: SearchRules) -> tuple[str, ...]:
+    """The notes of one line, those that were made on the way here first."""
+    if not example.src_ids:
+        return example.notes
+    best = hyps[0]
+    found = {
+        "unknown-tokens": example.n_unknown > 0,
+        "prefix-over-limit": rules.outgrown(example),
+        "unfinished": not best.ended,
+        "repeats": loops(best.text, example.line.text),
+    }
+    return (*example.notes, *(name for name, holds in found.items() if holds))
+
+
+def loops(text: str, source: str) -> bool:
+    """Whether words of `text` come three times running or more, and more often than in `source`."""
+    n_times = times_running(text)
+    return n_times >= LOOP and n_times > times_running(source)
+
+
+def times_running(text: str) -> int:
+    """How often the same group of words comes in a row at most, upper and lower case being equal.
+
+    A group has a letter: "1 1 1" and "..." say nothing twice.
+    """
+    words = WORD.findall(text.casefold())
+    best = 1
+    for size in range(1, len(words) // LOOP + 1):
+        run = 0  # words in a row that are what stands `size` words before them
+        for i in range(size, len(words)):
+            run = run + 1 if words[i] == words[i - size] else 0
+            if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
+                best = run // size + 1
+    return best

@@ -1,0 +1,84 @@
+"""What is noted of a line, by outputs that are known beforehand."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.notes import loops, times_running
+from onmt_lite.options import TranslateOptions
+from tests.support.tables import WORDS, make_checkpoint, make_source
+
+
+def plainly(text: str) -> int:
+    """Try every group at every place."""
+    words = re.findall(r"\w+", text.casefold())
+    best = 1
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            group, n = words[start:end], 1
+            while words[start + n * len(group) : end + n * len(group)] == group:
+                n += 1
+            if any(char.isalpha() for word in group for char in word):
+                best = max(best, n)
+    return best
+
+
+@settings(max_examples=300)
+@given(st.text(st.sampled_from("aAb1 .-"), max_size=14))
+def test_words_in_a_row_are_counted_as_by_trying_all(text):
+    assert (times_running(text) >= 3) == (plainly(text) >= 3)
+    if plainly(text) >= 3:
+        assert times_running(text) == plainly(text)
+
+
+@pytest.mark.parametrize(
+    "text, source, expected",
+    [
+        ("No no NO!", "Nein!", True),
+        ("I see the dog, the dog, the dog.", "Ich sehe den Hund.", True),
+        ("I see the dog, the dog.", "Ich sehe den Hund.", False),
+        ("-sex-sex-sex", "🙂", True),
+        ("Ha ha ha!", "Ha ha ha!", False),
+        ("Ha ha ha ha ha!", "Ha ha ha!", True),
+        ("... ... ...", "…", False),
+        ("1 1 1 1", "Eins", False),
+        ("on 1 1 1, on 1 1 1, on 1 1 1", "Eins", True),
+        ("", "", False),
+    ],
+)
+def test_loops(text, source, expected):
+    assert loops(text, source) is expected
+
+
+def of_table(source, **options):
+    checkpoint = make_checkpoint([source])
+    return Translator(checkpoint, TranslateOptions.of(device="cpu", **options))
+
+
+def test_output_that_is_cut_or_loops():
+    """A table whose likeliest token is always "a"; the end comes at the limit or never."""
+    goes_on = make_source({}, [-9.0, 9.0, -9.0])
+    (found,) = of_table(goes_on, max_length=4, beam_size=1).translate(["s0"])
+    assert found.hyps[0].text == " ".join([WORDS[1]] * 4)
+    assert found.notes == ("unfinished", "repeats")
+    (found,) = of_table(goes_on, max_length=2, beam_size=1).translate(["s0"])
+    assert found.notes == ("unfinished",)
+    ends = make_source({}, [9.0, -9.0, -9.0])
+    (found,) = of_table(ends).translate(["s0"])
+    assert found.notes == ()
+
+
+def test_unknown_tokens_are_counted(tiny_checkpoint):
+    """A tokenizer that was not used to make the ids says how many are unknown."""
+    translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
+    vocab = translator.checkpoint.src_vocab
+    for line in ("a b", "a 🙂 b", "🙂 a 🙂", ""):
+        (found,) = translator.translate([line], max_length=3)
+        pieces = translator.tokenizer.encode(line)
+        expected = sum(piece not in vocab.ids for piece in pieces)
+        assert found.n_unknown == expected
+        assert found.n_src_tokens == len(pieces)
+        assert ("unknown-tokens" in found.notes) == (expected > 0)
