@@ -77,7 +77,7 @@ FOREIGN = {
     "dump_beam": Foreign(SWITCHED_OFF, LATER),
     "log_file_level": Foreign(("0", "NOTSET", "10", "DEBUG", "20", "INFO")),
     "save_config": Foreign(("",), "here it is -print_config > FILE"),
-    "md": Foreign(SWITCHED_OFF, "README.md has the table of options"),
+    "md": Foreign(SWITCHED_OFF, "docs/options.md has the table of options"),
     # Ours too: what "not given" is there
     "precision": Foreign(("",)),
     "seed": Foreign(("-1",)),

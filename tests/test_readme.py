@@ -1,35 +1,216 @@
-"""What the README says is what happens."""
+"""What README.md and docs/ say is what happens: commands, Python, YAML, links, names, figures.
 
+`python -m tests.test_readme` writes the generated parts anew: option tables, exactness, and what
+commands print.  A command that cannot run here is marked above its block, with a reason:
+`<!-- not run: needs a GPU -->`; its options are checked all the same.
+"""
+
+import json
+import logging
 import re
+import runpy
+import shlex
+import signal
 import subprocess
 import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
 from onmt_lite import Translator
-from onmt_lite.options import OPTIONS, load_options
+from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
+from onmt_lite.export import load_export_options
+from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
 from onmt_lite.presets import PRESETS
 from onmt_lite.schema import markdown_table
+from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.training.options import load_train_options
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/de-en/README.md"]
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt"
 
+# Programs that the pages call, and how each reads its options
+PROGRAMS: dict[str, Callable] = {
+    "translate.py": load_options,
+    "onmt_lite": load_options,
+    "onmt_lite.train": load_train_options,
+    "onmt_lite.export": load_export_options,
+}
+# Files that commands of the pages read beside those of the repository
+INPUTS = {
+    "input.de": "Guten Morgen!\nWo ist der Bahnhof?\n\nIch lerne Deutsch.\n",
+    "begin.en": "Good\nWhere\n\n\n",
+}
 
-def shell(command: str) -> str:
-    """Run a command of the README as written, `python` being the one that runs this test."""
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, with the comment above it, if there is one."""
+
+    page: str
+    line: int
+    kind: str
+    body: str
+    mark: str
+
+    @property
+    def not_run(self) -> str:
+        """Why its commands are not run; empty if they are."""
+        return self.mark.removeprefix("not run: ") if self.mark.startswith("not run: ") else ""
+
+
+def blocks_of(path: Path) -> Iterator[Block]:
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"(?:^<!-- (.+) -->\n)?^```(\w*)\n(.*?)^```$", text, re.S | re.M):
+        line = text.count("\n", 0, found.start(3))
+        yield Block(str(path.relative_to(ROOT)), line, found[2] or "sh", found[3], found[1] or "")
+
+
+BLOCKS = [block for path in PAGES for block in blocks_of(path)]
+
+
+def parametrize(*kinds: str):
+    chosen = [block for block in BLOCKS if block.kind in kinds]
+    names = [f"{block.page}:{block.line}" for block in chosen]
+    return pytest.mark.parametrize("block", chosen, ids=names)
+
+
+def lines_of(block: Block) -> list[str]:
+    """Commands of a shell block, continued lines joined."""
+    lines = block.body.replace("\\\n", " ").split("\n")
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def words_of(command: str) -> list[str]:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|<>&;")
+    lexer.commenters = ""
+    return list(lexer)
+
+
+def program_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """("translate.py", arguments) of the words of one command, if it is one of our programs."""
+    if words[:1] != ["python"]:
+        return None
+    name, *argv = words[2:] if words[1] == "-m" else words[1:]
+    return (name, argv) if name in PROGRAMS else None
+
+
+# Running what the pages say
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory) -> Path:
+    """A directory that looks like the repository, with input files; what is written stays here."""
+    here = tmp_path_factory.mktemp("pages")
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and path.name != "README.md":
+            (here / path.name).symlink_to(path)
+    for name, text in INPUTS.items():
+        (here / name).write_text(text, encoding="utf-8")
+    return here
+
+
+@pytest.fixture
+def run(sandbox, monkeypatch, capfdbinary):
+    """run(command) -> what it prints.  A command of ours runs in this process, which has torch
+    loaded, others by the shell; both in the sandbox."""
+    monkeypatch.chdir(sandbox)
+
+    def run(command: str) -> str:
+        printed = run_here(command, sandbox, capfdbinary)
+        return run_by_shell(command, sandbox) if printed is None else printed
+
+    return run
+
+
+def run_by_shell(command: str, cwd: Path) -> str:
+    """`python` is the one that runs this test."""
     command = re.sub(r"\bpython\b", f'"{sys.executable}"', command)
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode("utf-8")
     return done.stdout.decode("utf-8")
 
 
+def run_here(command: str, cwd: Path, capfdbinary) -> str | None:
+    """`[echo WORDS |] PROGRAM OPTIONS [< FILE] [> FILE]`; None for any other command."""
+    words = words_of(command)
+    typed, output = b"", None
+    if words[0] == "echo" and words.count("|") == 1:
+        echoed, words = words[1 : words.index("|")], words[words.index("|") + 1 :]
+        typed = (" ".join(echoed) + "\n").encode("utf-8")
+    if ">" in words[-2:-1]:
+        words, output = words[:-2], words[-1]
+    if "<" in words[-2:-1]:
+        words, typed = words[:-2], (cwd / words[-1]).read_bytes()
+    found = program_of(words)
+    if found is None or {"|", "<", ">", "&&", ";"} & set(words):
+        return None
+    capfdbinary.readouterr()
+    code = call_program(*found, typed, cwd)
+    out, err = capfdbinary.readouterr()
+    assert code == 0, err.decode("utf-8")
+    if output is not None:
+        (cwd / output).write_bytes(out)
+        return ""
+    return out.decode("utf-8")
+
+
+def call_program(name: str, argv: list[str], typed: bytes, cwd: Path) -> int:
+    """Exit code of the program, run in this process, which is left as it was."""
+    (cwd / ".stdin").write_bytes(typed)
+    signals = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    stdin, words, threads = sys.stdin, sys.argv, torch.get_num_threads()
+    run_it = runpy.run_path if name.endswith(".py") else runpy.run_module
+    try:
+        with open(cwd / ".stdin", "rb") as sys.stdin, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module is imported already
+            sys.argv = [name, *argv]
+            run_it(name, run_name="__main__")
+    except SystemExit as done:
+        return done.code
+    finally:
+        sys.stdin, sys.argv = stdin, words
+        torch.set_num_threads(threads)
+        logging.getLogger("onmt_lite").handlers = []
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+    return 0
+
+
+@parametrize("sh", "bash")
+def test_commands_run(block, run):
+    for command in lines_of(block):
+        if INSTALL in command:
+            continue  # the tests of the two lines, below
+        if not block.not_run:
+            run(command)
+            continue
+        words = words_of(command.split(" | ")[-1])
+        words = words[: min((words.index(w) for w in ("<", ">", "&&") if w in words), default=None)]
+        found = program_of(words)
+        if found is not None:
+            name, argv = found
+            PROGRAMS[name](argv)
+
+
+def test_what_is_not_run_has_a_reason():
+    marked = [block for block in BLOCKS if block.mark.startswith("not run")]
+    assert all(len(block.not_run) > 5 for block in marked)
+    assert {block.kind for block in marked} <= {"sh", "bash", "python"}
+
+
 def test_the_first_line_translates_the_sample():
-    first = BLOCKS[0][1]
+    first = BLOCKS[0].body
     assert first.startswith(INSTALL + " && ")
-    out = shell(first.removeprefix(INSTALL + " && "))
+    out = run_by_shell(first.removeprefix(INSTALL + " && "), ROOT)
     german = (ROOT / "data" / "sample.de.txt").read_text(encoding="utf-8").split("\n")
     english = out.split("\n")
     assert [bool(line) for line in english] == [bool(line) for line in german]
@@ -38,57 +219,91 @@ def test_the_first_line_translates_the_sample():
 
 
 def test_the_second_line_installs_and_runs_these_tests():
-    second = BLOCKS[1][1].strip()
+    second = BLOCKS[1].body.strip()
     assert second == f"{INSTALL} -r tests/requirements.txt && python -m pytest"
 
 
 def test_the_one_liner():
-    assert re.fullmatch(r"Good morning[.!]\n", shell(BLOCKS[2][1]))
+    assert re.fullmatch(r"Good morning[.!]\n", run_by_shell(BLOCKS[2].body, ROOT))
 
 
-def test_the_options_table_is_generated():
-    written = README.split("<!-- options -->\n")[1].split("\n<!-- /options -->")[0]
-    assert written == markdown_table(OPTIONS), "paste what `python tests/test_readme.py` prints"
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
-def test_the_yaml_examples_load(tmp_path):
-    path, loaded = tmp_path / "my.yaml", []
-    for example in [body for kind, body in BLOCKS if kind == "yaml"]:
-        path.write_text(example, encoding="utf-8")
-        loaded.append(load_options(["-config", str(path)])[0])
-    own, opennmt = loaded
-    assert own.search.n_best == 3
-    assert opennmt.text.performed == ("sentencepiece", "prefix", "suffix")
+def transcript(block: Block) -> list[tuple[str, str]]:
+    """(command, what is shown below it) of a console block."""
+    parts = re.split(r"^\$ (.*)\n", block.body, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2]))
 
 
-def test_the_python_example_runs():
-    (example,) = [body for kind, body in BLOCKS if kind == "python"]
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=ROOT, capture_output=True, check=True
-    )
-    out = done.stdout.decode("utf-8")
+@parametrize("console")
+def test_commands_print_what_is_shown(block, run):
+    for command, shown in transcript(block):
+        printed = run(command)
+        assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+        numbers = [float(x) for x in NUMBER.findall(printed)]
+        assert numbers == pytest.approx([float(x) for x in NUMBER.findall(shown)], abs=2e-3)
+
+
+@parametrize("json")
+def test_json_is_what_its_command_prints(block, run):
+    assert block.mark.startswith("prints: "), "which command prints this?"
+    assert_alike(json.loads(run(block.mark.removeprefix("prints: "))), json.loads(block.body))
+
+
+def assert_alike(found, shown) -> None:
+    """Equal but for the digits that the page leaves out."""
+    if isinstance(shown, dict):
+        assert list(found) == list(shown)
+        found, shown = list(found.values()), list(shown.values())
+    if isinstance(shown, list):
+        assert len(found) == len(shown)
+        for each in zip(found, shown):
+            assert_alike(*each)
+    elif isinstance(shown, float):
+        assert found == pytest.approx(shown, abs=2e-3)
+    else:
+        assert found == shown
+
+
+PYTHON = [path for path in PAGES if any(b.kind == "python" for b in blocks_of(path))]
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: path.name)
+def test_python_runs(path, sandbox, monkeypatch):
+    """The blocks of a page, one after the other, in one namespace."""
+    monkeypatch.chdir(sandbox)
+    names: dict = {"__name__": "__main__"}
+    for block in blocks_of(path):
+        if block.kind == "python" and not block.not_run:
+            exec(compile(block.body, f"{block.page}:{block.line}", "exec"), names)
+
+
+def test_the_python_example_prints_translations(sandbox):
+    example = next(b.body for b in BLOCKS if b.page == "docs/python.md" and b.kind == "python")
+    done = subprocess.run([sys.executable, "-c", example], cwd=sandbox, capture_output=True)
+    out, err = done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
+    assert (done.returncode, err) == (0, "")
     assert "Guten Morgen! Good morning" in out
     assert len(out.splitlines()) == 4 and out.splitlines()[3].startswith("A very ")
 
 
-def test_the_toy_example_prints_what_is_shown():
-    (example,) = [body for _, body in BLOCKS if body.startswith("$ ")]
-    command, shown = example.removeprefix("$ ").split("\n", 1)
-    assert shell(command) == shown
+@parametrize("yaml")
+def test_yaml_loads(block, tmp_path):
+    path = tmp_path / "example.yaml"
+    path.write_text(block.body, encoding="utf-8")
+    load = load_train_options if "train" in yaml.safe_load(block.body) else load_options
+    _, resolved = load(["-config", str(path)])
+    assert any(origin != "default" for origin in resolved.origins.values())
 
 
-def test_the_searches_answer_as_the_table_says():
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) ; (.*?) \|", README, re.M)
-    assert [name for name, _, _ in rows] == list(PRESETS)
-    for name, *shown in rows:
-        options, _ = load_options(["-config", "configs/searches.yaml", "-search", name])
-        (found,) = Translator.load(options).translate(["x x"])
-        assert [f"{h.text or '(empty)'} {h.score:.4f}" for h in found.hyps] == shown, name
-
-
-def test_every_file_it_names_exists():
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_the_yaml_of_opennmt_py_says_how_lines_become_tokens(tmp_path):
+    (body,) = [
+        block.body for block in BLOCKS if block.kind == "yaml" and "transforms" in block.body
+    ]
+    (tmp_path / "opennmt.yaml").write_text(body, encoding="utf-8")
+    options, _ = load_options(["-config", str(tmp_path / "opennmt.yaml")])
+    assert options.text.performed == ("sentencepiece", "prefix", "suffix")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
@@ -98,5 +313,125 @@ def test_every_config_loads(path):
     assert any(origin != "default" for origin in resolved.origins.values())
 
 
+# Names and links
+
+
+def prose_of(path: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def anchors_of(path: Path) -> set[str]:
+    """Names of a page's headings, as Markdown viewers make them."""
+    heads = re.findall(r"^#+ (.+)$", prose_of(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+class TestNames:
+    def test_links_lead_somewhere(self, path):
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(path)):
+            if target.startswith(("http://", "https://")):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name) if name else path
+            assert file.exists(), target
+            assert not anchor or anchor in anchors_of(file), target
+
+    def test_files_exist(self, path):
+        spans = re.findall(r"`([^`\s]+)`", prose_of(path))
+        top = {entry.name for entry in ROOT.iterdir()}
+        named = [span for span in spans if "/" in span and span.split("/")[0] in top]
+        assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+    def test_options_exist(self, path):
+        known = {*OPTIONS, *TRAIN_OPTIONS, *EXPORT_OPTIONS, *FOREIGN, *ELSEWHERE}
+        spans = re.findall(r"`(-[^`]+)`", prose_of(path))
+        named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
+        assert set(named) - known == set()
+
+
+def test_the_front_page_is_short_and_leads_to_every_page():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split("\n")) <= 150
+    for path in PAGES[1:]:
+        assert f"]({path.relative_to(ROOT)})" in text
+
+
+# Tables
+
+
+def between(text: str, name: str) -> str:
+    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+REWRITE = "run `python -m tests.test_readme`"
+
+
+def test_the_options_table_is_generated():
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert between(page, "options") == markdown_table(OPTIONS), REWRITE
+
+
+def test_the_searches_answer_as_the_table_says():
+    page = (ROOT / "docs" / "searches.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) ; (.*?) \|", page, re.M)
+    assert [name for name, _, _ in rows] == list(PRESETS)
+    for name, *shown in rows:
+        options, _ = load_options(["-config", "configs/searches.yaml", "-search", name])
+        (found,) = Translator.load(options).translate(["x x"])
+        assert [f"{h.text or '(empty)'} {h.score:.4f}" for h in found.hyps] == shown, name
+
+
+def exactness_table() -> str:
+    """How many n-best lists of each original the tests compare, and find equal.
+
+    test_conformance.py has a case for each group of lists on tables, test_references.py for each
+    on models; a list that differs fails there.
+    """
+    lists: Counter = Counter()
+    originals: dict[str, list[str]] = {name: [] for name in PRESETS}
+    for path in sorted((ROOT / "tests/conformance/cases").glob("*.json")):
+        file = json.loads(path.read_text(encoding="utf-8"))
+        originals[file["preset"]].append(re.sub(r": rule.*| \(rule.*", "", file["system"]))
+        for case in file["cases"]:
+            lists[file["preset"], case.get("by", "table")] += len(case["expected"])
+    for path in sorted((ROOT / "tests/data/checkpoints/references").glob("*.json")):
+        file = json.loads(path.read_text(encoding="utf-8"))
+        peer = re.sub(r",.*| float32.*", "", file["peer"])
+        originals[file["search"]].append(peer.replace("ctranslate2", "CTranslate2"))
+        rows = [row for case in file["cases"] for row in case["rows"]]
+        lists[file["search"], "model"] += sum(row.get("stable", True) for row in rows)
+    lines = [
+        "| `-search` | original | small tables | real models | from its source | equal |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in [name for name in PRESETS if originals[name]]:
+        counts = [lists[name, kind] for kind in ("table", "model", "rule")]
+        systems = ", ".join(dict.fromkeys(originals[name]))
+        cells = " | ".join(str(n or "–") for n in counts)
+        lines.append(f"| `{name}` | {systems} | {cells} | {sum(counts)} of {sum(counts)} |")
+    return "\n".join(lines)
+
+
+def test_the_exactness_table_counts_what_the_tests_compare():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert between(page, "exactness") == exactness_table(), REWRITE
+
+
+# Writing the generated parts
+
+
+def rewrite() -> None:
+    for path, name, table in (
+        (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
+        (ROOT / "README.md", "exactness", exactness_table()),
+    ):
+        text = path.read_text(encoding="utf-8")
+        before, after = text.split(f"<!-- {name} -->")[0], text.split(f"<!-- /{name} -->")[1]
+        new = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
+        path.write_text(new, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(markdown_table(OPTIONS))
+    rewrite()
