@@ -1,25 +1,66 @@
 """Translation with sequence-to-sequence models: one loop, one Beam per sentence."""
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Translator": "onmt_lite.translator",
-    "TranslateOptions": "onmt_lite.options",
-    "load_options": "onmt_lite.options",
-    "load_checkpoint": "onmt_lite.checkpoints",
-    "Translation": "onmt_lite.records",
-    "Hypothesis": "onmt_lite.records",
-    "Beam": "onmt_lite.search.beam",
-    "OnmtLiteError": "onmt_lite.errors",
-}
-__all__ = [*_HOMES]
+if TYPE_CHECKING:
+    from onmt_lite.checkpoints import load_checkpoint
+    from onmt_lite.errors import (
+        CheckpointError,
+        DataError,
+        FileError,
+        MemoryExhausted,
+        OnmtLiteError,
+        OptionError,
+    )
+    from onmt_lite.options import TranslateOptions, load_options
+    from onmt_lite.records import Hypothesis, Translation
+    from onmt_lite.search.beam import Beam
+    from onmt_lite.translator import Translator
+else:
+    # Each name's module is imported on first use: reading options must not wait for torch
+    _MODULES = {
+        "Beam": "onmt_lite.search.beam",
+        "CheckpointError": "onmt_lite.errors",
+        "DataError": "onmt_lite.errors",
+        "FileError": "onmt_lite.errors",
+        "Hypothesis": "onmt_lite.records",
+        "MemoryExhausted": "onmt_lite.errors",
+        "OnmtLiteError": "onmt_lite.errors",
+        "OptionError": "onmt_lite.errors",
+        "TranslateOptions": "onmt_lite.options",
+        "Translation": "onmt_lite.records",
+        "Translator": "onmt_lite.translator",
+        "load_checkpoint": "onmt_lite.checkpoints",
+        "load_options": "onmt_lite.options",
+    }
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
+
+    def __dir__():
+        return sorted({*globals(), *_MODULES})
 
 
-def __getattr__(name: str) -> Any:
-    """Public names on first use: reading options must not wait for torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__all__ = [
+    "Beam",
+    "CheckpointError",
+    "DataError",
+    "FileError",
+    "Hypothesis",
+    "MemoryExhausted",
+    "OnmtLiteError",
+    "OptionError",
+    "TranslateOptions",
+    "Translation",
+    "Translator",
+    "__version__",
+    "load_checkpoint",
+    "load_options",
+]

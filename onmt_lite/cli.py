@@ -2,12 +2,15 @@
 
 import errno
 import os
+import platform
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+from onmt_lite import __version__
 from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 from onmt_lite.interrupt import Interrupted, stop_on_signals
 from onmt_lite.schema import Option, Resolved, help_text
@@ -16,22 +19,27 @@ T = TypeVar("T")
 
 
 def run_program(
-    argv: Sequence[str],
+    argv: Sequence[str] | None,
     options: dict[str, Option],
     usage: str,
     load: Callable[[Sequence[str]], tuple[T, Resolved]],
     run: Callable[[T], None],
 ) -> int:
-    """Returns the exit code.
+    """Run a program on the words of `argv`, those of the command line by default.
 
-    0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory, 128+N stopped by signal N.
+    Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
+    128+N stopped by signal N.
     """
+    argv = sys.argv[1:] if argv is None else argv
     # torch works without numpy and says at length that it is missing
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         stop_on_signals()
         if {"-help", "--help", "-h", "-help=true", "--help=true"} & set(argv):
-            print_out(help_text(options, usage) + "\n")
+            print_out(help_text(options, f"{command()} {usage}") + "\n")
+            return 0
+        if {"-version", "--version", "-version=true", "--version=true"} & set(argv):
+            print_out(versions() + "\n")
             return 0
         loaded, resolved = load(argv)
         if resolved.values["print_config"]:
@@ -48,6 +56,27 @@ def run_program(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return interrupted.exit_code
     return 0
+
+
+def command() -> str:
+    """The words that started this program, as far as the first option."""
+    path = Path(sys.argv[0])
+    if path.suffix != ".py":
+        return path.name  # a console command such as onmt_translate
+    if path.parent.name != "onmt_lite":
+        return f"python {path.name}"
+    return "python -m onmt_lite" + ("" if path.stem == "__main__" else f".{path.stem}")
+
+
+def versions() -> str:
+    """onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"""
+    from importlib import metadata  # takes longer than all else before a job
+
+    try:
+        torch = metadata.version("torch")  # without the import, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = "of unknown version"
+    return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
 def print_out(text: str) -> None:

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from onmt_lite.environment import check_environment
+
+if __name__ == "__main__":
+    check_environment()
+
 from onmt_lite.cli import run_program
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
 
 USAGE = """\
-python -m onmt_lite.export -model PATH -to {opennmt-py,marian} -output PATH
+-model PATH -to {opennmt-py,marian} -output PATH
 
 Writes a Transformer for another toolkit, which translates with it as we do.  A model that the
 other toolkit cannot hold is refused by name, and nothing is written."""
@@ -110,5 +115,9 @@ def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = N
         shutil.rmtree(part, ignore_errors=True)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, OPTIONS, USAGE, load_export_options, export)
+
+
 if __name__ == "__main__":
-    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_export_options, export))
+    sys.exit(main())

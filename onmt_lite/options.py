@@ -12,7 +12,7 @@ from onmt_lite.schema import META, META_NAMES, Option, Resolved, Resolver, load,
 from onmt_lite.text_options import TextOptions, check_text, text_notes
 
 USAGE = """\
-python translate.py [-config FILE ...] [options]
+[-config FILE ...] [options]
 
 Translates lines of text: standard input to standard output unless -src and -output
 name files.  Options are spelt -name VALUE, --name VALUE or --name=VALUE, and are the
@@ -57,7 +57,8 @@ class ModelOptions:
     model: tuple[str, ...] = opt(
         (),
         "a model directory (ours, Marian, fairseq), a .pt file of OpenNMT-py or a table model's "
-        ".json file; several are an ensemble; without it, German-English as shipped",
+        ".json file, or a shipped model's name; several are an ensemble; without it, de-en as "
+        "shipped (German-English)",
     )
     avg_raw_probs: bool = opt(
         False,

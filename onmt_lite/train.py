@@ -9,11 +9,16 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from onmt_lite.environment import check_environment
+
+if __name__ == "__main__":
+    check_environment()
 
 import sentencepiece as spm
 import torch
@@ -286,5 +291,9 @@ def train(options: TrainOptions) -> None:
         print("stopped; -resume goes on from here", file=sys.stderr)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, OPTIONS, USAGE, load_train_options, train)
+
+
 if __name__ == "__main__":
-    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_train_options, train))
+    sys.exit(main())

@@ -20,12 +20,11 @@ from onmt_lite.runtime import set_up
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
+from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.text.batching import make_batches, pad_batch
 from onmt_lite.text.lines import from_text
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, read_own
-
-DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "data" / "de-en"
 
 # Options that are settled when the model is loaded
 FIXED = (

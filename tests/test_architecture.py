@@ -12,7 +12,8 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # Imports go from a later rank to an earlier one; within a rank only inside one package
 RANKS = [
-    ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite"],
+    ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart"],
+    ["onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
     ["onmt_lite.policy"],
     ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.text_options", "onmt_lite.opennmt_options"],
@@ -26,7 +27,9 @@ RANKS = [
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
-    ["translate", "onmt_lite.train", "onmt_lite.export"],
+    ["onmt_lite.train", "onmt_lite.export"],
+    ["onmt_lite.__main__"],
+    ["translate"],
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 # May read or write files, besides the job; a schema reads configurations
@@ -51,8 +54,19 @@ def unit(module):
 
 
 def imports(tree):
-    """(module, line) of each import, `from onmt_lite import job` giving onmt_lite.job."""
+    """(module, line) of each import, `from onmt_lite import job` giving onmt_lite.job.
+
+    Those for type checkers alone do not count."""
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
     for node in ast.walk(tree):
+        if node in typing_only:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

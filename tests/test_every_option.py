@@ -67,6 +67,7 @@ OUTPUTS = {
     "config": ("", "-config {config}"),
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
+    "version": ("", "-version"),
     "print_model": ("", "-print_model"),
 }
 # ... or what is logged

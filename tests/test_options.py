@@ -174,7 +174,9 @@ def test_problems_of_all_sources_and_cross_checks_come_together(tmp_path):
         assert word in text
 
 
-@pytest.mark.parametrize("line", ["config: x.yaml", "print_config: true", "help: true"])
+@pytest.mark.parametrize(
+    "line", ["config: x.yaml", "print_config: true", "help: true", "version: true"]
+)
 def test_configurations_do_not_name_sources(tmp_path, line):
     config = tmp_path / "a.yaml"
     config.write_text(line)

@@ -174,7 +174,11 @@ def test_each_option_has_an_effect(name):
 
 
 def test_no_option_is_missing_above():
-    elsewhere = {"replace_unk", "phrase_table", "tokenizer"}  # test_replace_unk.py, test_every_option.py
+    elsewhere = {
+        "replace_unk",
+        "phrase_table",
+        "tokenizer",
+    }  # test_replace_unk.py, test_every_option.py
     assert sorted([*EFFECTS, *elsewhere]) == sorted(vars(TextOptions()))
 
 

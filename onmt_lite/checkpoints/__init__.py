@@ -7,6 +7,7 @@ from onmt_lite.checkpoints import fairseq, marian, native, opennmt, table
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
+from onmt_lite.shipped import find_model, model_names
 
 READERS = (native, marian, fairseq, opennmt, table)
 
@@ -27,8 +28,11 @@ def load_checkpoints(
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Raises CheckpointError where there is no model of a kind that is read."""
-    path = Path(path)
+    """The model at a path, or the shipped one of that name where no such path exists.
+
+    Raises CheckpointError where there is no model of a kind that is read.
+    """
+    path = find_model(path)
     try:
         for reader in READERS:
             if reader.recognises(path):
@@ -44,7 +48,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return "there is no such file or directory"
+        return f"there is no such file or directory (shipped are {', '.join(model_names())})"
     if path.is_dir():
         return "the directory has no model.json, no config.json and no dict.*.txt"
     with open(path, "rb") as f:

@@ -40,7 +40,9 @@ class ConfigOptions:
     title: ClassVar[str] = "Jobs"
 
     config: tuple[str, ...] = opt(
-        (), "YAML files with options; a later file wins over an earlier one"
+        (),
+        "YAML files with options; a later file wins over an earlier one; a name such as `nbest` "
+        "is a shipped file where no such path exists",
     )
 
 
@@ -54,6 +56,7 @@ class MetaOptions:
         False, "print the resolved options as YAML, with where each came from, and exit"
     )
     help: bool = opt(False, "print this text and exit")
+    version: bool = opt(False, "print the versions of onmt_lite, Python and torch, and exit")
 
 
 # Groups that every program has, and that are never part of a configuration

@@ -14,6 +14,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.schema.foreign import Foreign, as_words
 from onmt_lite.schema.option import META_NAMES, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
+from onmt_lite.shipped import find_config
 
 # From the values that are given to defaults that depend on them, and in words, of what
 Defaults = Callable[[dict[str, Any]], tuple[Mapping[str, Any], str]]
@@ -156,6 +157,7 @@ class Resolver:
             self.put_words(name, words)
 
     def yaml_file(self, path: str) -> None:
+        path = find_config(path)
         try:
             for name, value, line in read_yaml(path):
                 self.put(name, value, f"{path}:{line}")

@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from onmt_lite.shipped import config_names
+
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
@@ -40,7 +42,12 @@ def _read_text(path: str) -> str:
             data = f.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
-        raise ValueError(f"cannot be read: {reason} ({path})") from None
+        known = (
+            f"; shipped are {', '.join(config_names())}"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
+        raise ValueError(f"cannot be read: {reason} ({path}){known}") from None
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 1024} KiB ({path}); is it a configuration?")
     try:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
 
 USAGE = """\
-python -m onmt_lite.train -config FILE [options]
+-config FILE [options]
 
 Trains a Transformer on pairs of lines and writes a model that translate.py -model reads.
 Stop it with Ctrl-C at any time; -resume goes on where it stopped."""

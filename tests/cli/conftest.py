@@ -69,6 +69,7 @@ def main(table, tmp_path, capfdbinary, monkeypatch):
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in signals}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
 
     def run(*argv, stdin=None):
         words = [str(word) for word in argv]

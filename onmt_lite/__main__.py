@@ -1,0 +1,54 @@
+"""Translate from the command line: `onmt_translate`, `python -m onmt_lite`, `translate.py`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from onmt_lite.environment import check_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onmt_lite.options import TranslateOptions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of a translation with these words, those of the command line by default."""
+    check_environment()
+    # Imported late: what follows needs the packages
+    from onmt_lite.cli import run_program
+    from onmt_lite.options import OPTIONS, USAGE, load_options
+
+    return run_program(argv, OPTIONS, USAGE, load_options, translate)
+
+
+def translate(options: TranslateOptions) -> None:
+    # Imported late: wrong options must not wait for torch
+    from onmt_lite.cli import print_out
+    from onmt_lite.job import describe_models, run_job
+
+    if options.information.print_model:
+        print_out(describe_models(options))
+    else:
+        run_job(options)
+
+
+def train() -> int:
+    """`onmt_train`"""
+    check_environment()
+    from onmt_lite.train import main
+
+    return main()
+
+
+def export() -> int:
+    """`onmt_export`"""
+    check_environment()
+    from onmt_lite.export import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

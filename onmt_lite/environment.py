@@ -1,0 +1,46 @@
+"""The Python and the packages that every program needs, checked before the first import fails.
+
+This file, `__init__.py`, `__main__.py` and `translate.py` can be read by Python 3.7 too.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
+
+
+def check_environment() -> None:
+    """End the program with one line on stderr and exit code 2 where something is missing."""
+    problem = _problem()
+    if problem:
+        print(f"onmt_lite: error: {problem}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _problem() -> str:
+    """What is missing and the command that helps; "" where nothing is missing."""
+    if sys.version_info < (3, 10):  # noqa: UP036
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"Python {version} is too old ({sys.executable}); run Python 3.10 or newer"
+    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    if not missing:
+        return ""
+    return f"missing packages: {', '.join(missing)} ({sys.executable}); run: {_remedy(missing)}"
+
+
+def _remedy(missing: list[str]) -> str:
+    """The command that makes the packages available."""
+    if not os.path.exists(os.path.join(ROOT, "translate.py")):
+        return f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
+    requirements = shlex.quote(os.path.relpath(os.path.join(ROOT, "requirements.txt")))
+    if sys.prefix != sys.base_prefix:  # inside a virtual environment
+        return f"pip install -r {requirements}"
+    activate = os.path.relpath(os.path.join(ROOT, ".venv", "bin", "activate"))
+    if os.path.exists(activate):
+        return f". {shlex.quote(activate)}"
+    return f"python3 -m venv .venv && . .venv/bin/activate && pip install -r {requirements}"

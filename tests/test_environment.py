@@ -1,0 +1,85 @@
+"""Programs started without their packages, or by an old Python, say what to do in one line."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALL = "torch, sentencepiece, PyYAML, tqdm"
+PROGRAMS = [
+    ["translate.py"],
+    ["translate.py", "-help"],
+    ["-m", "onmt_lite"],
+    ["-m", "onmt_lite.train"],
+    ["-m", "onmt_lite.export"],
+]
+ANY_PYTHON = [
+    "translate.py",
+    *(f"onmt_lite/{n}.py" for n in ("__init__", "__main__", "environment")),
+]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the program, and no environment yet."""
+    folder = tmp_path / "check out"
+    folder.mkdir()
+    for name in ("translate.py", "requirements.txt"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    (folder / "onmt_lite").symlink_to(ROOT / "onmt_lite")
+    return folder
+
+
+def start(folder, *words, path=()):
+    """Exit code and stderr of a Python that has the standard library and the modules in `path`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = subprocess.run([sys.executable, "-S", *words], cwd=folder, env=env, capture_output=True)
+    assert done.stdout == b""
+    return done.returncode, done.stderr.decode("utf-8")
+
+
+def said(missing, command):
+    line = f"onmt_lite: error: missing packages: {missing} ({sys.executable}); run: {command}\n"
+    return 2, line
+
+
+@pytest.mark.parametrize("words", PROGRAMS, ids=" ".join)
+def test_packages_are_named_with_the_command_that_installs_them(checkout, words):
+    install = "pip install -r requirements.txt"
+    expected = said(ALL, f"python3 -m venv .venv && . .venv/bin/activate && {install}")
+    assert start(checkout, *words) == expected
+
+
+def test_an_environment_that_was_not_activated_is_named(checkout, tmp_path):
+    activate = checkout / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.touch()
+    assert start(checkout, "translate.py") == said(ALL, ". .venv/bin/activate")
+    script = str(checkout / "translate.py")
+    assert start(tmp_path, script) == said(ALL, ". 'check out/.venv/bin/activate'")
+
+
+def test_an_installed_copy_asks_for_the_packages_alone(tmp_path):
+    (tmp_path / "onmt_lite").symlink_to(ROOT / "onmt_lite")
+    for name in ("torch", "yaml"):
+        (tmp_path / f"{name}.py").touch()
+    command = f"{sys.executable} -m pip install sentencepiece tqdm"
+    assert start(tmp_path, "-m", "onmt_lite") == said("sentencepiece, tqdm", command)
+
+
+def test_an_old_python_is_told(checkout):
+    code = (
+        "import sys, runpy; sys.version_info = (3, 9, 18, 'final', 0); "
+        "runpy.run_path('translate.py', run_name='__main__')"
+    )
+    problem = f"Python 3.9 is too old ({sys.executable}); run Python 3.10 or newer"
+    assert start(checkout, "-c", code) == (2, f"onmt_lite: error: {problem}\n")
+
+
+@pytest.mark.parametrize("name", ANY_PYTHON)
+def test_an_old_python_can_read_as_far_as_that(name):
+    ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 7))

@@ -1,0 +1,125 @@
+"""The wheel, installed in a fresh environment where no checkout is near."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import onmt_lite
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_THE_WHEEL = ["pyproject.toml", "README.md", "LICENSE", "onmt_lite", "data", "configs"]
+GERMAN = "Guten Morgen!\nWo ist der Bahnhof?\n"
+
+
+def pip(*words):
+    subprocess.run([sys.executable, "-m", "pip", "--no-input", *map(str, words)], check=True)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """An environment with the wheel; other packages are borrowed from the one that runs this."""
+    folder = tmp_path_factory.mktemp("installed")
+    source, venv = folder / "source", folder / "venv"
+    source.mkdir()
+    for name in IN_THE_WHEEL:  # a copy: building leaves files behind
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", folder, source)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    python = venv / "bin" / "python"
+    pip("--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
+    (site,) = venv.glob("lib/python*/site-packages")
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "borrowed.pth").write_text("\n".join(paths), encoding="utf-8")
+    return venv
+
+
+@pytest.fixture
+def run(environment, tmp_path):
+    """run(command, *words) -> bytes of standard output; in an empty folder."""
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(command, *words, stdin="", code=0, err=None):
+        words = [environment / "bin" / command, *words]
+        done = subprocess.run(
+            words, cwd=tmp_path, env=outside, input=stdin.encode(), capture_output=True
+        )
+        assert done.returncode == code, done.stderr
+        if err is not None:
+            assert done.stderr.decode("utf-8") == err
+        return done.stdout.decode("utf-8")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def from_checkout():
+    """The same words to translate.py of the checkout."""
+
+    def run(*words, stdin=""):
+        words = [sys.executable, "translate.py", *words]
+        done = subprocess.run(
+            words, cwd=ROOT, input=stdin.encode(), capture_output=True, check=True
+        )
+        return done.stdout.decode("utf-8")
+
+    return run
+
+
+def test_the_package_is_the_installed_one(run, environment):
+    where = run("python", "-c", "import onmt_lite; print(onmt_lite.__file__)")
+    assert Path(where).is_relative_to(environment)
+    tests = run("python", "-c", "import importlib.util; print(importlib.util.find_spec('tests'))")
+    assert tests == "None\n"
+
+
+def test_the_shipped_model_translates(run, from_checkout):
+    expected = from_checkout(stdin=GERMAN)
+    assert "Good morning" in expected
+    assert run("onmt_translate", stdin=GERMAN, err="") == expected
+    assert run("python", "-m", "onmt_lite", "-model", "de-en", stdin=GERMAN) == expected
+
+
+@pytest.mark.parametrize("name", ["nbest", "nbest.yaml", "configs/nbest.yaml"])
+def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
+    expected = from_checkout("-config", "configs/nbest.yaml", "-print_config")
+    found = run("onmt_translate", "-config", name, "-print_config")
+    values = [line.split("  # ")[0] for line in found.splitlines()]
+    assert values == [line.split("  # ")[0] for line in expected.splitlines()]
+    assert "n_best: 5" in values
+
+
+def test_a_shipped_configuration_that_names_a_shipped_model(run, from_checkout):
+    expected = from_checkout("-config", "configs/searches.yaml", stdin="x x\n")
+    assert run("onmt_translate", "-config", "searches", stdin="x x\n") == expected
+
+
+@pytest.mark.parametrize(
+    "command", [["onmt_translate"], ["python", "-m", "onmt_lite"], ["onmt_train"], ["onmt_export"]]
+)
+def test_version_and_help(run, command):
+    version = run(*command, "-version", err="")
+    assert version.startswith(f"onmt_lite {onmt_lite.__version__} (")
+    assert version.count("\n") == 1
+    assert run(*command, "-help", err="").startswith(" ".join(command) + " ")
+
+
+def test_the_commands_train_and_export(run, tmp_path):
+    assert run("onmt_train", "-config", "train-de-en", "-print_config").startswith("train: ")
+    run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
+
+
+def test_from_python(run):
+    code = (
+        "from onmt_lite import Translator; "
+        "translator = Translator.from_pretrained('data/de-en'); "
+        "print(translator.translate(['Guten Morgen!'])[0].hyps[0].text)"
+    )
+    assert run("python", "-c", code, err="").startswith("Good morning")
