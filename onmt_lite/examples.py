@@ -51,7 +51,7 @@ class ExampleMaker:
             line,
             src_ids=before + ids + after if ids else [],
             n_src_tokens=len(ids),
-            n_unknown=ids.count(checkpoint.src_vocab.unk_id),
+            n_unknown=sum(i == checkpoint.src_vocab.unk_id for i in ids),
             tgt_ids=tgt_ids,
             notes=(*notes, CAPITALS) if capitals else notes,
             copy_ids=copy_ids,
