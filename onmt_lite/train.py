@@ -38,13 +38,16 @@ from onmt_lite.training.data import (
     TrainBatch,
     make_batches,
     read_pairs,
+    read_same,
     tokenize,
     train_sentencepiece,
+    weighted,
 )
 from onmt_lite.training.growth import init_weights, with_layers, with_pieces
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
+from onmt_lite.training.words import Pair
 
 # What Marian's models have otherwise than ours
 LIKE_MARIAN: dict[str, Any] = {
@@ -85,7 +88,10 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         speed = SpeedOptions(device=learning.device, threads=learning.threads)
         self.device, _ = set_up(speed, learning.seed)
-        self.pairs = [pair for path in data.train for pair in read_pairs(path, data.reverse)]
+        self.corpora = [read_pairs(path, data.reverse) for path in data.train]
+        self.pairs = [pair for corpus in self.corpora for pair in corpus]
+        self.same = [pair for path in data.train_same for pair in read_same(path)]
+        slots = read_pairs(data.slots, data.reverse) if data.slots else []
         # Loaded first, so that what is damaged is refused before its pieces are copied
         start = None if data.init_from is None else self._start(data.init_from)
         self.sp = self._sentencepiece()
@@ -95,8 +101,8 @@ class Trainer:
         self.start = {name: p.detach().clone() for name, p in parts}
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        held_out = tokenize(self.sp, read_pairs(data.valid, data.reverse), 0, 0, Random(0))
-        self.valid = list(make_batches(held_out, learning.batch_tokens, Random(0)))
+        self.valid = [self._held_out(path) for path in data.valid]
+        self.augment = Augment(self.pairs, self.options.augment, slots)
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds, self.best = 0.0, math.inf
         self.stopping = False
@@ -115,7 +121,7 @@ class Trainer:
         if data.init_from is not None and not data.new_pieces:
             path.write_bytes((Path(data.init_from) / native.PIECES).read_bytes())
         elif not path.exists():
-            train_sentencepiece(self.pairs, path, data.vocab_size)
+            train_sentencepiece(self.pairs, path, data.vocab_size, data.all_characters)
         return spm.SentencePieceProcessor(model_file=str(path))
 
     def _model(self, start: EncoderDecoder | None) -> Transformer:
@@ -181,21 +187,40 @@ class Trainer:
         self.n_tokens += n_tokens
         return loss.item()
 
-    @torch.no_grad()
+    def _held_out(self, path: str) -> list[TrainBatch]:
+        pairs = read_pairs(path, self.options.data.reverse)
+        examples = tokenize(self.sp, pairs, 0, 0, Random(0))
+        return list(make_batches(examples, self.options.learning.batch_tokens, Random(0)))
+
     def validate(self) -> float:
-        """Mean negative log-likelihood per target token, in nats."""
+        """Mean over the held-out files of their losses."""
+        losses = self.held_out_losses()
+        return sum(losses) / len(losses)
+
+    @torch.no_grad()
+    def held_out_losses(self) -> list[float]:
+        """Mean negative log-likelihood per target token of each held-out file, in nats."""
         self.model.eval()
-        total = sum(self.loss(batch, 0.0).item() for batch in self.valid)
+        losses = []
+        for batches in self.valid:
+            total = sum(self.loss(batch, 0.0).item() for batch in batches)
+            losses.append(total / sum(int((batch.tgt_out != PAD).sum()) for batch in batches))
         self.model.train()
-        return total / sum(int((batch.tgt_out != PAD).sum()) for batch in self.valid)
+        return losses
+
+    def epoch_pairs(self, rng: Random) -> list[Pair]:
+        """The pairs of one epoch, as its random numbers draw, shuffle and change them."""
+        data = self.options.data
+        pairs = weighted(self.corpora, data.train_weights or [1.0] * len(self.corpora), rng)
+        pairs += rng.sample(self.same, min(data.same_lines, len(self.same)))
+        return self.augment(pairs, rng)
 
     def batches(self) -> Iterator[TrainBatch]:
         """All batches that are left, epoch after epoch; an epoch is decided by its seed alone."""
         data, learning = self.options.data, self.options.learning
-        augment = Augment(self.pairs, self.options.augment)
         while True:
             rng = Random(f"{learning.seed} {self.epoch}")
-            texts = augment(self.pairs, rng)
+            texts = self.epoch_pairs(rng)
             examples = tokenize(self.sp, texts, data.src_sampling, data.tgt_sampling, rng)
             examples = [e for e in examples if max(map(len, e)) < self.model.max_positions]
             for i, batch in enumerate(make_batches(examples, learning.batch_tokens, rng)):
@@ -229,13 +254,15 @@ class Trainer:
     def report(self, train_loss: float) -> None:
         """Validate; save the model if it is the best so far, and where the run stands always."""
         with self.averaged():
-            nll = self.validate()
+            losses = self.held_out_losses()
+            nll = sum(losses) / len(losses)
             if nll < self.best:
                 self.best = nll
                 native.save(self.out, self.model, (self.out / native.PIECES).read_bytes())
         tqdm.write(
             f"{self.seconds / 60:6.1f} min  epoch {self.epoch}  step {self.n_steps}  "
-            f"{self.n_tokens / 1e6:.2f} M tokens  train {train_loss:.3f}  valid {nll:.4f}",
+            f"{self.n_tokens / 1e6:.2f} M tokens  train {train_loss:.3f}  valid "
+            + " ".join(f"{loss:.4f}" for loss in losses),
             file=sys.stderr,
         )
         self.save_state()

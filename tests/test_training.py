@@ -1,5 +1,7 @@
 """The trainer and its parts."""
 
+import datetime
+import re
 from collections import Counter, defaultdict
 from random import Random
 
@@ -16,9 +18,9 @@ from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
-from onmt_lite.training import data
+from onmt_lite.training import data, slots
 from onmt_lite.training.augment import Augment, drop_final, rename, renumber
-from onmt_lite.training.growth import spell
+from onmt_lite.training.growth import spell, with_pieces
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
@@ -123,7 +125,7 @@ def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, 
     assert (grown.model.cfg.enc_layers, grown.model.cfg.dec_layers) == (3, 2)
     assert grown.validate() == pytest.approx(same.validate(), rel=1e-5)
     before = grown.validate()
-    for batch in list(grown.valid) * 10:
+    for batch in grown.valid[0] * 10:
         grown.step(batch)
     assert grown.validate() < before
 
@@ -236,6 +238,10 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
         (["-conjunctions", "a|b|c"], "conjunctions"),
         (["-output="], "output"),
         (["-droput", "0.3"], "dropout"),
+        (["-train_weights", "1", "2"], "2 weights for 1 files"),
+        (["-train_weights", "0"], "above 0"),
+        (["-slots", "a"], "augment_slots"),
+        (["-same_lines", "3"], "train_same"),
     ],
 )
 def test_wrong_options_are_named(corpus, tmp_path, more, problem):
@@ -392,6 +398,136 @@ def test_another_name_stands_on_both_sides():
     assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
 
 
+def pieces_of(tmp_path, pairs, **kwargs):
+    data.train_sentencepiece(pairs, tmp_path / "pieces", **kwargs)
+    return spm.SentencePieceProcessor(model_file=str(tmp_path / "pieces"))
+
+
+KIND_FORMS = {
+    "name": r"[^\W\d_]+(-[^\W\d_]+)?",
+    "number": r"[1-9]\d{,9}|0",
+    "decimal": r"\d+[.,]\d+",
+    "time": r"\d{1,2}[:.]\d\d",
+    "date": r"\d{1,2}\.\d{1,2}\.(\d{4})?|\d{4}-\d\d-\d\d",
+    "phone": r"[+(]?\d[\d ()/-]{5,}",
+    "mail": r"[a-z0-9._-]+@[a-z0-9.-]+\.[a-z.]+",
+    "url": r"(https?://)?[a-z0-9./-]+",
+    "code": r"[A-Z]{1,3}[- ]?\d+",
+    "emoji": "[^\\w\\s!-~]",
+    "sign": r"[^\w\s]",
+    "script": r".{1,7}",
+    "field": r"[^ ]+",
+}
+
+
+def test_every_kind_of_slot_has_its_form():
+    assert set(slots.KINDS) == set(KIND_FORMS)
+    rng = Random(6)
+    for kind, form in KIND_FORMS.items():
+        made = [slots.KINDS[kind](rng) for _ in range(500)]
+        assert [m for m in made if not re.fullmatch(form, m)] == [], kind
+        assert len(set(made)) > 12, kind
+
+
+def test_made_up_dates_are_days_of_the_calendar():
+    rng = Random(7)
+    for made in (slots.date(rng) for _ in range(500)):
+        parts = [int(part) for part in re.findall(r"\d+", made)]
+        if "-" in made:
+            parts.reverse()
+        datetime.date(parts[2] if len(parts) == 3 else 2001, parts[1], parts[0])
+
+
+def test_slots_are_filled_alike_on_both_sides():
+    for seed in range(50):
+        pair = slots.fill(("{name}, {name2}: {x} {name}", "{name}|{name2}|{x}"), Random(seed))
+        first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
+        assert pair[1] == f"{first}|{second}|{{x}}"
+        assert first != second
+
+
+def test_marks_are_the_same_around_both_sides():
+    for seed in range(200):
+        src, tgt = slots.decorate(("Ja.", "Yes."), Random(seed))
+        assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
+
+
+def test_filled_slots_join_each_epoch(corpus, tmp_path):
+    (tmp_path / "slots.tsv").write_text("Um {time}.\tAt {time}.\n", encoding="utf-8")
+    filled = ["-slots", str(tmp_path / "slots.tsv"), "-augment_slots", "40"]
+    more = Trainer(options(corpus, tmp_path / "run", *filled, "-augment_join", "0"))
+    pairs = more.epoch_pairs(Random(1))
+    times = [pair for pair in pairs if re.match(r"Um \d", pair[0], re.IGNORECASE)]
+    assert len(times) == 40 and len(set(times)) > 30
+    assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
+
+
+def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
+    corpora = [[("a", "A"), ("b", "B")], [(str(n), str(n)) for n in range(10)], [("c", "C")] * 3]
+    found = Counter(data.weighted(corpora, (2.5, 0.3, 1), Random(1)))
+    assert sorted((found["a", "A"], found["b", "B"])) == [2, 3]
+    assert sum(n for (s, _), n in found.items() if s.isdigit()) == 3
+    assert max(n for (s, _), n in found.items() if s.isdigit()) == 1
+    assert found["c", "C"] == 3
+    other = {tuple(data.weighted(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)}
+    assert len(other) > 1  # another share in each epoch
+
+
+def test_weights_reach_the_run(corpus, tmp_path):
+    other = tmp_path / "other.tsv"
+    other.write_text("neun\tnine\n", encoding="utf-8")
+    files = ["-train", str(corpus), str(other), "-train_weights", "0.5", "7"]
+    plain = "-augment_join 0 -augment_no_final 0 -augment_lower_src 0 -augment_upper 0".split()
+    pairs = Trainer(options(corpus, tmp_path / "run", *files, *plain)).epoch_pairs(Random(1))
+    assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
+
+
+def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
+    same = tmp_path / "same.txt"
+    same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")
+    more = ["-train_same", str(same), "-same_lines", "4", "-augment_join", "0"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *more, "-augment_lower_src", "0"))
+    found = [p for p in trainer.epoch_pairs(Random(1)) if p[0].casefold().startswith("line")]
+    assert len(set(found)) == 4 and all(src == tgt for src, tgt in found)
+    with pytest.raises(OnmtLiteError, match="none.txt"):
+        data.read_same(tmp_path / "none.txt")
+
+
+def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_path):
+    other = tmp_path / "other.tsv"
+    other.write_text("eins zwei.\tone two.\n", encoding="utf-8")
+    alone = [
+        Trainer(options(corpus, tmp_path / path.stem, "-valid", str(path))).validate()
+        for path in (corpus, other)
+    ]
+    both = Trainer(options(corpus, tmp_path / "both", "-valid", str(corpus), str(other)))
+    assert both.held_out_losses() == pytest.approx(alone, rel=1e-5)
+    assert both.validate() == pytest.approx(sum(alone) / 2, rel=1e-5)
+    losses = iter([[1.0, 5.0], [2.0, 3.0], [0.5, 9.0]])
+    both.held_out_losses = lambda: next(losses)
+    written = []
+    for _ in range(3):
+        both.report(0.0)
+        written.append((both.best, weights(tmp_path / "both")))
+        next(both.model.parameters()).data += 1
+    assert [best for best, _ in written] == [3.0, 2.5, 2.5]
+    assert written[0][1] != written[1][1] == written[2][1]
+
+
+def test_with_pieces_for_all_characters_none_is_unknown(tmp_path, corpus):
+    pairs = data.read_pairs(corpus)
+    few = pieces_of(tmp_path, pairs, vocab_size=30)
+    sp = pieces_of(tmp_path, pairs, vocab_size=735, all_characters=True)
+    for text in ("Dvořák 🙂 €", "Ωμέγα", "ж", "中文", "\U0001f9ff"):
+        assert few.unk_id() in few.encode(text)
+        assert sp.unk_id() not in sp.encode(text)
+        assert sp.decode(sp.encode(text)) == text
+    assert len(sp.encode("🙂")) <= 2 < len(sp.encode("\U0001f9ff"))
+    rows = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, sp)
+    table = rows.output.weight[[i for i in range(735) if sp.is_byte(i)]]
+    assert len(table) == 256 == len(table.unique(dim=0))
+
+
 def test_truecase_lowers_ordinary_words_only():
     case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
     assert case.lower_first("Das geht") == "das geht"
@@ -400,13 +536,14 @@ def test_truecase_lowers_ordinary_words_only():
 
 def test_each_augmentation_shows():
     pairs = [(f"Satz {i} ist da.", f"Sentence {i} is here.") for i in range(50)]
-    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src".split()}
+    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src marks".split()}
     off |= {"augment_numbers": 0, "augment_conjunction": 0.0}
 
     def run(**on):
         return Augment(pairs, AugmentOptions(**{**off, **on}))(pairs, Random(7))
 
     assert sorted(run()) == sorted(pairs)
+    assert all(s not in dict(pairs) and t for s, t in run(augment_marks=1.0))
     assert len(run(augment_numbers=2)) == 150
     assert len(run(augment_rare=1)) == 100  # "0", "1", ... are in one pair each
     pairs.append(("Satz, ja.", "A sentence, yes."))

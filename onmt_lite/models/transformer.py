@@ -56,7 +56,10 @@ class Embedding(nn.Module):
         if self.position is not None:
             first = start + self.offset
             x = x + self.position[first : first + ids.size(1)]
-        return self.dropout(self.norm(x))
+        x = self.dropout(self.norm(x))
+        kind = x.device.type
+        # Else the sums of all sublayers stay float32, and each product copies its input
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Transformer(nn.Module):

@@ -5,10 +5,12 @@ Every function takes and returns a (src, tgt) pair or a list of them and draws f
 """
 
 import re
+from collections.abc import Sequence
 from random import Random
 
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.options import AugmentOptions, split_pairs
+from onmt_lite.training.slots import decorate, fill, name, number
 from onmt_lite.training.words import (
     WORD,
     Pair,
@@ -49,20 +51,19 @@ def _random_number(old: str, rng: Random) -> str:
         return "".join(str(rng.randrange(1, 10)) if c.isdigit() else c for c in old)
     if len(old) == 4 and rng.random() < 0.5:
         return str(rng.randrange(1500, 2100))
-    digits = rng.choice((1, 2, 2, 3, 3, 4, 5, len(old)))
-    return str(rng.randrange(10 ** (digits - 1), 10**digits))
+    return number(rng)
 
 
 def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
     """Replace a name that both sides share by another one, every second time by one that is made
-    up of the halves of two: names are to be copied, not known."""
+    up, of the halves of two or of syllables: names are to be copied, not known."""
     src, tgt = pair
     shared = sorted(shared_words(src, tgt) & set(names))
     if not shared:
         return pair
     old, fresh, other = rng.choice(shared), rng.choice(names), rng.choice(names)
     if rng.random() < 0.5:
-        fresh = fresh[: len(fresh) // 2] + other[len(other) // 2 :]
+        fresh = rng.choice((fresh[: len(fresh) // 2] + other[len(other) // 2 :], name(rng)))
 
     def swap(match: re.Match[str]) -> str:
         return fresh if match.group() == old else match.group()
@@ -73,8 +74,8 @@ def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
 class Augment:
     """Applies all of the above, at the rates that the options give."""
 
-    def __init__(self, pairs: list[Pair], options: AugmentOptions):
-        self.options = options
+    def __init__(self, pairs: list[Pair], options: AugmentOptions, templates: Sequence[Pair] = ()):
+        self.options, self.templates = options, templates
         self.conjunctions = split_pairs(options.conjunctions)
         self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
@@ -89,6 +90,8 @@ class Augment:
         words = self.words * self.options.augment_words
         numbered = self.numbered * self.options.augment_numbers
         pairs = pairs + self.rare + words + [renumber(pair, rng) for pair in numbered]
+        filled = self.options.augment_slots if self.templates else 0
+        pairs += [fill(rng.choice(self.templates), rng) for _ in range(filled)]
         rng.shuffle(pairs)
         return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
 
@@ -123,6 +126,8 @@ class Augment:
             pair = src_open + pair[0] + src_close, tgt_open + pair[1] + tgt_close
         elif rng.random() < options.augment_no_final:
             pair = drop_final(pair)
+        if rng.random() < options.augment_marks:
+            pair = decorate(pair, rng)
         if rng.random() < options.augment_upper:
             return pair[0].upper(), pair[1].upper()
         if rng.random() < options.augment_lower_src:

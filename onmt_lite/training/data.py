@@ -2,7 +2,8 @@
 
 import gzip
 import io
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -12,7 +13,17 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.training.slots import EMOJI, SIGNS
 from onmt_lite.training.words import Pair
+
+# Latin letters with their marks, Greek, Cyrillic: what names and quoted words are written with
+LETTERS = "".join(
+    chr(code)
+    for first, last in ((0x21, 0x7F), (0xC0, 0x180), (0x391, 0x3CF), (0x410, 0x450))
+    for code in range(first, last)
+    if unicodedata.is_normalized("NFKC", chr(code))
+)
+COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
@@ -49,8 +60,35 @@ def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
     return pairs
 
 
-def train_sentencepiece(pairs: list[Pair], path: Path, vocab_size: int) -> None:
-    """One unigram model for both languages, digits apart so that numbers can be copied."""
+def read_same(path: Path | str) -> list[Pair]:
+    """Lines of text, plain or gzip, each as a pair of itself; empty ones are passed over.
+
+    FileError where the file cannot be read.
+    """
+    open_text = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
+            return [(line, line) for line in map(str.strip, lines) if line]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from None
+
+
+def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
+    """The pairs of an epoch: each corpus as often as its weight says, and of what a whole number
+    of copies leaves open a random share."""
+    pairs: list[Pair] = []
+    for corpus, weight in zip(corpora, weights, strict=True):
+        copies, share = divmod(weight, 1)
+        pairs += corpus * int(copies)
+        pairs += rng.sample(corpus, round(share * len(corpus)))
+    return pairs
+
+
+def train_sentencepiece(
+    pairs: list[Pair], path: Path, vocab_size: int, all_characters: bool = False
+) -> None:
+    """One unigram model for both languages, digits apart so that numbers can be copied; with
+    `all_characters` it has pieces for any character, if need be for the bytes that encode it."""
     pieces = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
@@ -65,6 +103,8 @@ def train_sentencepiece(pairs: list[Pair], path: Path, vocab_size: int) -> None:
             bos_id=BOS,
             eos_id=EOS,
             pad_piece="<blank>",
+            byte_fallback=all_characters,
+            required_chars=COMMON_CHARACTERS if all_characters else "",
             num_threads=2,
             minloglevel=3,
         )

@@ -36,16 +36,20 @@ class _SmoothedNll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, smoothing):
         of_hidden, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        kind = hidden.device.type  # of the products; sums are float32 whatever they are
+        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        table = weight.to(low)
         of_bias = weight.new_zeros(len(weight))
         loss = torch.zeros((), device=hidden.device)
         for h, grad in zip(hidden.split(ROWS), of_hidden.split(ROWS)):
-            logits = F.linear(h, weight, bias).float()
+            logits = F.linear(h.to(low), table, bias if bias is None else bias.to(low)).float()
             highest = logits.amax(1, keepdim=True)
             powers = logits.sub_(highest).exp_()
             sums = powers.sum(1, keepdim=True)
             loss += (sums.log() + highest).sum()
-            torch.mm(powers, weight, out=grad).div_(sums)
-            of_weight.addmm_(powers.T, h / sums)
+            rounded = powers.to(low)
+            grad.copy_(rounded @ table).div_(sums)
+            of_weight += rounded.T @ (h / sums).to(low)
             of_bias.addmv_(powers.T, 1 / sums[:, 0])
         ctx.grads = of_hidden, of_weight, of_bias
         return loss - _take_targets(ctx.grads, hidden, weight, bias, targets, smoothing)

@@ -26,7 +26,25 @@ class DataOptions:
         "training pairs, one `source<TAB>target` a line, plain or .gz; several files are one "
         "corpus, and a file that is named twice counts twice",
     )
-    valid: str = opt("", "held-out pairs in the same form")
+    train_weights: tuple[float, ...] = opt(
+        (),
+        "how often an epoch has the pairs of each training file: 2 is twice, 0.5 another half of "
+        "them in each epoch; without weights, once",
+    )
+    train_same: tuple[str, ...] = opt(
+        (), "lines of text, plain or .gz, that are to stay as they are: each is its own translation"
+    )
+    same_lines: int = opt(0, "of the lines of train_same, so many in each epoch", min=0)
+    slots: str | None = opt(
+        None,
+        "pairs with slots that augment_slots fills, such as `{name} kommt um {time}.`; the kinds "
+        "are name, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, field",
+    )
+    valid: tuple[str, ...] = opt(
+        (),
+        "held-out pairs in the same form; of several files the mean of their losses counts, so "
+        "that the model is not chosen for one kind of text",
+    )
     output: str = opt("", "directory for the model and for what -resume needs")
     init_from: str | None = opt(
         None,
@@ -47,6 +65,11 @@ class DataOptions:
     )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
+    all_characters: bool = opt(
+        False,
+        "pieces for the letters of Europe and for common signs and emoji, and 256 for the bytes "
+        "of any other character, so that none is unknown",
+    )
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
     tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
 
@@ -133,6 +156,13 @@ class AugmentOptions:
     augment_numbers: int = opt(
         2, "copies with other numbers of each pair that shares numbers", min=0
     )
+    augment_slots: int = opt(0, "lines in each epoch made by filling the pairs of slots", min=0)
+    augment_marks: float = opt(
+        0.0,
+        "with bullets, emoji, markup, signs or placeholders, the same on both sides",
+        min=0,
+        max=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,15 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         for name in ("new_pieces", "keep_start")
         if v[name] and not v["init_from"]
     ]
+    if v["train_weights"] and len(v["train_weights"]) != len(v["train"]):
+        problems.append(
+            f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
+        )
+    if any(weight <= 0 for weight in v["train_weights"]):
+        problems.append("train_weights: each must be above 0; leave the file out instead")
+    for needed, name in (("train_same", "same_lines"), ("slots", "augment_slots")):
+        if bool(v[needed]) != bool(v[name]):
+            problems.append(f"{needed} and {name} need each other")
     if not v["train_steps"] and not v["train_minutes"]:
         problems.append("train_steps or train_minutes must say when to stop")
     for name, marks in (("conjunctions", 0), ("quotes", 1)):

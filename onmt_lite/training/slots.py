@@ -1,0 +1,175 @@
+"""Things that a translation copies letter for letter, made up: names, numbers, dates, addresses.
+
+A sentence with slots, `{name} kommt am {date}.|...`, becomes a new pair whenever the slots are
+filled.  Nobody can know these strings by heart, so a model has to learn to copy.
+"""
+
+import re
+from random import Random
+
+from onmt_lite.training.words import Pair
+
+SLOT = re.compile(r"\{([a-z]+)\d?\}")
+
+ONSETS = "b br d dr f fl g gr h j k kl kr l m n p pf r s sch schm schw st t tr v w z".split()
+VOWELS = "a a e e i i o o u u ä ö ü ei au ie".split()
+CODAS = ["", "", "", *"n r l s t k ck ll rt nn tz ss ch nz rg ff mp".split()]
+ENDINGS = ["", "", "", *"er mann stein hofer ski ić ová sen berg bauer ini ez oğlu ard ley".split()]
+DOMAINS = "de com org net at ch eu info co.uk fr io".split()
+MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+EMOJI = "🙂😀😂😊😍😉😢😭😎🤔👍👎👏🙏💪🎉🎁🎂❤💔⭐🔥✨☀🌧❄🌹🐶🐱🍕🍺☕🚗🚲🏠📞📧📅✅❌⚠➡"
+SIGNS = "€£$¥%§&@#*+=→←↑↓•·–—°±×÷©®†✓■★"
+# First and last letters of Greek, Cyrillic, Hebrew, Arabic, kana, Han and Hangul
+SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥", "가힣")
+
+
+def word(rng: Random) -> str:
+    """A word that nobody has seen: syllables, or as often as not any letters."""
+    if rng.random() < 0.25:
+        return "".join(rng.choices(LETTERS, k=rng.randrange(2, 10)))
+    syllables = rng.choice((1, 1, 2, 2, 2, 3))
+    parts = [part for _ in range(syllables) for part in map(rng.choice, (ONSETS, VOWELS, CODAS))]
+    return "".join(parts) + rng.choice(ENDINGS)
+
+
+def plain(rng: Random) -> str:
+    """A word as addresses have it."""
+    return re.sub("[^a-z]", "", word(rng)) or "a"
+
+
+def name(rng: Random) -> str:
+    made = word(rng).capitalize()
+    if rng.random() < 0.05:
+        made += "-" + word(rng).capitalize()
+    return made
+
+
+def number(rng: Random) -> str:
+    digits = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10))
+    return str(rng.randrange(10 ** (digits - 1), 10**digits))
+
+
+def decimal(rng: Random) -> str:
+    whole = str(rng.randrange(10 ** rng.choice((1, 1, 2, 2, 3, 4))))
+    return whole + rng.choice(",,,.") + _digits(rng, rng.choice((1, 1, 2, 2, 2, 3)))
+
+
+def time(rng: Random) -> str:
+    hour = str(rng.randrange(24))
+    return hour.zfill(rng.choice((1, 2))) + rng.choice(":::.") + f"{rng.randrange(60):02d}"
+
+
+def date(rng: Random) -> str:
+    month = rng.randrange(12)
+    parts = [rng.randrange(MONTH_DAYS[month]) + 1, month + 1, rng.randrange(1900, 2060)]
+    form = rng.choice(("{}.{}.{}", "{}.{}.{}", "{:02d}.{:02d}.{}", "{:02d}.{:02d}.{}", "{}.{}."))
+    if rng.random() < 0.15:
+        return "{2}-{1:02d}-{0:02d}".format(*parts)
+    return form.format(*parts)
+
+
+def phone(rng: Random) -> str:
+    area, own = _digits(rng, rng.randrange(2, 5)), _digits(rng, rng.randrange(4, 9))
+    if rng.random() < 0.4:
+        own = own[:3] + " " + own[3:]
+    if rng.random() < 0.3:
+        own = " ".join(own.replace(" ", "")[i : i + 2] for i in range(0, len(own), 2))
+    form = rng.choice(("0{} {}", "0{}/{}", "0{}-{}", "(0{}) {}", "+49 {} {}", "+{1} {0} {2}"))
+    if form.startswith("+{"):
+        return form.format(area, rng.randrange(1, 999), own)
+    return form.format(area, own)
+
+
+def host(rng: Random) -> str:
+    parts = [plain(rng) for _ in range(rng.choice((1, 1, 1, 2)))]
+    return rng.choice(("-", ".")).join(parts) + "." + rng.choice(DOMAINS)
+
+
+def mail(rng: Random) -> str:
+    parts = [plain(rng) for _ in range(rng.choice((1, 2, 2)))]
+    who = rng.choice((".", "_", "-", "")).join(parts) + rng.choice(("", "", "", number(rng)[:4]))
+    return f"{who}@{host(rng)}"
+
+
+def url(rng: Random) -> str:
+    start = rng.choice(("www.", "www.", "https://", "http://", "https://www.", ""))
+    parts = [plain(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+    return start + "/".join([host(rng), *parts])
+
+
+def code(rng: Random) -> str:
+    """A product, flight or order number."""
+    letters = "".join(rng.choices(LETTERS.upper(), k=rng.randrange(1, 4)))
+    return letters + rng.choice(("", "-", " ")) + _digits(rng, rng.randrange(1, 7))
+
+
+def emoji(rng: Random) -> str:
+    return rng.choice(EMOJI)
+
+
+def sign(rng: Random) -> str:
+    return rng.choice(SIGNS)
+
+
+def script(rng: Random) -> str:
+    """A word of another script."""
+    letters = rng.choice(SCRIPTS)
+    return "".join(
+        chr(rng.randint(ord(letters[0]), ord(letters[1]))) for _ in range(rng.randrange(1, 8))
+    )
+
+
+def field(rng: Random) -> str:
+    """A place that a program fills in."""
+    form = rng.choice(("{%s}", "{%s}", "{{%s}}", "%%%s", "${%s}", "%%(%s)s", "<%s>", "[%s]"))
+    fixed = rng.choice(("%s", "%d", "%1$s", "{0}", "{1}", "{}", "{count}", "{name}", "<br>"))
+    return fixed if rng.random() < 0.5 else form % plain(rng)
+
+
+KINDS = {
+    make.__name__: make
+    for make in (name, number, decimal, time, date, phone, mail, url, code, emoji, sign, script)
+} | {"field": field}
+
+
+def fill(template: Pair, rng: Random) -> Pair:
+    """The pair with its slots filled, equal ones on both sides alike; `{name2}` is another name."""
+    values: dict[str, str] = {}
+
+    def value(match: re.Match[str]) -> str:
+        make = KINDS.get(match[1])
+        if make is None:
+            return match[0]
+        if match[0] not in values:
+            values[match[0]] = make(rng)
+        return values[match[0]]
+
+    src, tgt = template
+    return SLOT.sub(value, src), SLOT.sub(value, tgt)
+
+
+def decorate(pair: Pair, rng: Random) -> Pair:
+    """Both sides with the same bullet, emoji or markup around them, or a sign or field behind."""
+    src, tgt = pair
+    kind = rng.randrange(5)
+    if kind == 0:
+        start = rng.choice(
+            ("• ", "- ", "* ", "– ", "→ ", "1. ", "2) ", "# ", "> ", emoji(rng) + " ")
+        )
+        return start + src, start + tgt
+    if kind == 1:
+        end = " " + "".join(rng.choices(EMOJI, k=rng.choice((1, 1, 1, 2, 3))))
+        return src + end, tgt + end
+    if kind == 2:
+        tag = rng.choice(("b", "i", "p", "h1", "li", "em", "strong", "u", "td", plain(rng)))
+        return f"<{tag}>{src}</{tag}>", f"<{tag}>{tgt}</{tag}>"
+    if kind == 3:
+        mark = rng.choice(("**", "*", "_", "`"))
+        return mark + src + mark, mark + tgt + mark
+    end = rng.choice((": ", " ", " – ")) + rng.choice((field, sign, script, number, url))(rng)
+    return src + end, tgt + end
+
+
+def _digits(rng: Random, n: int) -> str:
+    return "".join(rng.choices("0123456789", k=n))
