@@ -44,6 +44,11 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
 }
+COMMANDS = {  # of an installed copy
+    "onmt_translate": "onmt_lite",
+    "onmt_train": "onmt_lite.train",
+    "onmt_export": "onmt_lite.export",
+}
 # Files that commands of the pages read beside those of the repository
 INPUTS = {
     "input.de": "Guten Morgen!\nWo ist der Bahnhof?\n\nIch lerne Deutsch.\n",
@@ -97,6 +102,8 @@ def words_of(command: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     """("translate.py", arguments) of the words of one command, if it is one of our programs."""
+    if words and words[0] in COMMANDS:
+        return COMMANDS[words[0]], words[1:]
     if words[:1] != ["python"]:
         return None
     name, *argv = words[2:] if words[1] == "-m" else words[1:]
