@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -17,19 +17,30 @@ from onmt_lite.text.lines import count_lines
 
 MATCH = "they must match line by line"
 
+Named = tuple[str, str]  # what to call a file in a message, and its path
 
-def check_paths(src: str, tgt: str | None, output: str, log_file: str | None) -> None:
-    """OptionError where one file would be read and written, or written twice."""
-    part = None if output == "-" else str(part_of(output))
-    written = {"output": output, "the file that output is written to first": part}
-    written["log_file"] = log_file
-    named = {"src": src, "tgt": tgt, **written}
-    for i, (name, path) in enumerate(named.items()):
-        for other, other_path in list(named.items())[i + 1 :]:
-            one_is_written = name in written or other in written
-            if path and other_path and "-" not in (path, other_path) and one_is_written:
-                if _same_file(path, other_path):
-                    raise OptionError(f"{other} is the same file as {name}; choose another")
+
+def check_paths(read: Sequence[Named], output: str, log_file: str | None) -> None:
+    """OptionError where a file would be written that is read, or written twice.
+
+    `read`: what the job reads; of a directory, every file in it.
+    """
+    written = [("output", "/dev/stdout" if output == "-" else output)]
+    if output != "-" and descriptor_of(output) is None:
+        written.append(("the file that output is written to first", str(part_of(output))))
+    if log_file is not None:
+        written.append(("log_file", log_file))
+    for i, (name, path) in enumerate(written):
+        for other, other_path in [*_with_files_inside(read), *written[:i]]:
+            if _same_file(path, other_path):
+                raise OptionError(f"{name} is the same file as {other}; choose another")
+
+
+def _with_files_inside(named: Sequence[Named]) -> Iterator[Named]:
+    for name, path in named:
+        yield name, "/dev/stdin" if path == "-" else path
+        with contextlib.suppress(OSError, ValueError):  # not a directory, or not there
+            yield from ((f"{entry.name} of {name}", entry.path) for entry in os.scandir(path))
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -96,6 +107,22 @@ def part_of(output: str) -> Path:
     return target.with_name(target.name + ".part")
 
 
+def descriptor_of(path: str) -> int | None:
+    """N where a path leads to /dev/fd/N, as /dev/stdout does: what this process has open already.
+
+    It is written to as it is.  Opened once more, a file would be written from its start, even
+    where the shell appends to it.
+    """
+    for _ in range(40):  # links that go round in a circle
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/dev/fd"):
+            return int(name)
+        if not os.path.islink(path):
+            break
+        path = os.path.join(folder, os.readlink(path))
+    return None
+
+
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[IO[bytes]]:
     """Standard output, or a file that appears under its name only when complete.
@@ -108,31 +135,47 @@ def open_output(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         return
     try:
-        if os.path.isdir(path):
+        fd = descriptor_of(path)
+        if fd is not None:
+            with open(os.dup(fd), "wb", buffering=0) as out:
+                yield out
+        elif os.path.isdir(path):
             raise FileError(f"cannot write {path}: it is a directory")
-        if os.path.exists(path) and not os.path.isfile(path):
+        elif os.path.exists(path) and not os.path.isfile(path):
             with open(path, "wb", buffering=0) as device:
                 yield device
-            return
-        part = part_of(path)
-        with _open_locked(part, path) as out:
-            try:
+        else:
+            with _replacement(path) as out:
                 yield out
-                out.flush()
-                os.fsync(out.fileno())
-                os.replace(part, os.path.realpath(path))
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise FileError(f"cannot write {path}: {reason}") from None
 
 
-def _open_locked(part: Path, path: str) -> IO[bytes]:
-    """An empty file that no other job writes to."""
+@contextlib.contextmanager
+def _replacement(path: str) -> Iterator[IO[bytes]]:
+    """A file beside `path` that takes its place at the end, or is removed where that fails."""
+    part, target = part_of(path), os.path.realpath(path)
+    replaced = os.stat(target) if os.path.exists(target) else None
+    with _open_locked(part, path, private=replaced is not None) as out:
+        try:
+            yield out
+            out.flush()
+            if replaced is not None:
+                _take_over_rights(out.fileno(), replaced)
+            os.fsync(out.fileno())
+            os.replace(part, target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _open_locked(part: Path, path: str, private: bool) -> IO[bytes]:
+    """An empty file that no other job writes to; `private`: for the eyes of its owner."""
+    # Nothing is cut before the lock is there: another job may be writing
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     while True:
-        out = open(part, "ab")  # not "wb": what another job has written must not be cut
+        out = open(os.open(part, flags, 0o600 if private else 0o666), "ab")
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -141,8 +184,18 @@ def _open_locked(part: Path, path: str) -> IO[bytes]:
         # That job may have renamed the file between our opening and locking it
         if part.exists() and os.path.samestat(os.fstat(out.fileno()), os.stat(part)):
             out.truncate(0)
+            if private:
+                os.fchmod(out.fileno(), 0o600)
             return out
         out.close()
+
+
+def _take_over_rights(fd: int, replaced: os.stat_result) -> None:
+    """Mode and, as far as that is permitted, owner and group of the file that is replaced."""
+    for uid, gid in ((-1, replaced.st_gid), (replaced.st_uid, -1)):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, uid, gid)
+    os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
 
 
 def write_all(out: IO[bytes], text: str, path: str) -> None:

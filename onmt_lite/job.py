@@ -20,11 +20,17 @@ from onmt_lite.text.lines import LineReader
 from onmt_lite.tokenization import fit, read_own
 from onmt_lite.translator import Translator, model_paths
 
+# Options that name a file to read, besides models and configurations
+READ = (
+    *("src", "tgt", "phrase_table"),
+    *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
+)
+
 
 def run_job(options: TranslateOptions) -> None:
     """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind."""
     data, report = options.data, options.information
-    check_paths(data.src, data.tgt, data.output, options.jobs.log_file)
+    check_paths(list(files_read(options)), data.output, options.jobs.log_file)
     set_up_log(options.jobs)
     total = count_input(data.src, data.tgt)
     with open_output(data.output) as out:
@@ -44,6 +50,14 @@ def run_job(options: TranslateOptions) -> None:
             summary.n_lines / seconds,
             n_tokens / seconds,
         )
+
+
+def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """Everything that the options name to be read: what to call it, and its path."""
+    values = {**vars(options.data), **vars(options.text)}
+    yield from ((name, values[name]) for name in READ if values[name])
+    yield from ((f"config {path}", path) for path in options.configs)
+    yield from ((f"model {path}", str(path)) for path in model_paths(options))
 
 
 def describe_models(options: TranslateOptions) -> str:

@@ -257,6 +257,7 @@ class TranslateOptions:
     information: InformationOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
+    configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
@@ -307,7 +308,8 @@ def build(resolved: Resolved) -> TranslateOptions:
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
     given = resolved.configuration().given()
     notes = (*resolved.notes, *text_notes(resolved.values), *batch_notes(given))
-    return TranslateOptions(**groups, given=given, notes=notes)
+    configs = resolved.values["config"]
+    return TranslateOptions(**groups, given=given, notes=notes, configs=configs)
 
 
 def batch_notes(given: dict[str, Any]) -> list[str]:
