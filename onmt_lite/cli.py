@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from onmt_lite import __version__
+from onmt_lite.console import CONSOLE
 from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 from onmt_lite.interrupt import Interrupted, stop_on_signals
 from onmt_lite.schema import Option, Resolved, help_text
@@ -48,8 +49,8 @@ def run_program(
             run(loaded)
     except OnmtLiteError as error:
         problems = error.problems if isinstance(error, OptionError) else (str(error),)
-        for problem in problems if sys.stderr is not None else ():
-            print(f"onmt_lite: error: {_one_line(problem)}", file=sys.stderr)
+        for problem in problems:
+            print(f"onmt_lite: error: {_one_line(problem)}", file=CONSOLE)
         return error.exit_code
     except Interrupted as interrupted:
         # The interpreter must not flush into a pipe that nobody reads any more

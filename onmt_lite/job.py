@@ -1,18 +1,29 @@
 """One file job: windows of lines through a translator, from -src to -output."""
 
 import logging
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 from typing import IO
 
 from tqdm import tqdm
 
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
+from onmt_lite.console import CONSOLE
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.files import MATCH, check_paths, count_input, open_input, open_output, write_all
+from onmt_lite.files import (
+    MATCH,
+    check_paths,
+    count_input,
+    descriptor_of,
+    open_input,
+    open_output,
+    write_all,
+)
 from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
@@ -81,10 +92,12 @@ def translate_stream(
     data = options.data
     writer = build_writer(data, options.search.n_best)
     summary, n_tokens = Summary(), 0
-    hidden = options.jobs.quiet or sys.stderr is None or not sys.stderr.isatty()
+    hidden = options.jobs.quiet or not CONSOLE.isatty()
     # Some terminals say 0 x 0, which tqdm would believe
     columns, rows = shutil.get_terminal_size()
-    with tqdm(total=total, unit=" lines", disable=hidden, ncols=columns, nrows=rows) as bar:
+    with tqdm(
+        total=total, unit=" lines", file=CONSOLE, disable=hidden, ncols=columns, nrows=rows
+    ) as bar:
 
         def progress(n_lines: int, n_new_tokens: int) -> None:
             nonlocal n_tokens
@@ -134,11 +147,17 @@ class BarHandler(logging.Handler):
     """Log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(self.format(record), file=CONSOLE)
 
 
 class StrictFileHandler(logging.FileHandler):
     """A log file that cannot be written ends the job instead of being forgotten."""
+
+    def _open(self) -> TextIOWrapper:
+        fd = descriptor_of(self.baseFilename)
+        return (
+            super()._open() if fd is None else open(os.dup(fd), "w", encoding="utf-8", newline="")
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -153,7 +172,7 @@ class StrictFileHandler(logging.FileHandler):
 def set_up_log(jobs: JobOptions) -> None:
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
-    LOG.handlers = [] if jobs.quiet or sys.stderr is None else [BarHandler()]
+    LOG.handlers = [] if jobs.quiet else [BarHandler()]
     if jobs.log_file is not None:
         try:
             handler = StrictFileHandler(jobs.log_file, encoding="utf-8")

@@ -125,7 +125,7 @@ def test_search_and_models_do_not_know_each_other(trees):
 
 def test_what_runs_before_torch_imports_only_small_things(trees):
     """Wrong options are told within 0.1 s; see also test_options.py."""
-    names = r"(errors|interrupt|schema/.*|(\w+_)?options|cli|__init__).py"
+    names = r"(errors|interrupt|console|schema/.*|(\w+_)?options|cli|__init__).py"
     for path in [name for name in NAMES if re.fullmatch(f"onmt_lite/{names}", name)]:
         heavy = {
             module

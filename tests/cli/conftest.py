@@ -121,10 +121,11 @@ def process(command, tmp_path, env):
 
 @pytest.fixture
 def shell(command, tmp_path, env):
-    """shell(redirections, *argv) -> Result of a process started with those redirections."""
+    """shell(redirections, *argv) -> Result of a process started with those redirections, after
+    the words `first`."""
 
-    def run(redirections, *argv, **kwargs):
-        words = ["sh", "-c", f'exec "$@" {redirections}', "sh", *command(*argv)]
+    def run(redirections, *argv, first="exec", **kwargs):
+        words = ["sh", "-c", f'{first} "$@" {redirections}', "sh", *command(*argv)]
         kwargs = {"env": env, **kwargs}
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=200, **kwargs)
         text = done.stderr.decode("utf-8")

@@ -1,0 +1,174 @@
+"""Where output goes: no file that is read is harmed, and what is there keeps its rights."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from onmt_lite.files import descriptor_of
+from tests.support.files import DATA
+
+OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+READ = {
+    "phrase_table": ("phrases", "a|||b\n", ["-replace_unk"]),
+    "src_subword_model": ("codes", "#version: 0.2\na b\n", ["-tokenizer", "bpe"]),
+    "src_subword_vocab": ("counts", "a 3\n", []),
+    "tgt_subword_vocab": ("counts", "a 3\n", []),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("writes", ["output", "log_file"])
+def test_files_of_words_are_not_written_to(main, src, tmp_path, name, writes):
+    file, text, more = READ[name]
+    (tmp_path / file).write_text(text)
+    done = main("-src", src, f"-{name}", file, *more, f"-{writes}", file)
+    done.failed(2, f"{writes} is the same file as {name}; choose another")
+    assert (tmp_path / file).read_text() == text
+
+
+@pytest.mark.parametrize("writes", ["output", "log_file"])
+def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tmp_path, writes):
+    shutil.copy(table, tmp_path / "m.json")
+    (tmp_path / "one.yaml").write_text("beam_size: 3\n")
+    (tmp_path / "two.yaml").write_text("beam_size: 2\n")
+    os.link("m.json", "linked")
+    for path, name in [("m.json", "model m.json"), ("linked", "model m.json")]:
+        done = main("-src", src, "-model", "m.json", f"-{writes}", path)
+        done.failed(2, f"{writes} is the same file as {name}; choose another")
+    done = main("-src", src, "-config", "one.yaml", "two.yaml", f"-{writes}", "two.yaml")
+    done.failed(2, f"{writes} is the same file as config two.yaml; choose another")
+    assert (tmp_path / "m.json").read_bytes() == table.read_bytes()
+    assert (tmp_path / "two.yaml").read_text() == "beam_size: 2\n"
+
+
+@pytest.mark.parametrize("file", ["source.spm", "model.safetensors"])
+def test_no_file_of_a_models_directory_is_written_to(main, src, tmp_path, file):
+    model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
+    before = (model / file).read_bytes()
+    done = main("-src", src, "-model", "model", "-output", f"model/{file}")
+    done.failed(2, f"output is the same file as {file} of model model; choose another")
+    assert (model / file).read_bytes() == before
+
+
+def test_the_shipped_model_is_not_written_to(process, tmp_path):
+    """It is there without -model; a link leads to it, in case the test fails."""
+    os.symlink(Path(__file__).parents[2] / "data" / "de-en" / "model.json", tmp_path / "link")
+    before = (tmp_path / "link").read_bytes()
+    job = process("-model=", "-output", "link")
+    assert job.wait(timeout=200) == 2
+    assert (tmp_path / "link").read_bytes() == before
+
+
+def test_streams_of_the_shell_are_files_too(shell, src):
+    """Reading what is just written would never end."""
+    before = src.read_bytes()
+    done = shell(f">> {src}", "-src", src)
+    done.failed(2, "output is the same file as src; choose another")
+    done = shell(f"< {src}", "-output", src)
+    done.failed(2, "output is the same file as src; choose another")
+    assert src.read_bytes() == before
+
+
+@pytest.mark.parametrize("old", [0o600, 0o644, 0o660, 0o444, 0o755])
+def test_a_replaced_file_keeps_its_mode(main, src, tmp_path, umask, old):
+    (tmp_path / "out").write_bytes(b"older\n")
+    os.chmod("out", old)
+    assert main("-src", src, "-output", "out").code == 0
+    assert ((tmp_path / "out").read_bytes(), mode("out")) == (OUT, old)
+
+
+def test_a_new_file_follows_the_umask(main, src, umask):
+    assert main("-src", src, "-output", "out").code == 0
+    assert mode("out") == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_replaced_file_keeps_its_owner(main, src, tmp_path):
+    (tmp_path / "out").write_bytes(b"older\n")
+    os.chown("out", 1234, 4321)
+    assert main("-src", src, "-output", "out").code == 0
+    found = os.stat("out")
+    assert (found.st_uid, found.st_gid) == (1234, 4321)
+
+
+def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path, until):
+    (tmp_path / "out").write_bytes(b"older\n")
+    os.chmod(tmp_path / "out", 0o600)
+    (tmp_path / "out.part").write_bytes(b"of a job that was killed")
+    os.chmod(tmp_path / "out.part", 0o644)
+    job = process("-output", "out", stdin=-1)
+    job.stdin.write(b"one\n")
+    job.stdin.flush()
+    part = tmp_path / "out.part"
+    until(lambda: job.poll() is not None or part.read_bytes() == b"ein\n")
+    assert mode(part) == 0o600
+    job.stdin.close()
+    assert job.wait(timeout=200) == 0
+    assert mode(tmp_path / "out") == 0o600
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_standard_output_by_name_is_appended_to_as_the_shell_does(shell, src, tmp_path, path):
+    os.symlink("/dev/stdout", tmp_path / "link")
+    (tmp_path / "all").write_bytes(b"earlier\n")
+    done = shell(">> all", "-src", src, "-output", path)
+    assert (done.code, (tmp_path / "all").read_bytes()) == (0, b"earlier\n" + OUT)
+    # One file for three programs, each of which goes on where the last one stopped
+    done = shell("; echo tail; } > all", "-src", src, "-output", path, first="{ echo head;")
+    assert (done.code, (tmp_path / "all").read_bytes()) == (0, b"head\n" + OUT + b"tail\n")
+    assert sorted(os.listdir(tmp_path)) == ["all", "link", "src.txt"]
+
+
+def test_other_descriptors_by_name(shell, src, tmp_path):
+    done = shell("3> three", "-src", src, "-output", "/dev/fd/3")
+    assert (done.code, (tmp_path / "three").read_bytes()) == (0, OUT)
+    done = shell("2> two", "-src", src, "-output", "/dev/stderr", "-quiet")
+    assert (done.code, (tmp_path / "two").read_bytes()) == (0, OUT)
+    done = shell("", "-src", src, "-output", "/dev/fd/97")
+    done.failed(5, "cannot write /dev/fd/97: Bad file descriptor")
+
+
+def test_the_log_goes_to_a_descriptor_too(shell, src, tmp_path):
+    """Opened by name, a log would be written over what else goes to that file."""
+    (tmp_path / "said").write_bytes(b"earlier\n")
+    done = shell("2>> said", "-src", src, "-log_file", "/dev/stderr", "-quiet")
+    assert (done.code, done.out) == (0, OUT)
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("earlier\n[2") and "empty: 1 of 4 lines" in said
+
+
+@pytest.mark.timeout(60)
+def test_links_in_a_circle(tmp_path):
+    os.symlink("b", tmp_path / "a")
+    os.symlink("a", tmp_path / "b")
+    assert descriptor_of(str(tmp_path / "a")) is None
+
+
+@pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
+@pytest.mark.parametrize("argv", [["-report_time", "-verbose"], ["-log_file", "log"]])
+def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where, argv):
+    os.mkfifo(tmp_path / "pipe")
+    gone = "sh -c 'exec < pipe' &"  # a reader that leaves at once
+    done = shell(where, "-src", src, "-output", "out", *argv, first=f"{gone} exec" * ("p" in where))
+    assert (done.code, (tmp_path / "out").read_bytes()) == (0, OUT)
+
+
+def test_an_error_keeps_its_code_where_stderr_is_full(shell):
+    assert shell("2> /dev/full", "-nope").code == 2
+    assert shell("2> /dev/full", "-src", "none").code == 5
