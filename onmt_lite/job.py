@@ -27,6 +27,7 @@ from onmt_lite.files import (
 from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
+from onmt_lite.shipped import find_config
 from onmt_lite.text.lines import LineReader
 from onmt_lite.tokenization import fit, read_own
 from onmt_lite.translator import Translator, model_paths
@@ -67,7 +68,7 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Everything that the options name to be read: what to call it, and its path."""
     values = {**vars(options.data), **vars(options.text)}
     yield from ((name, values[name]) for name in READ if values[name])
-    yield from ((f"config {path}", path) for path in options.configs)
+    yield from ((f"config {path}", find_config(path)) for path in options.configs)
     yield from ((f"model {path}", str(path)) for path in model_paths(options))
 
 

@@ -13,7 +13,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 # Imports go from a later rank to an earlier one; within a rank only inside one package
 RANKS = [
     ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart"],
-    ["onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
+    ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
     ["onmt_lite.policy"],
     ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.text_options", "onmt_lite.opennmt_options"],
