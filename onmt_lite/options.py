@@ -308,8 +308,7 @@ def build(resolved: Resolved) -> TranslateOptions:
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
     given = resolved.configuration().given()
     notes = (*resolved.notes, *text_notes(resolved.values), *batch_notes(given))
-    configs = resolved.values["config"]
-    return TranslateOptions(**groups, given=given, notes=notes, configs=configs)
+    return TranslateOptions(**groups, given=given, notes=notes, configs=resolved.values["config"])
 
 
 def batch_notes(given: dict[str, Any]) -> list[str]:
