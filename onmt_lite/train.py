@@ -258,7 +258,8 @@ class Trainer:
             nll = sum(losses) / len(losses)
             if nll < self.best:
                 self.best = nll
-                native.save(self.out, self.model, (self.out / native.PIECES).read_bytes())
+                pieces = (self.out / native.PIECES).read_bytes()
+                native.save(self.out, self.model, pieces, self.options.data.save_bits)
         tqdm.write(
             f"{self.seconds / 60:6.1f} min  epoch {self.epoch}  step {self.n_steps}  "
             f"{self.n_tokens / 1e6:.2f} M tokens  train {train_loss:.3f}  valid "

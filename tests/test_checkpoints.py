@@ -15,7 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints import load_checkpoint, native, safetensors
+from onmt_lite.checkpoints import load_checkpoint, native, rows, safetensors
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
 
@@ -199,8 +199,118 @@ class TestNative:
 
     def test_a_later_format(self, copy):
         manifest = json.loads((copy / "model.json").read_text())
-        (copy / "model.json").write_text(json.dumps({**manifest, "format": "onmt_lite-model-2"}))
-        assert_refused(copy, "onmt_lite-model-2")
+        (copy / "model.json").write_text(json.dumps({**manifest, "format": "onmt_lite-model-3"}))
+        assert_refused(copy, "onmt_lite-model-3")
+
+
+class TestRows:
+    """Matrices stored as 8-bit rows."""
+
+    @pytest.fixture
+    def saved(self, tmp_path, tiny_pieces):
+        model = tiny.make_model(seed=11)
+        (tmp_path / "model").mkdir()
+        native.save(tmp_path / "model", model, tiny_pieces, bits=8)
+        return model, tmp_path / "model"
+
+    @staticmethod
+    def rewrite(path, change):
+        """The directory with other weights, its checksums made to fit."""
+        tensors = safetensors.parse((path / "weights.safetensors").read_bytes())
+        change(tensors)
+        data = safetensors.dump(tensors)
+        (path / "weights.safetensors").write_bytes(data)
+        manifest = json.loads((path / "model.json").read_text())
+        del manifest["sha256"]
+        manifest["files"]["weights.safetensors"] = hashlib.sha256(data).hexdigest()
+        manifest["sha256"] = hashlib.sha256(
+            json.dumps(manifest, sort_keys=True).encode()
+        ).hexdigest()
+        (path / "model.json").write_text(json.dumps(manifest))
+
+    def test_what_is_loaded_is_scale_times_integer(self, saved):
+        model, path = saved
+        stored = safetensors.parse((path / "weights.safetensors").read_bytes())
+        loaded = load_checkpoint(path).model.state_dict()
+        matrices = {name for name, tensor in stored.items() if tensor.dim() == 2}
+        assert matrices and {stored[name].dtype for name in matrices} == {torch.int8}
+        for name, tensor in stored.items():
+            if name in matrices:
+                scales = stored[name + ".scale"].tolist()
+                for row, integers, scale in zip(loaded[name].tolist(), tensor.tolist(), scales):
+                    assert row == pytest.approx([scale * n for n in integers], rel=1e-6)
+            elif not name.endswith(".scale"):
+                assert torch.equal(loaded[name], tensor.float())
+        # Nothing is farther away than half a step, but for the few that are clipped
+        for name, weight in model.state_dict().items():
+            step = weight.abs().amax(-1, keepdim=True) / 127
+            assert ((loaded[name] - weight).abs() <= 0.51 * step + 1e-3).float().mean() > 0.98
+
+    def test_each_row_has_the_scale_of_least_error_among_nine(self):
+        matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
+        matrix[0] = 0
+        matrix[1, 0] = 50
+        integers, scales = rows.to_rows(matrix)
+        assert not integers[0].any()
+        for weights, ours, scale in zip(matrix.tolist(), integers.tolist(), scales.tolist()):
+            largest = max(map(abs, weights))
+            tried = torch.tensor([largest * (1 - 0.05 * n) / 127 for n in range(9)]).half()
+            errors = [
+                sum((max(-127, min(127, round(w / s))) * s - w) ** 2 for w in weights)
+                for s in tried.tolist()
+                if s
+            ]
+            error = sum((n * scale - w) ** 2 for n, w in zip(ours, weights))
+            assert error <= min(errors, default=0) * 1.001 + 1e-9
+
+    def test_half_the_size_and_nearly_the_same_logits(self, saved, tmp_path, tiny_pieces):
+        model, path = saved
+        (tmp_path / "half").mkdir()
+        native.save(tmp_path / "half", model, tiny_pieces)
+        sizes = [(p / "weights.safetensors").stat().st_size for p in (path, tmp_path / "half")]
+        assert sizes[0] < 0.8 * sizes[1]  # in rows of 16 numbers the scales weigh more than usual
+        loaded = load_checkpoint(path)
+        assert loaded.version == "(format onmt_lite-model-2)"
+        exact = logits_of(model)
+        assert (logits_of(loaded.model) - exact).norm() < 0.05 * exact.norm()
+
+    @pytest.mark.parametrize(
+        "scale",
+        [
+            lambda s: s[:-1],
+            lambda s: s[:, None],
+            lambda s: torch.zeros_like(s),
+            lambda s: -s,
+            lambda s: s / 0,
+            lambda s: s * torch.nan,
+            None,
+        ],
+    )
+    def test_a_wrong_scale_is_refused(self, saved, scale):
+        _, path = saved
+        name = "encoder.0.ffn.up.weight.scale"
+
+        def change(tensors):
+            old = tensors.pop(name)
+            if scale is not None:
+                tensors[name] = scale(old)
+
+        self.rewrite(path, change)
+        assert_refused(path, "encoder.0.ffn.up.weight", "scale")
+
+    def test_a_scale_of_nothing_and_integers_in_the_first_format_are_refused(self, saved, copy):
+        _, path = saved
+        self.rewrite(path, lambda t: t.update({"x.scale": torch.ones(1).half()}))
+        assert_refused(path, "x.scale")
+        self.rewrite(copy, lambda t: t.update(x=torch.ones(1, 1, dtype=torch.int8)))
+        assert_refused(copy, "whole numbers")
+
+    def test_a_damaged_file_is_refused(self, saved):
+        _, path = saved
+        data = bytearray((path / "weights.safetensors").read_bytes())
+        data[-5] ^= 1
+        (path / "weights.safetensors").write_bytes(data)
+        assert_refused(path, "checksum")
 
 
 class TestForeign:

@@ -213,6 +213,22 @@ def test_what_is_written_keeps_a_share_of_the_start(corpus, tmp_path, share):
         torch.testing.assert_close(written[name], mean, atol=1e-3, rtol=1e-3)  # half precision
 
 
+def test_a_model_of_8_bits_goes_on_and_is_exported(corpus, tmp_path):
+    train(options(corpus, tmp_path / "run", *"-train_steps 200 -dropout 0".split()))
+    small = ["-init_from", str(tmp_path / "run"), "-train_steps", "1", "-save_bits", "8"]
+    train(options(corpus, tmp_path / "small", *small, "-keep_start", "1"))
+    assert len(weights(tmp_path / "small")) < 0.75 * len(weights(tmp_path / "run"))
+    again = Trainer(options(corpus, tmp_path / "again", "-init_from", str(tmp_path / "small")))
+    whole = Trainer(options(corpus, tmp_path / "whole", "-init_from", str(tmp_path / "run")))
+    assert again.validate() == pytest.approx(whole.validate(), abs=0.01)
+    export(ExportOptions(str(tmp_path / "small"), "opennmt-py", str(tmp_path / "small.pt")))
+    ours, theirs = (load_checkpoint(tmp_path / name).model for name in ("small", "small.pt"))
+    assert torch.equal(ours.output.weight, theirs.output.weight)
+    batch = again.valid[0][0]
+    logits = [m(m.encode(batch.src, batch.src_lengths), batch.tgt_in) for m in (ours, theirs)]
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+
+
 def test_a_share_of_nothing_is_refused(corpus, tmp_path):
     with pytest.raises(OptionError, match="keep_start needs init_from"):
         options(corpus, tmp_path / "x", "-keep_start", "0.5")
@@ -240,6 +256,7 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
         (["-droput", "0.3"], "dropout"),
         (["-train_weights", "1", "2"], "2 weights for 1 files"),
         (["-train_weights", "0"], "above 0"),
+        (["-save_bits", "4"], "8 or 16"),
         (["-slots", "a"], "augment_slots"),
         (["-same_lines", "3"], "train_same"),
     ],

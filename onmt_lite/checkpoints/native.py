@@ -13,7 +13,7 @@ from typing import Any
 import sentencepiece as spm
 from torch import Tensor
 
-from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
@@ -22,7 +22,8 @@ from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-FORMAT = "onmt_lite-model-1"
+# By the bits of a weight in a matrix: the second has 8-bit rows, see `rows`
+FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
@@ -30,11 +31,16 @@ def recognises(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def save(path: Path, model: Transformer, pieces: bytes) -> None:
+def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
     """Write the directory; the manifest last, so that a half-written one is never valid."""
-    files = {WEIGHTS: safetensors.dump(_half_weights(model)), PIECES: pieces}
+    weights = _own_weights(model)
+    if bits == 8:
+        weights = rows.pack(weights)
+    else:
+        weights = {name: tensor.half() for name, tensor in weights.items()}
+    files = {WEIGHTS: safetensors.dump(weights), PIECES: pieces}
     manifest: dict[str, Any] = {
-        "format": FORMAT,
+        "format": FORMATS[bits],
         "config": dataclasses.asdict(model.cfg),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
@@ -52,7 +58,10 @@ def load(path: Path) -> Checkpoint:
     sp = spm.SentencePieceProcessor()
     try:
         cfg = TransformerConfig(**manifest["config"])
-        weights = Weights(safetensors.parse(files.pop(WEIGHTS)), path)
+        tensors = safetensors.parse(files.pop(WEIGHTS))
+        if manifest["format"] == FORMATS[8]:
+            tensors = rows.unpack(tensors, path)
+        weights = Weights(tensors, path)
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
@@ -77,19 +86,19 @@ def load(path: Path) -> Checkpoint:
         start_id=sp.bos_id(),
         src_end=(sp.eos_id(),),
         never_ids=(sp.pad_id(), sp.bos_id()),
-        version=f"(format {FORMAT})",
+        version=f"(format {manifest['format']})",
         lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
     )
 
 
-def _half_weights(model: Transformer) -> dict[str, Tensor]:
+def _own_weights(model: Transformer) -> dict[str, Tensor]:
     """Each tensor once: a tied one goes under the first of its names."""
     seen: set[int] = set()
     kept = {}
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
-            kept[name] = tensor.half()
+            kept[name] = tensor
     return kept
 
 
@@ -97,8 +106,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         version = manifest["format"]
-        if version != FORMAT:
-            raise CheckpointError(f"{path}: format {version!r}, this version reads {FORMAT!r}")
+        if version not in FORMATS.values():
+            known = " and ".join(FORMATS.values())
+            raise CheckpointError(f"{path}: format {version!r}, this version reads {known}")
         if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
             raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

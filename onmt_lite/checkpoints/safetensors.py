@@ -21,7 +21,13 @@ from onmt_lite.errors import CheckpointError
 MAX_HEADER = 16 << 20
 MAX_SIZE = 1 << 48
 MAX_TENSORS, MAX_DIMS = 20_000, 16
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}
 Entry = tuple[torch.dtype, list[int], list[int]]  # with shape, and offsets of start and end
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -63,6 +63,11 @@ class DataOptions:
         min=0,
         max=1,
     )
+    save_bits: int = opt(
+        16,
+        "bits of a weight in the model's file; 8 is half the size: matrices as integers, with a "
+        "scale for each row",
+    )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
     vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
     all_characters: bool = opt(
@@ -202,6 +207,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         )
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")
+    if v["save_bits"] not in (8, 16):
+        problems.append(f"save_bits {v['save_bits']} is not 8 or 16")
     for needed, name in (("train_same", "same_lines"), ("slots", "augment_slots")):
         if bool(v[needed]) != bool(v[name]):
             problems.append(f"{needed} and {name} need each other")
