@@ -25,6 +25,8 @@ LETTERS = "".join(
 )
 COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
+Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
+
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
 
@@ -115,7 +117,7 @@ def train_sentencepiece(
 
 def tokenize(
     sp: spm.SentencePieceProcessor, pairs: list[Pair], src_rate: float, tgt_rate: float, rng: Random
-) -> list[tuple[list[int], list[int]]]:
+) -> list[Example]:
     """Ids of each pair; a share of each side is segmented at random (Kudo 2018)."""
 
     def encode(texts: list[str], rate: float) -> list[list[int]]:
@@ -132,14 +134,17 @@ def tokenize(
     return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
 
 
-def make_batches(
-    examples: list[tuple[list[int], list[int]]], batch_tokens: int, rng: Random
-) -> Iterator[TrainBatch]:
+def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> Iterator[TrainBatch]:
+    """The batches of `group`, padded."""
+    return map(pad_batch, group(examples, batch_tokens, rng))
+
+
+def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
     """Batches of at most `batch_tokens` padded tokens a side, alike in length, in random order."""
-    batches: list[list[tuple[list[int], list[int]]]] = []
+    batches: list[list[Example]] = []
     for start in range(0, len(examples), POOL):
         pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))
-        batch: list[tuple[list[int], list[int]]] = []
+        batch: list[Example] = []
         widest = 0
         for example in pool:
             width = max(len(example[0]), len(example[1]) + 1)
@@ -150,10 +155,10 @@ def make_batches(
             widest = max(widest, width)
         batches.append(batch)
     rng.shuffle(batches)
-    return (pad_batch(batch) for batch in batches)
+    return batches
 
 
-def pad_batch(batch: list[tuple[list[int], list[int]]]) -> TrainBatch:
+def pad_batch(batch: list[Example]) -> TrainBatch:
     return TrainBatch(
         _pad([src for src, _ in batch]),
         torch.tensor([len(src) for src, _ in batch]),

@@ -125,6 +125,11 @@ class LearningOptions:
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N` or `auto`")
     precision: Literal["fp32", "bf16"] = opt("fp32", "bf16 is faster where the processor has it")
     threads: int | None = opt(None, "CPU threads; without it, one per core", min=1)
+    prepare: bool = opt(
+        False,
+        "prepare the next epoch in a process of its own while this one is learned, so that a GPU "
+        "never waits for its text",
+    )
     resume: bool = opt(False, "go on with the run in the output directory")
 
 
