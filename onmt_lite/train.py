@@ -32,7 +32,7 @@ from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import SpeedOptions
-from onmt_lite.runtime import set_up
+from onmt_lite.runtime import choose_device
 from onmt_lite.training.augment import Augment
 from onmt_lite.training.data import (
     PAD,
@@ -87,8 +87,10 @@ class Trainer:
         if self.state_path.exists() and not learning.resume:
             raise OptionError(f"output: {self.out} holds a run already; go on with -resume")
         self.out.mkdir(parents=True, exist_ok=True)
-        speed = SpeedOptions(device=learning.device, threads=learning.threads)
-        self.device, _ = set_up(speed, learning.seed)
+        torch.manual_seed(learning.seed)
+        if learning.threads is not None:
+            torch.set_num_threads(learning.threads)
+        self.device = choose_device(SpeedOptions(device=learning.device))
         corpora = [read_pairs(path, data.reverse) for path in data.train]
         self.pairs = [pair for corpus in corpora for pair in corpus]
         same = [pair for path in data.train_same for pair in read_same(path)]
