@@ -43,6 +43,7 @@ from onmt_lite.training.data import (
     read_same,
     tokenize,
     train_sentencepiece,
+    with_all_characters,
 )
 from onmt_lite.training.epochs import Epochs, one_ahead
 from onmt_lite.training.growth import init_weights, with_layers, with_pieces
@@ -134,7 +135,8 @@ class Trainer:
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
         path, data = self.out / native.PIECES, self.options.data
         if data.init_from is not None and not data.new_pieces:
-            path.write_bytes((Path(data.init_from) / native.PIECES).read_bytes())
+            pieces = (Path(data.init_from) / native.PIECES).read_bytes()
+            path.write_bytes(with_all_characters(pieces) if data.all_characters else pieces)
         elif not path.exists():
             train_sentencepiece(self.pairs, path, data.vocab_size, data.all_characters)
         return spm.SentencePieceProcessor(model_file=str(path))
@@ -145,7 +147,7 @@ class Trainer:
         if start is not None:
             if not isinstance(start, Transformer):
                 raise OptionError(f"init_from: {data.init_from} is no Transformer")
-            if data.new_pieces:
+            if data.new_pieces or data.all_characters:
                 old = spm.SentencePieceProcessor(model_file=f"{data.init_from}/{native.PIECES}")
                 start = with_pieces(start, old, self.sp)
             try:

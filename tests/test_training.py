@@ -571,6 +571,33 @@ def test_with_pieces_for_all_characters_none_is_unknown(tmp_path, corpus):
     assert len(table) == 256 == len(table.unique(dim=0))
 
 
+def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(corpus, tmp_path):
+    train(options(corpus, tmp_path / "few", "-train_steps", "40"))
+    start = ["-init_from", str(tmp_path / "few")]
+    few = Trainer(options(corpus, tmp_path / "same", *start))
+    more = Trainer(options(corpus, tmp_path / "more", *start, "-all_characters"))
+    n = few.sp.vocab_size()
+    assert [few.sp.id_to_piece(i) for i in range(n)] == [more.sp.id_to_piece(i) for i in range(n)]
+    for text in ("vier eins zwei.", "eins"):
+        assert more.sp.encode(text) == few.sp.encode(text)
+    for text in ("Dvořák 🙂 €", "中文", "\U0001f9ff eins."):
+        assert few.sp.unk_id() in few.sp.encode(text)
+        assert more.sp.unk_id() not in more.sp.encode(text)
+        assert more.sp.decode(more.sp.encode(text)) == text
+    assert torch.equal(more.model.output.weight[:n], few.model.output.weight)
+    assert len(more.model.output.weight[n:].unique(dim=0)) == more.sp.vocab_size() - n > 256
+    b = few.valid[0][0]
+    for model in (few.model, more.model):
+        model.eval()
+    logits = [m(m.encode(b.src, b.src_lengths), b.tgt_in) for m in (few.model, more.model)]
+    torch.testing.assert_close(logits[1][..., :n], logits[0])
+    again = ["-init_from", str(tmp_path / "done"), "-all_characters"]
+    train(options(corpus, tmp_path / "done", *start, "-all_characters", "-train_steps", "2"))
+    assert Trainer(options(corpus, tmp_path / "again", *again)).sp.vocab_size() == len(
+        more.model.output.weight
+    )
+
+
 def test_truecase_lowers_ordinary_words_only():
     case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
     assert case.lower_first("Das geht") == "das geht"

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import struct
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,35 @@ def train_sentencepiece(
     except RuntimeError as error:
         raise OptionError(f"vocab_size {vocab_size}: {str(error).rpartition('] ')[2]}") from None
     path.write_bytes(pieces.getvalue())
+
+
+def with_all_characters(pieces: bytes) -> bytes:
+    """A sentencepiece model with more pieces behind its own: COMMON_CHARACTERS that it lacks, and
+    the 256 bytes for any other.  How it splits what it knows stays as it is."""
+    sp = spm.SentencePieceProcessor(model_proto=pieces)
+    if any(sp.is_byte(i) for i in range(sp.vocab_size())):
+        return pieces
+    lacking = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
+    rarest = min(sp.get_score(i) for i in range(sp.vocab_size()))
+    more = [_message(1, _piece(c, rarest, NORMAL)) for c in lacking]
+    more += [_message(1, _piece(f"<0x{byte:02X}>", 0.0, BYTE)) for byte in range(256)]
+    # What is appended to a message in the wire format of protocol buffers is merged into it:
+    # entries to a list of entries, here field 1, and a setting of the trainer, field 2
+    return pieces + b"".join(more) + _message(2, BYTE_FALLBACK)
+
+
+NORMAL, BYTE = 1, 6  # kinds of pieces
+BYTE_FALLBACK = bytes([35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1])  # field 35 is true
+
+
+def _piece(text: str, score: float, kind: int) -> bytes:
+    """The entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
+    return _message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
+
+
+def _message(field: int, content: bytes) -> bytes:
+    """A field of fewer than 128 bytes."""
+    return bytes([field << 3 | 2, len(content)]) + content
 
 
 def tokenize(

@@ -73,7 +73,8 @@ class DataOptions:
     all_characters: bool = opt(
         False,
         "pieces for the letters of Europe and for common signs and emoji, and 256 for the bytes "
-        "of any other character, so that none is unknown",
+        "of any other character, so that none is unknown; with init_from but not new_pieces they "
+        "join its own",
     )
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
     tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
