@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +21,13 @@ from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.shipped import DEFAULT_MODEL
-from onmt_lite.text.batching import make_batches, pad_batch
-from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, from_texts
+from onmt_lite.text.batching import Pair, growing_windows, make_batches, pad_batch, pair_up
+from onmt_lite.text.lines import from_texts
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, read_own
+
+if TYPE_CHECKING:
+    from onmt_lite.reports import Summary
 
 # Options that are settled when the model is loaded
 FIXED = (
@@ -43,8 +45,6 @@ GOLD_BATCH_TOKENS = 1024
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
-
-Pair = tuple[Line, Line | None]  # a line and what its translation begins with
 
 
 class Translator:
@@ -117,7 +117,7 @@ class Translator:
         begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
         if begin is not None and len(begin) != len(numbered):
             raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
-        return self.translate_lines(numbered, None, parsed, _totals(progress), begin)
+        return self.translate_lines(numbered, None, parsed, totals(progress), begin)
 
     def translate_stream(
         self,
@@ -135,15 +135,34 @@ class Translator:
         parsed = self._options(options)
         numbered = from_texts(lines, "lines")
         begin = None if prefixes is None else from_texts(prefixes, "prefixes")
-        return self._stream(_pairs(numbered, begin), parsed, _totals(progress))
+        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
 
     def _stream(
         self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
     ) -> Generator[Translation, None, None]:
-        for window in _windows(pairs):
+        for window in growing_windows(pairs):
             lines = [line for line, _ in window]
             prefixes = [prefix for _, prefix in window if prefix is not None] or None
             yield from self.translate_lines(lines, None, options, progress, prefixes)
+
+    def translate_file(
+        self,
+        src: str | Path,
+        output: str | Path,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> "Summary":
+        """Translate a file as the command line does: `output` appears when it is complete.
+
+        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
+        Returns what the command line counts: `n_lines`, and in `notes` the lines with each note.
+        Raises the command line's errors; then an older `output` is as it was.
+        """
+        from onmt_lite.job import run_job  # the only way up: the job layer uses this one
+
+        job = dict(src=src, output=output, quiet=True, verbose=False)
+        parsed = self._options(options, in_files=True).updated(**job)
+        return run_job(parsed, self, progress)
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
         """Teacher-forced log-probability of each target; None where the source is blank.
@@ -158,12 +177,13 @@ class Translator:
         with cpu_threads(self.options.speed.threads):
             return self._gold(list(map(self.examples.make, sources, targets)))
 
-    def _options(self, given: dict[str, Any]) -> TranslateOptions:
+    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
         fixed = [name for name in given if name in FIXED]
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        outside = vars(self.options.data) | vars(self.options.jobs) | vars(self.options.information)
+        outside = vars(self.options.jobs) | vars(self.options.information)
+        outside |= {} if in_files else vars(self.options.data)
         if names := [name for name in given if name in outside]:
             raise OptionError(f"{', '.join(names)}: of the command line only")
         return self.options.updated(**given)
@@ -317,33 +337,7 @@ class Translator:
         return gold
 
 
-def _pairs(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
-    """Each line with its prefix.  DataError where one of the two ends before the other."""
-    if prefixes is None:
-        yield from ((line, None) for line in lines)
-        return
-    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
-        if line is None or prefix is None:
-            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
-            raise DataError(f"more {more} than {fewer}, which are {i}")
-        yield line, prefix
-
-
-def _windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Windows that grow: the first results come soon, later ones fast."""
-    window: list[Pair] = []
-    n_chars, size = 0, 1
-    for pair in pairs:
-        window.append(pair)
-        n_chars += len(pair[0].text)
-        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
-            yield window
-            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
-    if window:
-        yield window
-
-
-def _totals(progress: Progress | None) -> Progress:
+def totals(progress: Progress | None) -> Progress:
     """A progress of what each batch adds, from one of what is done in all."""
     n_lines = n_tokens = 0
 

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -12,8 +13,17 @@ import pytest
 import torch
 
 import onmt_lite
-from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator
+from onmt_lite import (
+    DataError,
+    Hypothesis,
+    OptionError,
+    Translation,
+    Translator,
+    load_options,
+)
 from onmt_lite import translator as translator_module
+from onmt_lite.job import run_job
+from onmt_lite.text import batching
 from tests.support import tiny
 from tests.test_translator import assert_same
 
@@ -154,7 +164,7 @@ class TestStream:
         assert most_waiting == 1024
 
     def test_long_lines_make_small_windows(self, translator, fake, monkeypatch):
-        monkeypatch.setattr(translator_module, "MAX_WINDOW_BYTES", 100)
+        monkeypatch.setattr(batching, "MAX_WINDOW_BYTES", 100)
         assert len(list(translator.translate_stream(["x" * 40] * 30))) == 30
         assert max(fake) == 3
 
@@ -190,12 +200,83 @@ class TestStream:
             list(stream)
 
 
-@pytest.mark.parametrize("name", ["translate", "translate_stream"])
-def test_progress_counts_lines_and_tokens(translator, name):
+class TestFile:
+    @pytest.fixture
+    def src(self, tmp_path):
+        path = tmp_path / "src.txt"
+        path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def log(self):
+        """The log as it is before and after a job of the command line."""
+        logger = logging.getLogger("onmt_lite")
+        state = logger.handlers, logger.propagate, logger.level
+        yield logger
+        logger.handlers, logger.propagate, logger.level = state
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            dict(n_best=3, beam_size=4, with_score=True),
+            dict(output_format="jsonl", n_best=2),
+            dict(tgt=True, tgt_file_prefix=True),
+            dict(tgt=True, output_format="jsonl"),
+        ],
+    )
+    def test_holds_what_the_command_line_writes(
+        self, translator, tiny_checkpoint, src, tmp_path, options
+    ):
+        if "tgt" in options:
+            options["tgt"] = tmp_path / "tgt.txt"
+            options["tgt"].write_text("".join(f"{line}\n" for line in PREFIXES), encoding="utf-8")
+        summary = translator.translate_file(src, tmp_path / "found", **options)
+        assert summary.n_lines == len(LINES)
+        assert summary.notes["empty"].n_lines == LINES.count("")
+        words = [word for name, value in options.items() for word in (f"-{name}", str(value))]
+        words = [word.lower() if word in ("True", "False") else word for word in words]
+        argv = ["-model", tiny_checkpoint, "-src", src, "-output", tmp_path / "expected", *words]
+        run_job(load_options([*map(str, argv), "-device", "cpu", "-quiet"])[0])
+        assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
+
+    def test_leaves_the_log_and_the_terminal_alone(self, translator, src, tmp_path, capfd, log):
+        before = log.handlers, log.propagate, log.level
+        translator.translate_file(src, tmp_path / "out")
+        assert (log.handlers, log.propagate, log.level) == before
+        assert capfd.readouterr() == ("", "")
+
+    def test_that_fails_leaves_an_older_output(self, translator, src, tmp_path):
+        src.write_bytes("der hund\n".encode("utf-16"))
+        (tmp_path / "out").write_text("older\n", encoding="utf-8")
+        with pytest.raises(DataError, match="UTF-16"):
+            translator.translate_file(src, tmp_path / "out")
+        assert (tmp_path / "out").read_text(encoding="utf-8") == "older\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src.txt"]
+
+    @pytest.mark.parametrize("name", ["quiet", "print_model", "log_file", "device"])
+    def test_options_that_are_not_its_own(self, translator, src, tmp_path, name):
+        with pytest.raises(OptionError, match=f"{name}: "):
+            translator.translate_file(src, tmp_path / "out", **{name: "x"})
+
+    def test_takes_the_translators_own_model_and_defaults(self, tiny_checkpoint, src, tmp_path):
+        options = dict(device="cpu", n_best=2, beam_size=2, verbose=True)
+        translator = Translator.from_pretrained(tiny_checkpoint, **options)
+        translator.translate_file(src, tmp_path / "out")
+        texts = [h.text for t in translator.translate(LINES) for h in [*t.hyps, t.hyps[0]][:2]]
+        assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == texts
+
+
+@pytest.mark.parametrize("name", ["translate", "translate_stream", "translate_file"])
+def test_progress_counts_lines_and_tokens(translator, tmp_path, name):
     calls = []
-    translate = getattr(translator, name)
-    found = list(translate(LINES, progress=lambda *done: calls.append(done), batch_size=2))
-    n_tokens = sum(len(t.hyps[0].token_log_probs) for t in found)
+    options = dict(progress=lambda *done: calls.append(done), batch_size=2)
+    if name == "translate_file":
+        (tmp_path / "src").write_text("\n".join(LINES), encoding="utf-8")
+        translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
+    else:
+        list(getattr(translator, name)(LINES, **options))
+    n_tokens = sum(len(t.hyps[0].token_log_probs) for t in translator.translate(LINES))
     assert calls[-1] == (len(LINES), n_tokens)
     assert calls == sorted(set(calls))
     assert len(calls) > 3
