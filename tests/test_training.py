@@ -4,6 +4,7 @@ import datetime
 import multiprocessing
 import re
 from collections import Counter, defaultdict
+from operator import eq
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.__main__ import main as translate
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
@@ -263,6 +265,26 @@ def test_a_share_of_nothing_is_refused(corpus, tmp_path):
 def test_reverse_learns_the_other_direction(corpus):
     forward, backward = data.read_pairs(corpus), data.read_pairs(corpus, reverse=True)
     assert [(b, a) for a, b in forward] == backward
+
+
+def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
+    """The chain of docs/training.md: the other direction, drawn translations, pairs of both."""
+    run = options(corpus, tmp_path / "back", *"-reverse -train_steps 400 -dropout 0".split())
+    train(run)
+    english = [tgt for _, tgt in data.read_pairs(corpus)[:40]]
+    (tmp_path / "english.txt").write_text("\n".join(english) + "\n", encoding="utf-8")
+    drawn = "-beam_size 1 -random_sampling_topk 3 -min_length 1 -seed 1 -quiet".split()
+    files = ["-src", str(tmp_path / "english.txt"), "-output", str(tmp_path / "german.txt")]
+    assert translate(["-model", str(tmp_path / "back"), *files, *drawn]) == 0
+    german = (tmp_path / "german.txt").read_text(encoding="utf-8").splitlines()
+    made = tmp_path / "made-by-machine.tsv"
+    made.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
+    both = ["-train", str(corpus), str(made), "-train_weights", "2", "1"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *both, "-augment_join", "0"))
+    assert len(trainer.epochs.pairs(Random(1))) == 2 * 300 + 40
+    words = dict(map(reversed, WORDS))
+    right = [" ".join(words[w] for w in line.rstrip(".").split()) + "." for line in english]
+    assert sum(map(eq, german, right)) > 20
 
 
 def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
