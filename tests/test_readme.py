@@ -23,7 +23,8 @@ import pytest
 import torch
 import yaml
 
-from onmt_lite import Translator
+import onmt_lite.notes
+from onmt_lite import OnmtLiteError, Translator
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
 from onmt_lite.opennmt_options import FOREIGN
@@ -32,6 +33,7 @@ from onmt_lite.presets import PRESETS
 from onmt_lite.schema import markdown_table
 from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.training.options import load_train_options
+from tests.perf.speed_chart import chart_of, table_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/de-en/README.md"]
@@ -74,7 +76,7 @@ class Block:
 
 def blocks_of(path: Path) -> Iterator[Block]:
     text = path.read_text(encoding="utf-8")
-    for found in re.finditer(r"(?:^<!-- (.+) -->\n)?^```(\w*)\n(.*?)^```$", text, re.S | re.M):
+    for found in re.finditer(r"(?:^<!-- ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", text, re.S | re.M):
         line = text.count("\n", 0, found.start(3))
         yield Block(str(path.relative_to(ROOT)), line, found[2] or "sh", found[3], found[1] or "")
 
@@ -243,13 +245,17 @@ def transcript(block: Block) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2]))
 
 
+def assert_numbers_alike(printed: str, shown: str) -> None:
+    """Equal texts; numbers with a point may differ in the last digits, as processors do."""
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+    numbers = [float(x) for x in NUMBER.findall(printed)]
+    assert numbers == pytest.approx([float(x) for x in NUMBER.findall(shown)], abs=2e-2)
+
+
 @parametrize("console")
 def test_commands_print_what_is_shown(block, run):
     for command, shown in transcript(block):
-        printed = run(command)
-        assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
-        numbers = [float(x) for x in NUMBER.findall(printed)]
-        assert numbers == pytest.approx([float(x) for x in NUMBER.findall(shown)], abs=2e-3)
+        assert_numbers_alike(run(command), shown)
 
 
 @parametrize("json")
@@ -426,6 +432,70 @@ def test_the_exactness_table_counts_what_the_tests_compare():
     assert between(page, "exactness") == exactness_table(), REWRITE
 
 
+def test_every_note_is_explained():
+    """The code has the same list, above what makes the notes."""
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    section = page.split("## Notes")[1].split("\n## ")[0]
+    listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.notes.__doc__ or "", re.M)
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) == sorted(listed)
+
+
+def test_every_exit_code_is_explained():
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    section = page.split("## Exit codes")[1].split("\n## ")[0]
+    listed = [
+        int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", section, re.M) for n in cell.split(",")
+    ]
+    errors = {error.exit_code for error in OnmtLiteError.__subclasses__()}
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]
+    assert sorted(listed) == sorted({0, 1} | errors | {128 + number for number in signals})
+
+
+CARD = ROOT / "data" / "de-en" / "README.md"
+
+
+def card_examples(card: str) -> str:
+    """The table of examples with what the shipped model says now; the last column is a person's."""
+    head, rule, *rows = between(card, "examples").split("\n")
+    german, verdicts = zip(*((cells[1], cells[-2]) for cells in (row.split("|") for row in rows)))
+    found = Translator.from_pretrained().translate([text.strip() for text in german])
+    filled = [
+        f"|{text}| {t.hyps[0].text} | {t.hyps[0].score:.2f} |{verdict}|"
+        for text, t, verdict in zip(german, found, verdicts)
+    ]
+    return "\n".join([head, rule, *filled])
+
+
+def test_the_card_shows_what_the_model_says():
+    card = CARD.read_text(encoding="utf-8")
+    assert_numbers_alike(card_examples(card), between(card, "examples"))
+
+
+def test_the_front_page_has_the_scores_of_the_card():
+    card, page = (path.read_text(encoding="utf-8") for path in (CARD, ROOT / "README.md"))
+    bleu, chrf = re.search(r"\| beam 5 \(default\) \| ([\d.]+) \| ([\d.]+) \|", card).groups()
+    assert f"{bleu} BLEU" in page and f"{chrf} chrF" in page
+    assert f"| {bleu}, {chrf} with beam 5" in card
+
+
+def test_the_design_names_every_part_of_the_code():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    tree = page.split("\nonmt_lite/\n")[1].split("\nconfigs/")[0]
+    columns = [line.split("  ")[0] for line in map(str.strip, tree.split("\n"))]
+    named = [name.rstrip("/") for column in columns for name in column.split(", ")]
+    parts = [p.name for p in (ROOT / "onmt_lite").iterdir() if p.is_dir() or p.suffix == ".py"]
+    assert sorted(named) == sorted(set(parts) - {"__init__.py", "__pycache__"})
+
+
+SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
+
+
+def test_chart_and_table_of_speed_show_what_was_measured():
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert between(page, "measured") == table_of(SPEED), REWRITE
+    assert (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8") == chart_of(SPEED), REWRITE
+
+
 # Writing the generated parts
 
 
@@ -433,11 +503,14 @@ def rewrite() -> None:
     for path, name, table in (
         (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
         (ROOT / "README.md", "exactness", exactness_table()),
+        (ROOT / "docs" / "speed.md", "measured", table_of(SPEED)),
+        (CARD, "examples", card_examples(CARD.read_text(encoding="utf-8"))),
     ):
         text = path.read_text(encoding="utf-8")
         before, after = text.split(f"<!-- {name} -->")[0], text.split(f"<!-- /{name} -->")[1]
         new = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
         path.write_text(new, encoding="utf-8")
+    (ROOT / "docs" / "speed.svg").write_text(chart_of(SPEED), encoding="utf-8")
 
 
 if __name__ == "__main__":
