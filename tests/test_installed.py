@@ -123,3 +123,87 @@ def test_from_python(run):
         "print(translator.translate(['Guten Morgen!'])[0].hyps[0].text)"
     )
     assert run("python", "-c", code, err="").startswith("Good morning")
+
+
+USER_SCRIPT = """
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import assert_type
+
+from onmt_lite import (
+    Beam,
+    CheckpointError,
+    DataError,
+    FileError,
+    Hypothesis,
+    MemoryExhausted,
+    OnmtLiteError,
+    OptionError,
+    TranslateOptions,
+    Translation,
+    Translator,
+    __version__,
+    load_checkpoint,
+    load_options,
+)
+
+
+def show(n_lines: int, n_tokens: int) -> None: ...
+
+
+def books(beam: Beam) -> list[list[int]]:
+    return beam.next_ys
+
+
+translator = Translator.from_pretrained(Path("de-en"), threads=1)
+assert_type(translator, Translator)
+found = translator.translate(["a"], n_best=2, progress=show)
+assert_type(found, list[Translation])
+assert_type(found[0].text, str)
+assert_type(found[0].hyps, list[Hypothesis])
+assert_type(found[0].hyps[0].score, float)
+assert_type(found[0].notes, tuple[str, ...])
+assert_type(found[0].to_dict(), dict[str, Any])
+assert_type(translator.score(["a"], ["b"]), list[float | None])
+for t in translator.translate_stream(line for line in ["a"]):
+    assert_type(t, Translation)
+assert_type(translator.translate_file("a", Path("b")).n_lines, int)
+assert_type(TranslateOptions.of(beam_size=3).search.beam_size, int)
+assert_type(load_options(["-n_best", "2"])[0], TranslateOptions)
+assert_type(load_checkpoint("x").eos_id, int)
+assert_type(__version__, str)
+try:
+    print(translator.translate(["a"])[0])
+except (CheckpointError, DataError, FileError, MemoryExhausted, OptionError) as error:
+    base: OnmtLiteError = error
+assert_type(OptionError("a").problems, tuple[str, ...])
+"""
+
+MISTAKES = {
+    "from onmt_lite import Translater": 'no attribute "Translater"',
+    "onmt_lite.nothing": 'no attribute "nothing"',
+    "t.texts": '"Translation" has no attribute "texts"',
+    "t.hyps[0].scoer": '"Hypothesis" has no attribute "scoer"',
+    "translator.translate([1])": 'expected "str"',
+    "translator.translate_stream(5)": 'expected "Iterable[str]"',
+    "translator.score(['a'], [None])": 'expected "str"',
+}
+
+
+def test_a_type_checker_sees_types_and_mistakes(environment):
+    """What `mypy --strict` says of two scripts; the types of torch are left out, they take long."""
+    folder = environment.parent
+    wrong = ["import onmt_lite", "translator = onmt_lite.Translator.from_pretrained()"]
+    wrong += ["t = translator.translate(['a'])[0]"]
+    first = len(wrong) + 1
+    (folder / "right.py").write_text(USER_SCRIPT, encoding="utf-8")
+    (folder / "wrong.py").write_text("\n".join([*wrong, *MISTAKES, ""]), encoding="utf-8")
+    (folder / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n", "utf-8")
+    words = ["-m", "mypy", "--strict", "--no-error-summary", "--no-incremental"]
+    words += ["--python-executable", environment / "bin" / "python", "right.py", "wrong.py"]
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True)
+    found = done.stdout.decode("utf-8").splitlines()
+    for i, (line, (mistake, error)) in enumerate(zip(found, MISTAKES.items(), strict=True), first):
+        assert line.startswith(f"wrong.py:{i}: error: "), mistake
+        assert error in line

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_config(path: Path, **fields) -> TransformerConfig:
+def build_config(path: Path, **fields: Any) -> TransformerConfig:
     """CheckpointError where the fields do not go together."""
     try:
         return TransformerConfig(**fields)

@@ -48,7 +48,7 @@ class TransformerConfig:
     rotary_dim: int = 0  # dimensions of a head that are turned; 0: all
     rotary_interleave: bool = False  # pairs are neighbours, else halves
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
         hints = typing.get_type_hints(type(self))
         for name, value in vars(self).items():

@@ -64,7 +64,7 @@ class ConvolutionConfig:
         """Width of the widest layer of the decoder."""
         return max(layer.d for layer in self.decoder)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
         if not self.encoder or not any(layer.attends for layer in self.decoder):
             raise ValueError("config: needs a layer in the encoder and attention in the decoder")

@@ -47,7 +47,7 @@ class RnnConfig:
     normaliser: Normaliser = "softmax"  # what makes attention weights of scores
     context_gate: Gate = "none"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
         if self.enc_layers != self.dec_layers:
             raise ValueError(

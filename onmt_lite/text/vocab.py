@@ -17,7 +17,7 @@ class Vocab:
     unk_id: int | None = None
     ids: dict[str, int] = field(init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         ids: dict[str, int] = {}
         for i, token in enumerate(self.tokens):
             ids.setdefault(token, i)  # of duplicates the first counts
