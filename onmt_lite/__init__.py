@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,10 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_MODULES[name]), name)
+        with warnings.catch_warnings():
+            # torch works without numpy and says at length that it is missing
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            return getattr(import_module(_MODULES[name]), name)
 
     def __dir__():
         return sorted({*globals(), *_MODULES})

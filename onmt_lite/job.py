@@ -30,7 +30,7 @@ from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.shipped import find_config
 from onmt_lite.text.lines import LineReader
 from onmt_lite.tokenization import fit, read_own
-from onmt_lite.translator import Translator, model_paths
+from onmt_lite.translator import Progress, Translator, model_paths, totals
 
 # Options that name a file to read, besides models and configurations
 READ = (
@@ -39,19 +39,28 @@ READ = (
 )
 
 
-def run_job(options: TranslateOptions) -> None:
-    """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind."""
+def run_job(
+    options: TranslateOptions,
+    translator: Translator | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind.
+
+    With a `translator` that is loaded already, the log stays as the caller has set it up.
+    `progress` is called after each batch with the lines and target tokens that are done.
+    """
     data, report = options.data, options.information
     check_paths(list(files_read(options)), data.output, options.jobs.log_file)
-    set_up_log(options.jobs)
+    if translator is None:
+        set_up_log(options.jobs)
     total = count_input(data.src, data.tgt)
     with open_output(data.output) as out:
         started = time.monotonic()
         for note in options.notes:
             LOG.info("NOTE: %s", note)
-        translator = Translator.load(options)
+        translator = translator or Translator.load(options)
         loaded = time.monotonic()
-        summary, n_tokens = translate_stream(translator, options, out, total)
+        summary, n_tokens = translate_stream(translator, options, out, total, totals(progress))
         seconds = time.monotonic() - loaded
     summary.log(scores=report.verbose or report.report_time)
     if report.report_time:
@@ -62,6 +71,7 @@ def run_job(options: TranslateOptions) -> None:
             summary.n_lines / seconds,
             n_tokens / seconds,
         )
+    return summary
 
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
@@ -84,11 +94,16 @@ def describe_models(options: TranslateOptions) -> str:
 
 
 def translate_stream(
-    translator: Translator, options: TranslateOptions, out: IO[bytes], total: int | None
+    translator: Translator,
+    options: TranslateOptions,
+    out: IO[bytes],
+    total: int | None,
+    on_batch: Progress,
 ) -> tuple[Summary, int]:
     """Window after window, so that memory does not grow with the input.
 
-    Returns the summary and the number of target tokens.
+    `on_batch` is called with the lines and target tokens that each batch adds.  Returns the
+    summary and the number of target tokens.
     """
     data = options.data
     writer = build_writer(data, options.search.n_best)
@@ -106,6 +121,7 @@ def translate_stream(
             elapsed = bar.format_dict["elapsed"] or 1e-9
             bar.set_postfix_str(f"{n_tokens / elapsed:.0f} tokens/s", refresh=False)
             bar.update(n_lines)
+            on_batch(n_lines, n_new_tokens)
 
         for lines, tgt_lines in read_windows(data):
             prefixes = tgt_lines if data.tgt_file_prefix else None

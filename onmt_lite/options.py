@@ -262,7 +262,7 @@ class TranslateOptions:
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
         """From keyword arguments; OptionError lists everything that is wrong with them."""
-        resolver = Resolver(OPTIONS)
+        resolver = Resolver(OPTIONS, ELSEWHERE, FOREIGN)
         resolver.keywords(given)
         resolver.problems += [
             f"{name} belongs on the command line" for name in given if name in META_NAMES

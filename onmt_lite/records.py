@@ -58,10 +58,10 @@ class Hypothesis:
     """
 
     text: str
-    tokens: list[str]
+    tokens: list[str] = field(repr=False)
     score: float
     log_prob: float
-    token_log_probs: list[float]
+    token_log_probs: list[float] = field(repr=False)
     ended: bool
 
 
@@ -82,6 +82,11 @@ class Translation:
     has_gold: bool = False
     n_src_tokens: int = 0
     n_unknown: int = 0
+
+    @property
+    def text(self) -> str:
+        """The best hypothesis' text; empty where there is no hypothesis."""
+        return self.hyps[0].text if self.hyps else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSONL record."""

@@ -1,4 +1,7 @@
-"""The machine: device, number type, threads, random seed."""
+"""The machine: device, number type, threads."""
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -32,10 +35,21 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return DTYPES[precision]
 
 
-def set_up(options: SpeedOptions, seed: int) -> tuple[torch.device, torch.dtype]:
-    """Seed and threads for this process; the device and number type for the model."""
-    torch.manual_seed(seed)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+def choose(options: SpeedOptions) -> tuple[torch.device, torch.dtype]:
+    """Device and number type of the model."""
     device = choose_device(options)
     return device, choose_dtype(options.precision, device)
+
+
+@contextlib.contextmanager
+def cpu_threads(n: int | None) -> Iterator[None]:
+    """Let torch compute with n CPU threads, and then with as many as before; None changes
+    nothing."""
+    before = torch.get_num_threads()
+    if n is not None:
+        torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        if n is not None:
+            torch.set_num_threads(before)

@@ -5,6 +5,7 @@ loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a st
 """
 
 import contextlib
+import itertools
 import math
 import signal
 import sys
@@ -31,23 +32,24 @@ from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import SpeedOptions
-from onmt_lite.runtime import set_up
+from onmt_lite.runtime import choose_device
 from onmt_lite.training.augment import Augment
 from onmt_lite.training.data import (
     PAD,
     TrainBatch,
     make_batches,
+    pad_batch,
     read_pairs,
     read_same,
     tokenize,
     train_sentencepiece,
-    weighted,
+    with_all_characters,
 )
+from onmt_lite.training.epochs import Epochs, one_ahead
 from onmt_lite.training.growth import init_weights, with_layers, with_pieces
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
-from onmt_lite.training.words import Pair
 
 # What Marian's models have otherwise than ours
 LIKE_MARIAN: dict[str, Any] = {
@@ -86,11 +88,13 @@ class Trainer:
         if self.state_path.exists() and not learning.resume:
             raise OptionError(f"output: {self.out} holds a run already; go on with -resume")
         self.out.mkdir(parents=True, exist_ok=True)
-        speed = SpeedOptions(device=learning.device, threads=learning.threads)
-        self.device, _ = set_up(speed, learning.seed)
-        self.corpora = [read_pairs(path, data.reverse) for path in data.train]
-        self.pairs = [pair for corpus in self.corpora for pair in corpus]
-        self.same = [pair for path in data.train_same for pair in read_same(path)]
+        torch.manual_seed(learning.seed)
+        if learning.threads is not None:
+            torch.set_num_threads(learning.threads)
+        self.device = choose_device(SpeedOptions(device=learning.device))
+        corpora = [read_pairs(path, data.reverse) for path in data.train]
+        self.pairs = [pair for corpus in corpora for pair in corpus]
+        same = [pair for path in data.train_same for pair in read_same(path)]
         slots = read_pairs(data.slots, data.reverse) if data.slots else []
         # Loaded first, so that what is damaged is refused before its pieces are copied
         start = None if data.init_from is None else self._start(data.init_from)
@@ -102,7 +106,19 @@ class Trainer:
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.valid = [self._held_out(path) for path in data.valid]
-        self.augment = Augment(self.pairs, self.options.augment, slots)
+        self.epochs = Epochs(
+            corpora,
+            data.train_weights or [1.0] * len(corpora),
+            same,
+            data.same_lines,
+            Augment(self.pairs, options.augment, slots),
+            self.sp,
+            data.src_sampling,
+            data.tgt_sampling,
+            self.model.max_positions,
+            learning.batch_tokens,
+            learning.seed,
+        )
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds, self.best = 0.0, math.inf
         self.stopping = False
@@ -119,7 +135,8 @@ class Trainer:
     def _sentencepiece(self) -> spm.SentencePieceProcessor:
         path, data = self.out / native.PIECES, self.options.data
         if data.init_from is not None and not data.new_pieces:
-            path.write_bytes((Path(data.init_from) / native.PIECES).read_bytes())
+            pieces = (Path(data.init_from) / native.PIECES).read_bytes()
+            path.write_bytes(with_all_characters(pieces) if data.all_characters else pieces)
         elif not path.exists():
             train_sentencepiece(self.pairs, path, data.vocab_size, data.all_characters)
         return spm.SentencePieceProcessor(model_file=str(path))
@@ -130,7 +147,7 @@ class Trainer:
         if start is not None:
             if not isinstance(start, Transformer):
                 raise OptionError(f"init_from: {data.init_from} is no Transformer")
-            if data.new_pieces:
+            if data.new_pieces or data.all_characters:
                 old = spm.SentencePieceProcessor(model_file=f"{data.init_from}/{native.PIECES}")
                 start = with_pieces(start, old, self.sp)
             try:
@@ -208,25 +225,15 @@ class Trainer:
         self.model.train()
         return losses
 
-    def epoch_pairs(self, rng: Random) -> list[Pair]:
-        """The pairs of one epoch, as its random numbers draw, shuffle and change them."""
-        data = self.options.data
-        pairs = weighted(self.corpora, data.train_weights or [1.0] * len(self.corpora), rng)
-        pairs += rng.sample(self.same, min(data.same_lines, len(self.same)))
-        return self.augment(pairs, rng)
-
     def batches(self) -> Iterator[TrainBatch]:
-        """All batches that are left, epoch after epoch; an epoch is decided by its seed alone."""
-        data, learning = self.options.data, self.options.learning
-        while True:
-            rng = Random(f"{learning.seed} {self.epoch}")
-            texts = self.epoch_pairs(rng)
-            examples = tokenize(self.sp, texts, data.src_sampling, data.tgt_sampling, rng)
-            examples = [e for e in examples if max(map(len, e)) < self.model.max_positions]
-            for i, batch in enumerate(make_batches(examples, learning.batch_tokens, rng)):
-                if i >= self.batch:
-                    self.batch = i + 1
-                    yield batch
+        """All batches that are left, epoch after epoch."""
+        beside = self.options.learning.prepare
+        make = self.epochs
+        epochs = one_ahead(make, self.epoch) if beside else map(make, itertools.count(self.epoch))
+        for batches in epochs:
+            for batch in batches[self.batch :]:
+                self.batch += 1
+                yield pad_batch(batch)
             self.epoch, self.batch = self.epoch + 1, 0
 
     def run(self) -> None:

@@ -1,9 +1,9 @@
 """Lines to translations: no files, no printing."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,20 +16,23 @@ from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules
-from onmt_lite.runtime import set_up
+from onmt_lite.runtime import choose, cpu_threads
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.shipped import DEFAULT_MODEL
-from onmt_lite.text.batching import make_batches, pad_batch
-from onmt_lite.text.lines import from_text
+from onmt_lite.text.batching import Pair, growing_windows, make_batches, pad_batch, pair_up
+from onmt_lite.text.lines import from_texts
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, read_own
+
+if TYPE_CHECKING:
+    from onmt_lite.reports import Summary
 
 # Options that are settled when the model is loaded
 FIXED = (
     *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision", "threads", "seed"),
+    *("device", "gpu", "precision"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 
@@ -41,7 +44,7 @@ GOLD_BATCH_TOKENS = 1024
 
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
-Progress = Callable[[int, int], None]  # lines and target tokens that a batch has added
+Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
 
 
 class Translator:
@@ -57,7 +60,7 @@ class Translator:
         """`own`, `phrases`: the tokenizer of the options and their phrase table, where they have
         been read already."""
         self.options = options
-        self.device, dtype = set_up(options.speed, options.sampling.seed)
+        self.device, dtype = choose(options.speed)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         self.phrases = _phrases(options) if phrases is None else phrases
         self.model = checkpoint.model
@@ -84,49 +87,106 @@ class Translator:
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
         # A device that is not there, or a file of subwords, is found before a model is read
-        set_up(options.speed, options.sampling.seed)
+        choose(options.speed)
         own, phrases = read_own(options), _phrases(options)
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
-        checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
-        return cls(checkpoint, options, own, phrases)
+        # Modules draw first weights at random, before they get those of the file
+        with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
+            checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
+            return cls(checkpoint, options, own, phrases)
 
     def translate(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> list[Translation]:
-        """One Translation per line, in order.  `options` are the command line's, by name.
+        """Translate all lines: one Translation per line, in order.
 
-        `prefixes`, if any, say what each translation begins with.  DataError unless there are as
-        many as lines.
+        lines     any iterable of text
+        prefixes  what each translation begins with, one per line
+        progress  called after each batch with the lines and target tokens that are done
+        options   the command line's, by name
+
+        Raises OptionError; TypeError for what is no text; DataError unless there are as many
+        prefixes as lines.
         """
-        fixed = [name for name in options if name in FIXED]
-        if fixed:
-            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        outside = vars(self.options.data) | vars(self.options.jobs) | vars(self.options.information)
-        if names := [name for name in options if name in outside]:
-            raise OptionError(f"{', '.join(names)}: of the command line only")
-        parsed = self.options.updated(**options)
-        if isinstance(lines, str):
-            raise TypeError("lines: expected a list of lines, got one string")
-        numbered = [from_text(line, i) for i, line in enumerate(lines)]
-        begin = None
-        if prefixes is not None:
-            begin = [from_text(prefix, i) for i, prefix in enumerate(prefixes)]
-            if len(begin) != len(numbered):
-                raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
-        return self.translate_lines(numbered, options=parsed, prefixes=begin)
+        parsed = self._options(options)
+        numbered = list(from_texts(lines, "lines"))
+        begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
+        if begin is not None and len(begin) != len(numbered):
+            raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
+        return self.translate_lines(numbered, None, parsed, totals(progress), begin)
 
-    def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[float | None]:
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Generator[Translation, None, None]:
+        """Translate lines as they come, also without an end: the same Translations as `translate`.
+
+        Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
+        have been taken, so that memory does not grow with the input.  Arguments and errors are
+        those of `translate`.
+        """
+        parsed = self._options(options)
+        numbered = from_texts(lines, "lines")
+        begin = None if prefixes is None else from_texts(prefixes, "prefixes")
+        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
+
+    def _stream(
+        self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
+    ) -> Generator[Translation, None, None]:
+        for window in growing_windows(pairs):
+            lines = [line for line, _ in window]
+            prefixes = [prefix for _, prefix in window if prefix is not None] or None
+            yield from self.translate_lines(lines, None, options, progress, prefixes)
+
+    def translate_file(
+        self,
+        src: str | Path,
+        output: str | Path,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> "Summary":
+        """Translate a file as the command line does: `output` appears when it is complete.
+
+        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
+        Returns what the command line counts: `n_lines`, and in `notes` the lines with each note.
+        Raises the command line's errors; then an older `output` is as it was.
+        """
+        from onmt_lite.job import run_job  # the only way up: the job layer uses this one
+
+        job = dict(src=src, output=output, quiet=True, verbose=False)
+        parsed = self._options(options, in_files=True).updated(**job)
+        return run_job(parsed, self, progress)
+
+    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
         """Teacher-forced log-probability of each target; None where the source is blank.
 
-        In nats, the end token's included.  DataError unless both have as many lines.
+        In nats, the end token's included.  TypeError for what is no text; DataError unless both
+        have as many lines.
         """
-        if len(src_lines) != len(tgt_lines):
-            raise DataError(f"{len(src_lines)} source lines but {len(tgt_lines)} target lines")
-        examples = [
-            self.examples.make(from_text(src, i), from_text(tgt, i))
-            for i, (src, tgt) in enumerate(zip(src_lines, tgt_lines))
-        ]
-        return self._gold(examples)
+        sources = list(from_texts(src_lines, "src_lines"))
+        targets = list(from_texts(tgt_lines, "tgt_lines"))
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
+        with cpu_threads(self.options.speed.threads):
+            return self._gold(list(map(self.examples.make, sources, targets)))
+
+    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
+        """Those of a call.  OptionError for what belongs elsewhere."""
+        fixed = [name for name in given if name in FIXED]
+        if fixed:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        outside = vars(self.options.jobs) | vars(self.options.information)
+        outside |= {} if in_files else vars(self.options.data)
+        if names := [name for name in given if name in outside]:
+            raise OptionError(f"{', '.join(names)}: of the command line only")
+        return self.options.updated(**given)
 
     def translate_lines(
         self,
@@ -137,7 +197,8 @@ class Translator:
         prefixes: Sequence[Line] | None = None,
     ) -> list[Translation]:
         """One Translation per line, in order; with `tgt_lines`, their log-probabilities too.
-        With `prefixes` each begins with the tokens of its prefix."""
+        With `prefixes` each begins with the tokens of its prefix.  `progress` is called with the
+        lines and target tokens that each batch adds."""
         options = options or self.options
         rules = SearchRules(options, self.checkpoint)
         if prefixes is not None:
@@ -149,12 +210,14 @@ class Translator:
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
         hyps = [[NOTHING] for _ in examples]  # what a blank line translates to
-        for group in self._batches(full, options):
-            found = self._decode(group, rules)
-            for example, best in zip(group, found):
-                hyps[place[id(example)]] = best
-            progress(len(group), sum(len(h.token_log_probs) for best in found for h in best[:1]))
-        gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
+        with cpu_threads(options.speed.threads):
+            for group in self._batches(full, options):
+                found = self._decode(group, rules)
+                for example, best in zip(group, found):
+                    hyps[place[id(example)]] = best
+                n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
+                progress(len(group), n_tokens)
+            gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
         return [
             Translation(
                 e.line.id,
@@ -272,6 +335,19 @@ class Translator:
             for example, score in zip(group, scores):
                 gold[place[id(example)]] = score
         return gold
+
+
+def totals(progress: Progress | None) -> Progress:
+    """A progress of what each batch adds, from one of what is done in all."""
+    n_lines = n_tokens = 0
+
+    def add(more_lines: int, more_tokens: int) -> None:
+        nonlocal n_lines, n_tokens
+        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
+        if progress is not None and more_lines:
+            progress(n_lines, n_tokens)
+
+    return add
 
 
 def _phrases(options: TranslateOptions) -> dict[str, str]:

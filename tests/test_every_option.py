@@ -163,14 +163,33 @@ def test_a_missing_gpu_is_an_error(tiny_checkpoint, asked):
         Translator.from_pretrained(tiny_checkpoint, **asked)
 
 
-def test_threads_and_seed():
+@pytest.mark.parametrize("where", ["from_pretrained", "translate"])
+def test_threads(monkeypatch, where):
+    """They are those of the model's work; before and after it torch has as many as ever."""
+    seen = []
+    encode = TableModel.encode
+    monkeypatch.setattr(
+        TableModel,
+        "encode",
+        lambda self, src, n: (seen.append(torch.get_num_threads()), encode(self, src, n))[1],
+    )
     before = torch.get_num_threads()
-    try:
-        Translator.from_pretrained(TOY, device="cpu", threads=2, seed=4711)
-        assert torch.get_num_threads() == 2
-        assert torch.initial_seed() == 4711
-    finally:
-        torch.set_num_threads(before)
+    given = {"from_pretrained": {}, "translate": {}, where: {"threads": before + 1}}
+    translator = Translator.from_pretrained(TOY, device="cpu", **given["from_pretrained"])
+    translator.translate(["katze"], **given["translate"])
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("where", ["from_pretrained", "translate"])
+def test_seed(where):
+    drawn = []
+    for seed in (1, 2, 2):
+        given = {"from_pretrained": {}, "translate": {}, where: {"seed": seed}}
+        translator = Translator.from_pretrained(TOY, device="cpu", **given["from_pretrained"])
+        found = translator.translate(["katze"] * 50, do_sample=True, **given["translate"])
+        drawn.append([t.text for t in found])
+    assert drawn[0] != drawn[1] == drawn[2]
 
 
 def test_batch_size_and_type(monkeypatch):

@@ -1,6 +1,7 @@
 """The trainer and its parts."""
 
 import datetime
+import multiprocessing
 import re
 from collections import Counter, defaultdict
 from operator import eq
@@ -22,6 +23,7 @@ from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data, slots
 from onmt_lite.training.augment import Augment, drop_final, rename, renumber
+from onmt_lite.training.epochs import one_ahead
 from onmt_lite.training.growth import spell, with_pieces
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
@@ -74,6 +76,30 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path)
     resumed.run()
     assert resumed.n_steps == 8
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_epochs_prepared_beside_are_the_same(corpus, tmp_path):
+    # Some three epochs, with everything that is drawn; also gone on with in the middle
+    same = "-train_steps 60 -src_sampling 0".split()  # sentencepiece draws anew in each process
+    train(options(corpus, tmp_path / "here", *same))
+    stopped = Trainer(options(corpus, tmp_path / "beside", *same, "-prepare"))
+    assert stopped.epochs(1) != stopped.epochs(2)
+    stopped.stopping = True
+    stopped.run()
+    trainer = Trainer(options(corpus, tmp_path / "beside", *same, "-resume", "-prepare"))
+    trainer.run()
+    assert trainer.epoch > 1
+    assert weights(tmp_path / "beside") == weights(tmp_path / "here")
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_beside_that_is_gone_is_told(corpus, tmp_path):
+    epochs = one_ahead(Trainer(options(corpus, tmp_path / "run")).epochs, 0)
+    next(epochs)
+    multiprocessing.active_children()[0].kill()
+    with pytest.raises(OnmtLiteError, match="-prepare"):
+        for _ in range(3):
+            next(epochs)
 
 
 def test_it_learns_and_its_model_translates(corpus, tmp_path):
@@ -495,7 +521,7 @@ def test_filled_slots_join_each_epoch(corpus, tmp_path):
     (tmp_path / "slots.tsv").write_text("Um {time}.\tAt {time}.\n", encoding="utf-8")
     filled = ["-slots", str(tmp_path / "slots.tsv"), "-augment_slots", "40"]
     more = Trainer(options(corpus, tmp_path / "run", *filled, "-augment_join", "0"))
-    pairs = more.epoch_pairs(Random(1))
+    pairs = more.epochs.pairs(Random(1))
     times = [pair for pair in pairs if re.match(r"Um \d", pair[0], re.IGNORECASE)]
     assert len(times) == 40 and len(set(times)) > 30
     assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
@@ -517,7 +543,7 @@ def test_weights_reach_the_run(corpus, tmp_path):
     other.write_text("neun\tnine\n", encoding="utf-8")
     files = ["-train", str(corpus), str(other), "-train_weights", "0.5", "7"]
     plain = "-augment_join 0 -augment_no_final 0 -augment_lower_src 0 -augment_upper 0".split()
-    pairs = Trainer(options(corpus, tmp_path / "run", *files, *plain)).epoch_pairs(Random(1))
+    pairs = Trainer(options(corpus, tmp_path / "run", *files, *plain)).epochs.pairs(Random(1))
     assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
 
 
@@ -526,7 +552,7 @@ def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
     same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")
     more = ["-train_same", str(same), "-same_lines", "4", "-augment_join", "0"]
     trainer = Trainer(options(corpus, tmp_path / "run", *more, "-augment_lower_src", "0"))
-    found = [p for p in trainer.epoch_pairs(Random(1)) if p[0].casefold().startswith("line")]
+    found = [p for p in trainer.epochs.pairs(Random(1)) if p[0].casefold().startswith("line")]
     assert len(set(found)) == 4 and all(src == tgt for src, tgt in found)
     with pytest.raises(OnmtLiteError, match="none.txt"):
         data.read_same(tmp_path / "none.txt")
@@ -565,6 +591,33 @@ def test_with_pieces_for_all_characters_none_is_unknown(tmp_path, corpus):
     rows = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, sp)
     table = rows.output.weight[[i for i in range(735) if sp.is_byte(i)]]
     assert len(table) == 256 == len(table.unique(dim=0))
+
+
+def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(corpus, tmp_path):
+    train(options(corpus, tmp_path / "few", "-train_steps", "40"))
+    start = ["-init_from", str(tmp_path / "few")]
+    few = Trainer(options(corpus, tmp_path / "same", *start))
+    more = Trainer(options(corpus, tmp_path / "more", *start, "-all_characters"))
+    n = few.sp.vocab_size()
+    assert [few.sp.id_to_piece(i) for i in range(n)] == [more.sp.id_to_piece(i) for i in range(n)]
+    for text in ("vier eins zwei.", "eins"):
+        assert more.sp.encode(text) == few.sp.encode(text)
+    for text in ("Dvořák 🙂 €", "中文", "\U0001f9ff eins."):
+        assert few.sp.unk_id() in few.sp.encode(text)
+        assert more.sp.unk_id() not in more.sp.encode(text)
+        assert more.sp.decode(more.sp.encode(text)) == text
+    assert torch.equal(more.model.output.weight[:n], few.model.output.weight)
+    assert len(more.model.output.weight[n:].unique(dim=0)) == more.sp.vocab_size() - n > 256
+    b = few.valid[0][0]
+    for model in (few.model, more.model):
+        model.eval()
+    logits = [m(m.encode(b.src, b.src_lengths), b.tgt_in) for m in (few.model, more.model)]
+    torch.testing.assert_close(logits[1][..., :n], logits[0])
+    again = ["-init_from", str(tmp_path / "done"), "-all_characters"]
+    train(options(corpus, tmp_path / "done", *start, "-all_characters", "-train_steps", "2"))
+    assert Trainer(options(corpus, tmp_path / "again", *again)).sp.vocab_size() == len(
+        more.model.output.weight
+    )
 
 
 def test_truecase_lowers_ordinary_words_only():

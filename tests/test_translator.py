@@ -262,7 +262,7 @@ class TestOptions:
             (dict(min_length=9, max_length=8), "min_length 9 is more than max_length 8"),
             (dict(ignore_when_blocking=["xyz"]), "ignore_when_blocking: .*xyz"),
             (dict(precision="bf16"), "precision: settled by from_pretrained"),
-            (dict(model="other", threads=2), "model, threads: settled by from_pretrained"),
+            (dict(model="other", gpu=0), "model, gpu: settled by from_pretrained"),
             (dict(output="file", verbose=True), "output, verbose: of the command line only"),
         ],
     )

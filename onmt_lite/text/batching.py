@@ -1,8 +1,41 @@
-"""Examples to padded batches."""
+"""Lines to windows, examples to padded batches."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
 
 import torch
 
-from onmt_lite.records import Batch, Example
+from onmt_lite.errors import DataError
+from onmt_lite.records import Batch, Example, Line
+from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
+
+Pair = tuple[Line, Line | None]  # a line and what its translation begins with
+
+
+def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
+    """Each line with its prefix.  DataError where one of the two ends before the other."""
+    if prefixes is None:
+        yield from ((line, None) for line in lines)
+        return
+    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
+        if line is None or prefix is None:
+            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
+            raise DataError(f"more {more} than {fewer}, which are {i}")
+        yield line, prefix
+
+
+def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Windows that grow: the first results come soon, later ones fast."""
+    window: list[Pair] = []
+    n_chars, size = 0, 1
+    for pair in pairs:
+        window.append(pair)
+        n_chars += len(pair[0].text)
+        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
+            yield window
+            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
+    if window:
+        yield window
 
 
 def make_batches(examples: list[Example], batch_size: int, batch_type: str) -> list[list[Example]]:

@@ -1,14 +1,16 @@
 """Bytes in, lines out: a line is what stands between two line feeds, nothing else is a break."""
 
+import math
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from onmt_lite.errors import DataError, FileError
 from onmt_lite.records import Line
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
+WINDOW_LINES = 1024
 MAX_WINDOW_BYTES = 4 << 20
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
@@ -21,7 +23,7 @@ class LineReader:
     that writes one line to a pipe gets its translation without closing the pipe.
     """
 
-    def __init__(self, fd: int, name: str, window_lines: int = 1024):
+    def __init__(self, fd: int, name: str, window_lines: int = WINDOW_LINES):
         self.fd, self.name, self.window_lines = fd, name, window_lines
 
     def windows(self) -> Iterator[list[Line]]:
@@ -96,6 +98,29 @@ def from_text(text: str, number: int) -> Line:
         return Line(number, text)
     except UnicodeEncodeError:
         return Line(number, text.encode("utf-8", "replace").decode("utf-8"), ("invalid-utf8",))
+
+
+def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
+    """Lines of a list, a generator, a column, an open file.  The line feed at the end of a text
+    belongs to the file, not to the text.
+
+    TypeError, which calls the texts `name`, at what is no text.
+    """
+    is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
+    if isinstance(texts, (str, bytes)) or is_table or not hasattr(texts, "__iter__"):
+        got = "one string" if isinstance(texts, str) else type(texts).__name__
+        raise TypeError(f"{name}: expected a list of lines, got {got}")
+    return (
+        from_text(_checked(text, f"{name}[{i}]").removesuffix("\n").removesuffix("\r"), i)
+        for i, text in enumerate(texts)
+    )
+
+
+def _checked(text: object, place: str) -> str:
+    if isinstance(text, str):
+        return text
+    shown = "NaN" if isinstance(text, float) and math.isnan(text) else repr(text)[:50]
+    raise TypeError(f"{place}: expected a line of text, got {shown} ({type(text).__name__})")
 
 
 def in_capitals(text: str) -> bool:

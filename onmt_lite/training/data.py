@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import struct
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ LETTERS = "".join(
     if unicodedata.is_normalized("NFKC", chr(code))
 )
 COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
+
+Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
@@ -113,9 +116,38 @@ def train_sentencepiece(
     path.write_bytes(pieces.getvalue())
 
 
+def with_all_characters(pieces: bytes) -> bytes:
+    """A sentencepiece model with more pieces behind its own: COMMON_CHARACTERS that it lacks, and
+    the 256 bytes for any other.  How it splits what it knows stays as it is."""
+    sp = spm.SentencePieceProcessor(model_proto=pieces)
+    if any(sp.is_byte(i) for i in range(sp.vocab_size())):
+        return pieces
+    lacking = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
+    rarest = min(sp.get_score(i) for i in range(sp.vocab_size()))
+    more = [_message(1, _piece(c, rarest, NORMAL)) for c in lacking]
+    more += [_message(1, _piece(f"<0x{byte:02X}>", 0.0, BYTE)) for byte in range(256)]
+    # What is appended to a message in the wire format of protocol buffers is merged into it:
+    # entries to a list of entries, here field 1, and a setting of the trainer, field 2
+    return pieces + b"".join(more) + _message(2, BYTE_FALLBACK)
+
+
+NORMAL, BYTE = 1, 6  # kinds of pieces
+BYTE_FALLBACK = bytes([35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1])  # field 35 is true
+
+
+def _piece(text: str, score: float, kind: int) -> bytes:
+    """The entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
+    return _message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
+
+
+def _message(field: int, content: bytes) -> bytes:
+    """A field of fewer than 128 bytes."""
+    return bytes([field << 3 | 2, len(content)]) + content
+
+
 def tokenize(
     sp: spm.SentencePieceProcessor, pairs: list[Pair], src_rate: float, tgt_rate: float, rng: Random
-) -> list[tuple[list[int], list[int]]]:
+) -> list[Example]:
     """Ids of each pair; a share of each side is segmented at random (Kudo 2018)."""
 
     def encode(texts: list[str], rate: float) -> list[list[int]]:
@@ -132,14 +164,17 @@ def tokenize(
     return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
 
 
-def make_batches(
-    examples: list[tuple[list[int], list[int]]], batch_tokens: int, rng: Random
-) -> Iterator[TrainBatch]:
+def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> Iterator[TrainBatch]:
+    """The batches of `group`, padded."""
+    return map(pad_batch, group(examples, batch_tokens, rng))
+
+
+def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
     """Batches of at most `batch_tokens` padded tokens a side, alike in length, in random order."""
-    batches: list[list[tuple[list[int], list[int]]]] = []
+    batches: list[list[Example]] = []
     for start in range(0, len(examples), POOL):
         pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))
-        batch: list[tuple[list[int], list[int]]] = []
+        batch: list[Example] = []
         widest = 0
         for example in pool:
             width = max(len(example[0]), len(example[1]) + 1)
@@ -150,10 +185,10 @@ def make_batches(
             widest = max(widest, width)
         batches.append(batch)
     rng.shuffle(batches)
-    return (pad_batch(batch) for batch in batches)
+    return batches
 
 
-def pad_batch(batch: list[tuple[list[int], list[int]]]) -> TrainBatch:
+def pad_batch(batch: list[Example]) -> TrainBatch:
     return TrainBatch(
         _pad([src for src, _ in batch]),
         torch.tensor([len(src) for src, _ in batch]),

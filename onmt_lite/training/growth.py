@@ -53,7 +53,7 @@ def with_pieces(
 ) -> Transformer:
     """`start` for the pieces of `new`: what it has for those of `old`, and for each piece that is
     not among them the sum of its parts, over the root of their number so that it is as long.
-    A byte, or what `old` cannot spell, begins at random: no two of them may stay the same."""
+    A byte, or what `old` cannot spell, begins near <unk>, at random: no two may stay the same."""
     n, unk = new.vocab_size(), old.unk_id()
     spelled = [[unk] if new.is_byte(i) else spell(new.id_to_piece(i), old) for i in range(n)]
     unlike = [i for i, ids in enumerate(spelled) if ids == [unk] and i != new.unk_id()]
@@ -61,7 +61,8 @@ def with_pieces(
     def rows(table: Tensor) -> Tensor:
         table = table.float()
         made = torch.stack([table[ids].sum(0) / len(ids) ** 0.5 for ids in spelled])
-        made[unlike] = table.mean(0) + table.std(0) * torch.randn_like(made[unlike])
+        if table.dim() == 2:
+            made[unlike] += table.std(0) * torch.randn_like(made[unlike])
         return made
 
     weights = start.state_dict()

@@ -73,7 +73,8 @@ class DataOptions:
     all_characters: bool = opt(
         False,
         "pieces for the letters of Europe and for common signs and emoji, and 256 for the bytes "
-        "of any other character, so that none is unknown",
+        "of any other character, so that none is unknown; with init_from but not new_pieces they "
+        "join its own",
     )
     src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
     tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
@@ -125,6 +126,11 @@ class LearningOptions:
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N` or `auto`")
     precision: Literal["fp32", "bf16"] = opt("fp32", "bf16 is faster where the processor has it")
     threads: int | None = opt(None, "CPU threads; without it, one per core", min=1)
+    prepare: bool = opt(
+        False,
+        "prepare the next epoch in a process of its own while this one is learned, so that a GPU "
+        "never waits for its text",
+    )
     resume: bool = opt(False, "go on with the run in the output directory")
 
 

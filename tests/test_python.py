@@ -1,0 +1,360 @@
+"""The Python interface: what goes in, what comes out and when, and what is left alone."""
+
+import io
+import itertools
+import json
+import logging
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import onmt_lite
+from onmt_lite import (
+    DataError,
+    Hypothesis,
+    OptionError,
+    Translation,
+    Translator,
+    load_options,
+)
+from onmt_lite import translator as translator_module
+from onmt_lite.job import run_job
+from onmt_lite.text import batching
+from tests.support import tiny
+from tests.test_translator import assert_same
+
+LINES = [*tiny.SENTENCES, "", "a", "das rote haus der stadt"]
+PREFIXES = ["the", "", "a dog", "", "the", *[""] * (len(LINES) - 5)]
+
+
+class Column:
+    """As much of a pandas Series as a translation needs."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+
+class Table(Column):
+    """As much of a DataFrame: its iterator gives the columns' names."""
+
+    columns = property(lambda self: self.values)
+
+
+class TestLines:
+    @pytest.mark.parametrize("kind", [tuple, iter, Column, lambda x: (y for y in x)])
+    def test_any_iterable_will_do(self, translator, kind):
+        expected = translator.translate(LINES)
+        assert translator.translate(kind(LINES)) == expected
+        assert_same(list(translator.translate_stream(kind(LINES))), expected)
+        assert translator.score(kind(LINES), kind(LINES)) == translator.score(LINES, LINES)
+
+    @pytest.mark.parametrize("newline", ["\n", "\r\n"])
+    def test_an_open_file_will_do(self, translator, newline):
+        lines = ["der hund", "", "a"]
+        file = io.StringIO(newline.join(lines), newline="")
+        assert translator.translate(file) == translator.translate(lines)
+
+    @pytest.mark.parametrize(
+        ("lines", "got"),
+        [
+            ("der hund", "one string"),
+            (b"der hund", "bytes"),
+            (None, "NoneType"),
+            (7, "int"),
+            ({"text": "der hund"}, "dict"),
+            (Table(["text"]), "Table"),
+        ],
+    )
+    def test_what_is_no_list_of_lines(self, translator, lines, got):
+        for call, name in [
+            (translator.translate, "lines"),
+            (translator.translate_stream, "lines"),
+            (lambda x: translator.translate(["a"], prefixes=x or 5), "prefixes"),
+            (lambda x: translator.score(x, ["a"]), "src_lines"),
+            (lambda x: translator.score(["a"], x), "tgt_lines"),
+        ]:
+            if lines is None and name == "prefixes":
+                continue
+            with pytest.raises(TypeError, match=f"{name}: expected a list of lines, got {got}"):
+                call(lines)
+
+    @pytest.mark.parametrize(
+        ("value", "got"),
+        [
+            (None, "None (NoneType)"),
+            (float("nan"), "NaN (float)"),
+            (1.5, "1.5 (float)"),
+            (7, "7 (int)"),
+            (b"der", "b'der' (bytes)"),
+            (["der"], "['der'] (list)"),
+        ],
+    )
+    def test_what_is_no_line(self, translator, value, got):
+        lines = ["a", "der", "", value, "a"]
+        for call, name in [
+            (lambda: translator.translate(lines), "lines"),
+            (lambda: list(translator.translate_stream(lines)), "lines"),
+            (lambda: translator.translate(["a"] * 5, prefixes=lines), "prefixes"),
+            (lambda: list(translator.translate_stream(["a"] * 5, prefixes=lines)), "prefixes"),
+            (lambda: translator.score(lines, ["a"] * 5), "src_lines"),
+            (lambda: translator.score(["a"] * 5, lines), "tgt_lines"),
+        ]:
+            with pytest.raises(TypeError) as caught:
+                call()
+            assert str(caught.value) == f"{name}[3]: expected a line of text, got {got}"
+
+
+class TestStream:
+    @pytest.fixture
+    def fake(self, translator, monkeypatch):
+        """The stream with a translation that costs nothing; the sizes of its windows."""
+        sizes = []
+
+        def translate_lines(lines, *args):
+            sizes.append(len(lines))
+            return [Translation(line.id, line.text) for line in lines]
+
+        monkeypatch.setattr(translator, "translate_lines", translate_lines)
+        return sizes
+
+    @pytest.mark.parametrize("prefixes", [None, PREFIXES])
+    @pytest.mark.parametrize("options", [dict(beam_size=4, n_best=2), dict(do_sample=True)])
+    def test_gives_what_translate_gives(self, translator, prefixes, options):
+        expected = translator.translate(LINES, prefixes, **options)
+        found = list(translator.translate_stream(LINES, prefixes, **options))
+        assert_same(found, expected)
+        assert [t.id for t in found] == list(range(len(LINES)))
+
+    def test_of_no_lines_is_empty(self, translator):
+        assert list(translator.translate_stream([])) == []
+
+    def test_of_lines_without_end(self, translator):
+        endless = itertools.cycle(LINES)
+        found = list(itertools.islice(translator.translate_stream(endless), 10))
+        expected = translator.translate(list(itertools.islice(itertools.cycle(LINES), 10)))
+        assert_same(found, expected)
+
+    def test_the_first_result_needs_one_line(self, translator):
+        def lines():
+            yield "der hund"
+            raise AssertionError("read too soon")
+
+        assert next(translator.translate_stream(lines())).src == "der hund"
+
+    def test_windows_grow_to_a_limit(self, translator, fake):
+        n_read, most_waiting = 0, 0
+
+        def lines():
+            nonlocal n_read
+            for i in range(5000):
+                n_read += 1
+                yield str(i)
+
+        for n_given, translation in enumerate(translator.translate_stream(lines())):
+            assert translation.src == str(n_given)
+            most_waiting = max(most_waiting, n_read - n_given)
+        assert fake == [2**i for i in range(10)] + [1024] * 3 + [5000 - 1023 - 3 * 1024]
+        assert most_waiting == 1024
+
+    def test_long_lines_make_small_windows(self, translator, fake, monkeypatch):
+        monkeypatch.setattr(batching, "MAX_WINDOW_BYTES", 100)
+        assert len(list(translator.translate_stream(["x" * 40] * 30))) == 30
+        assert max(fake) == 3
+
+    def test_that_is_abandoned_leaves_nothing_behind(self, translator):
+        before = torch.get_num_threads()
+        stream = translator.translate_stream(itertools.repeat("a"), threads=before + 1)
+        next(stream)
+        assert torch.get_num_threads() == before
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stream.close()
+        assert list(stream) == []
+
+    def test_what_comes_before_an_error_is_given(self, translator):
+        stream = translator.translate_stream(["a", None])
+        assert next(stream).src == "a"
+        with pytest.raises(TypeError, match=r"lines\[1\]"):
+            next(stream)
+
+    def test_wrong_arguments_are_told_at_once(self, translator):
+        with pytest.raises(OptionError):
+            translator.translate_stream(["a"], beem_size=3)
+        with pytest.raises(TypeError):
+            translator.translate_stream("a")
+
+    @pytest.mark.parametrize(
+        ("n_lines", "n_prefixes", "message"),
+        [(3, 2, "more lines than prefixes, which are 2"), (2, 3, "more prefixes than lines")],
+    )
+    def test_prefixes_that_do_not_match(self, translator, n_lines, n_prefixes, message):
+        stream = translator.translate_stream(["a"] * n_lines, ["the"] * n_prefixes)
+        with pytest.raises(DataError, match=message):
+            list(stream)
+
+
+class TestFile:
+    @pytest.fixture
+    def src(self, tmp_path):
+        path = tmp_path / "src.txt"
+        path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def log(self):
+        """The log as it is before and after a job of the command line."""
+        logger = logging.getLogger("onmt_lite")
+        state = logger.handlers, logger.propagate, logger.level
+        yield logger
+        logger.handlers, logger.propagate, logger.level = state
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            dict(n_best=3, beam_size=4, with_score=True),
+            dict(output_format="jsonl", n_best=2),
+            dict(tgt=True, tgt_file_prefix=True),
+            dict(tgt=True, output_format="jsonl"),
+        ],
+    )
+    def test_holds_what_the_command_line_writes(
+        self, translator, tiny_checkpoint, src, tmp_path, options
+    ):
+        if "tgt" in options:
+            options["tgt"] = tmp_path / "tgt.txt"
+            options["tgt"].write_text("".join(f"{line}\n" for line in PREFIXES), encoding="utf-8")
+        summary = translator.translate_file(src, tmp_path / "found", **options)
+        assert summary.n_lines == len(LINES)
+        assert summary.notes["empty"].n_lines == LINES.count("")
+        words = [word for name, value in options.items() for word in (f"-{name}", str(value))]
+        words = [word.lower() if word in ("True", "False") else word for word in words]
+        argv = ["-model", tiny_checkpoint, "-src", src, "-output", tmp_path / "expected", *words]
+        run_job(load_options([*map(str, argv), "-device", "cpu", "-quiet"])[0])
+        assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
+
+    def test_leaves_the_log_and_the_terminal_alone(self, translator, src, tmp_path, capfd, log):
+        before = log.handlers, log.propagate, log.level
+        translator.translate_file(src, tmp_path / "out")
+        assert (log.handlers, log.propagate, log.level) == before
+        assert capfd.readouterr() == ("", "")
+
+    def test_that_fails_leaves_an_older_output(self, translator, src, tmp_path):
+        src.write_bytes("der hund\n".encode("utf-16"))
+        (tmp_path / "out").write_text("older\n", encoding="utf-8")
+        with pytest.raises(DataError, match="UTF-16"):
+            translator.translate_file(src, tmp_path / "out")
+        assert (tmp_path / "out").read_text(encoding="utf-8") == "older\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src.txt"]
+
+    @pytest.mark.parametrize("name", ["quiet", "print_model", "log_file", "device"])
+    def test_options_that_are_not_its_own(self, translator, src, tmp_path, name):
+        with pytest.raises(OptionError, match=f"{name}: "):
+            translator.translate_file(src, tmp_path / "out", **{name: "x"})
+
+    def test_takes_the_translators_own_model_and_defaults(self, tiny_checkpoint, src, tmp_path):
+        options = dict(device="cpu", n_best=2, beam_size=2, verbose=True)
+        translator = Translator.from_pretrained(tiny_checkpoint, **options)
+        translator.translate_file(src, tmp_path / "out")
+        texts = [h.text for t in translator.translate(LINES) for h in [*t.hyps, t.hyps[0]][:2]]
+        assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == texts
+
+
+@pytest.mark.parametrize("name", ["translate", "translate_stream", "translate_file"])
+def test_progress_counts_lines_and_tokens(translator, tmp_path, name):
+    calls = []
+    options = dict(progress=lambda *done: calls.append(done), batch_size=2)
+    if name == "translate_file":
+        (tmp_path / "src").write_text("\n".join(LINES), encoding="utf-8")
+        translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
+    else:
+        list(getattr(translator, name)(LINES, **options))
+    n_tokens = sum(len(t.hyps[0].token_log_probs) for t in translator.translate(LINES))
+    assert calls[-1] == (len(LINES), n_tokens)
+    assert calls == sorted(set(calls))
+    assert len(calls) > 3
+
+
+class TestWhatBelongsToOthers:
+    def test_the_random_state_of_torch(self, tiny_checkpoint):
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", seed=3)
+        first = translator.translate(LINES, do_sample=True)
+        translator.score(LINES, LINES)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(8)
+        assert translator.translate(LINES, do_sample=True) == first
+
+    def test_the_number_of_threads_after_an_error(self, translator, monkeypatch):
+        before = torch.get_num_threads()
+
+        def broken(*args):
+            assert torch.get_num_threads() == before + 1
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(translator_module, "decode", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            translator.translate(["a"], threads=before + 1)
+        assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (dict(num_beams=4), "unknown option num_beams; here it is beam_size"),
+        (dict(num_return_sequences=4), "here it is n_best"),
+        (dict(beam=4), "did you mean beam_"),
+        (dict(fp16=True), "fp16 true: here it is precision fp16"),
+        (dict(report_bleu=True), "score the output with sacrebleu"),
+    ],
+)
+def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
+    for call in (
+        lambda: translator.translate(["a"], **given),
+        lambda: translator.translate_stream(["a"], **given),
+        lambda: Translator.from_pretrained(tiny_checkpoint, **given),
+    ):
+        with pytest.raises(OptionError, match=re.escape(hint)):
+            call()
+
+
+def test_a_translation_as_text_and_as_a_record(translator):
+    blank, full = translator.translate(["", "der hund"], n_best=2)
+    assert (blank.text, full.text) == ("", full.hyps[0].text)
+    assert Translation(0, "a").text == ""
+    record = json.loads(json.dumps(full.to_dict()))
+    assert record["src"] == "der hund"
+    assert [h["text"] for h in record["hyps"]] == [h.text for h in full.hyps]
+    assert Hypothesis(**record["hyps"][0]) == full.hyps[0]
+    assert repr(full.hyps[0]).startswith("Hypothesis(text=")
+    assert "token" not in repr(full.hyps[0])
+
+
+class TestNames:
+    def test_all_are_there(self):
+        for name in onmt_lite.__all__:
+            assert getattr(onmt_lite, name) is not None
+        assert set(onmt_lite.__all__) <= set(dir(onmt_lite))
+
+    def test_others_are_not(self):
+        with pytest.raises(AttributeError, match="no attribute 'Translater'"):
+            _ = onmt_lite.Translater
+
+    def test_are_imported_without_a_word_from_other_packages(self):
+        """torch warns where numpy is missing; -W error makes a warning an error."""
+        code = "import sys; sys.modules['numpy'] = None; from onmt_lite import Translator"
+        done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_line_keeps_all_but_its_line_feed(translator):
+    (found,) = translator.translate(["  der\nhund \n"])
+    assert found.src == "  der\nhund "
