@@ -1,6 +1,11 @@
 """Signals that end a job in good order: files are closed and nothing half-written stays."""
 
+import contextlib
+import os
 import signal
+from collections.abc import Callable, Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -22,6 +27,29 @@ def stop_on_signals() -> None:
             stopped = True
             raise Interrupted(signum)
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it
             signal.signal(signum, stop)
+
+
+@contextlib.contextmanager
+def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """Within, a first signal is passed to `note`, and a second one ends the process at once."""
+    arrived = False
+
+    def take(signum: int, frame: object) -> None:
+        nonlocal arrived
+        if arrived:
+            os._exit(128 + signum)
+        arrived = True
+        note(signum)
+
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    taken = [signum for signum, handler in handlers.items() if handler is not signal.SIG_IGN]
+    for signum in taken:
+        signal.signal(signum, take)
+    try:
+        yield
+    finally:
+        for signum in taken:
+            signal.signal(signum, handlers[signum])

@@ -191,10 +191,14 @@ def set_up_log(jobs: JobOptions) -> None:
     LOG.propagate = False
     LOG.handlers = [] if jobs.quiet else [BarHandler()]
     if jobs.log_file is not None:
-        try:
-            handler = StrictFileHandler(jobs.log_file, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", error)
-            raise FileError(f"cannot write {jobs.log_file}: {reason}") from None
-        handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
-        LOG.addHandler(handler)
+        add_log_file(jobs.log_file)
+
+
+def add_log_file(path: str) -> None:
+    """Log to the end of a file too.  FileError where it cannot be written."""
+    try:
+        handler = StrictFileHandler(path, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
+    handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
+    LOG.addHandler(handler)

@@ -341,7 +341,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append("tgt_file_prefix needs tgt, a file with a prefix on each line")
     if v["src"] == v["tgt"] == "-":
         problems.append("src and tgt cannot both be standard input; give one as a file")
-    if not _is_device(v["device"]):
+    if not is_device(v["device"]):
         problems.append(f"device: expected auto, cpu, cuda or cuda:N, got {v['device']!r}")
     problems += [
         f"{name} is empty; give a path"
@@ -390,7 +390,7 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _is_device(name: str) -> bool:
+def is_device(name: str) -> bool:
     return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", name) is not None
 
 

@@ -1,12 +1,17 @@
 """Train a Transformer on pairs of lines: `python -m onmt_lite.train -config FILE`.
 
 The output directory becomes a model that `-model` reads: every validation that lowers the
-loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a stop.
+loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a stop; a log, a table,
+a plot and the options of the run are for people.
 """
 
 import contextlib
+import dataclasses
+import hashlib
+import io
 import itertools
 import math
+import shlex
 import signal
 import sys
 import time
@@ -23,33 +28,54 @@ if __name__ == "__main__":
 
 import sentencepiece as spm
 import torch
+import yaml
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from onmt_lite.checkpoints import load_checkpoint, native
 from onmt_lite.cli import run_program
-from onmt_lite.errors import DataError, OptionError
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.console import CONSOLE
+from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.interrupt import Interrupted, noted_signals
+from onmt_lite.job import add_log_file, set_up_log
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.options import SpeedOptions
-from onmt_lite.runtime import choose_device
+from onmt_lite.options import JobOptions, SpeedOptions
+from onmt_lite.reports import LOG
+from onmt_lite.runtime import choose
+from onmt_lite.training import samples
 from onmt_lite.training.augment import Augment
+from onmt_lite.training.checks import STATE, check_files
 from onmt_lite.training.data import (
     PAD,
     TrainBatch,
+    fitting,
+    hold_out,
     make_batches,
     pad_batch,
     read_pairs,
     read_same,
+    spread,
     tokenize,
     train_sentencepiece,
     with_all_characters,
 )
 from onmt_lite.training.epochs import Epochs, one_ahead
 from onmt_lite.training.growth import init_weights, with_layers, with_pieces
+from onmt_lite.training.journal import PLOT, TABLE, Journal, Row
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
-from onmt_lite.training.options import OPTIONS, USAGE, TrainOptions, load_train_options
+from onmt_lite.training.options import (
+    OPTIONS,
+    USAGE,
+    ModelOptions,
+    TrainOptions,
+    as_table,
+    load_train_options,
+)
+from onmt_lite.training.words import Pair
+
+LOG_FILE, CONFIG = "train.log", "train.yaml"
+SCRIPT = Path("translate.py")  # where the program is run from a checkout
 
 # What Marian's models have otherwise than ours
 LIKE_MARIAN: dict[str, Any] = {
@@ -61,6 +87,16 @@ LIKE_MARIAN: dict[str, Any] = {
 
 # Where a run stands, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
+
+# What must be as it was where a run goes on
+SETTLED = (
+    *(f.name for f in dataclasses.fields(ModelOptions) if f.name != "dropout"),
+    *("reverse", "vocab_size", "all_characters", "init_from", "new_pieces"),
+)
+
+ROWS = 100  # of the table, besides those of validations
+LINE_SECONDS = 60  # between lines that tell of progress where there is no bar
+BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a validation, and shown
 
 
 def build_optimizers(
@@ -81,31 +117,42 @@ class Trainer:
     """One run: the model, its optimizers and where it stands."""
 
     def __init__(self, options: TrainOptions):
+        """Check and read everything, then make the model; the directory is written to last.
+
+        Raises an OnmtLiteError; then nothing has been written.
+        """
         self.options = options
         learning, data = options.learning, options.data
         self.out = Path(data.output)
-        self.state_path = self.out / "train_state.pt"
-        if self.state_path.exists() and not learning.resume:
-            raise OptionError(f"output: {self.out} holds a run already; go on with -resume")
-        self.out.mkdir(parents=True, exist_ok=True)
+        check_files(options)
+        self.device, self.dtype = choose(
+            SpeedOptions(device=learning.device, precision=learning.precision)
+        )
         torch.manual_seed(learning.seed)
         if learning.threads is not None:
             torch.set_num_threads(learning.threads)
-        self.device = choose_device(SpeedOptions(device=learning.device))
+        start = None if data.init_from is None else self._start(data.init_from)
         corpora = [read_pairs(path, data.reverse) for path in data.train]
+        if data.valid:
+            held_out = [read_pairs(path, data.reverse) for path in data.valid]
+        else:
+            corpora, own = hold_out(corpora)
+            held_out = [own]
         self.pairs = [pair for corpus in corpora for pair in corpus]
+        self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
         same = [pair for path in data.train_same for pair in read_same(path)]
         slots = read_pairs(data.slots, data.reverse) if data.slots else []
-        # Loaded first, so that what is damaged is refused before its pieces are copied
-        start = None if data.init_from is None else self._start(data.init_from)
-        self.sp = self._sentencepiece()
+        values = as_table(options)
+        self.settled = {name: values[name] for name in SETTLED} | {"train": digest(self.pairs)}
+        state = self._read_state() if learning.resume else None
+        self.pieces = self._pieces()
+        self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
         self.model = self._model(start).to(self.device)
         # Of a resumed run too, this is what it started from
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}
         self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        self.valid = [self._held_out(path) for path in data.valid]
         self.epochs = Epochs(
             corpora,
             data.train_weights or [1.0] * len(corpora),
@@ -121,32 +168,41 @@ class Trainer:
         )
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds, self.best = 0.0, math.inf
-        self.stopping = False
-        if learning.resume:
-            self.load_state()
+        self.total_loss, self.last_row = 0.0, (0, 0.0, 0.0)
+        self.stopping = 0  # the signal that asks for it
+        self.valid = [self._held_out(pairs) for pairs in held_out]
+        if state is not None:
+            self.load_state(state)
+            self.last_row = self.n_tokens, self.seconds, 0.0
+        self._open()
+        self._log_start()
 
     @staticmethod
-    def _start(path: str) -> EncoderDecoder:
+    def _start(path: str) -> Transformer:
         checkpoint = load_checkpoint(path)
         if checkpoint.toolkit != "onmt_lite":
             raise OptionError(f"init_from: {path} is a model of {checkpoint.toolkit}, not of ours")
+        if not isinstance(checkpoint.model, Transformer):
+            raise OptionError(f"init_from: {path} is no Transformer")
         return checkpoint.model
 
-    def _sentencepiece(self) -> spm.SentencePieceProcessor:
-        path, data = self.out / native.PIECES, self.options.data
-        if data.init_from is not None and not data.new_pieces:
-            pieces = (Path(data.init_from) / native.PIECES).read_bytes()
-            path.write_bytes(with_all_characters(pieces) if data.all_characters else pieces)
-        elif not path.exists():
-            train_sentencepiece(self.pairs, path, data.vocab_size, data.all_characters)
-        return spm.SentencePieceProcessor(model_file=str(path))
+    def _pieces(self) -> bytes:
+        """The sentencepiece model: the run's own, the start's, or a new one."""
+        data = self.options.data
+        try:
+            if self.options.learning.resume:
+                return (self.out / native.PIECES).read_bytes()
+            if data.init_from is not None and not data.new_pieces:
+                pieces = (Path(data.init_from) / native.PIECES).read_bytes()
+                return with_all_characters(pieces) if data.all_characters else pieces
+        except OSError as error:
+            raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
+        return train_sentencepiece(self.pairs, data.vocab_size, data.all_characters)
 
-    def _model(self, start: EncoderDecoder | None) -> Transformer:
+    def _model(self, start: Transformer | None) -> Transformer:
         """A new one, or the one to start from with this run's pieces, layers and dropout."""
         m, data = self.options.model, self.options.data
         if start is not None:
-            if not isinstance(start, Transformer):
-                raise OptionError(f"init_from: {data.init_from} is no Transformer")
             if data.new_pieces or data.all_characters:
                 old = spm.SentencePieceProcessor(model_file=f"{data.init_from}/{native.PIECES}")
                 start = with_pieces(start, old, self.sp)
@@ -162,6 +218,50 @@ class Trainer:
         model = Transformer(cfg, m.dropout)
         init_weights(model)
         return model
+
+    def _held_out(self, pairs: list[Pair]) -> list[TrainBatch]:
+        examples = fitting(tokenize(self.sp, pairs, 0, 0, Random(0)), self.model.max_positions)
+        return list(make_batches(examples, self.options.learning.batch_tokens, Random(0)))
+
+    def _open(self) -> None:
+        """Make the directory, or go on in it, with the files that are for people."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot write {self.out}: {error.strerror}") from None
+        add_log_file(str(self.out / LOG_FILE))
+        if self.options.learning.log_file is not None:
+            add_log_file(self.options.learning.log_file)
+        config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
+        files = {CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
+        native.replace_files(self.out, files)
+        self.journal = Journal(self.out, self.n_steps)
+
+    def _log_start(self) -> None:
+        """What is learned, with what, and what of it may be unexpected."""
+        n_held_out = sum(len(batch.src) for batches in self.valid for batch in batches)
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        LOG.info(
+            "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",
+            f"{len(self.pairs):,}",
+            f"{n_held_out:,}",
+            f"{self.sp.vocab_size():,}",
+            n_parameters / 1e6,
+            self.device,
+            "bf16" if self.dtype == torch.bfloat16 else "fp32",
+        )
+        if not self.options.data.valid:
+            LOG.info("valid is missing: pairs of train are held out, and those that share a side")
+        elif n_known := len(set(self.shown) & set(self.pairs)):
+            LOG.info(
+                "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
+                n_known,
+                len(self.shown),
+            )
+        if not samples.HAS_SACREBLEU:
+            LOG.info("no BLEU on the way: sacrebleu is missing (pip install sacrebleu)")
+        if self.n_steps:
+            LOG.info("going on after step %d", self.n_steps)
 
     def progress(self) -> float:
         """Share of the run that is over, by whichever of its two limits is nearer."""
@@ -181,7 +281,7 @@ class Trainer:
     def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
         """Sum over the batch's target tokens, in nats."""
         b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
-        low, output = self.options.learning.precision == "bf16", self.model.output
+        low, output = self.dtype == torch.bfloat16, self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             memory = self.model.encode(b.src, b.src_lengths)
             hidden, _ = self.model.forward_hidden(memory, b.tgt_in)
@@ -191,6 +291,7 @@ class Trainer:
             )
 
     def step(self, batch: TrainBatch) -> float:
+        """Learn from one batch.  Returns its loss per target token."""
         self.set_lr()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -202,12 +303,8 @@ class Trainer:
             optimizer.step()
         self.n_steps += 1
         self.n_tokens += n_tokens
+        self.total_loss += loss.item() * n_tokens
         return loss.item()
-
-    def _held_out(self, path: str) -> list[TrainBatch]:
-        pairs = read_pairs(path, self.options.data.reverse)
-        examples = tokenize(self.sp, pairs, 0, 0, Random(0))
-        return list(make_batches(examples, self.options.learning.batch_tokens, Random(0)))
 
     def validate(self) -> float:
         """Mean over the held-out files of their losses."""
@@ -237,42 +334,91 @@ class Trainer:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def run(self) -> None:
+        """Train until a limit is reached or a signal asks to stop."""
+        valid_seconds = 60 * self.options.learning.minutes_between_validations
         self.model.train()
         last_valid = clock = time.monotonic()
         form = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
-        with tqdm(total=100, bar_format=form, disable=not sys.stderr.isatty()) as bar:
+        silent = not CONSOLE.isatty()
+        with tqdm(total=100, bar_format=form, file=CONSOLE, disable=silent) as bar:
             for batch in self.batches():
+                share, seconds = self.progress(), self.seconds
                 loss = self.step(batch)
                 now = time.monotonic()
                 self.seconds, clock = self.seconds + now - clock, now
-                bar.set_postfix_str(
-                    f"epoch {self.epoch}, step {self.n_steps}, loss {loss:.3f}, "
-                    f"{self.n_tokens / self.seconds:.0f} tokens/s",
-                    refresh=False,
-                )
+                standing = f"{self.standing()}  loss {loss:.3f}"
+                bar.set_postfix_str(standing, refresh=False)
                 bar.update(min(100.0, 100 * self.progress()) - bar.n)
                 over = self.progress() >= 1 or self.stopping
-                if over or now - last_valid > 60 * self.options.learning.valid_minutes:
-                    self.report(loss)
+                if over or now - last_valid > valid_seconds:
+                    self.report()
                     last_valid = clock = time.monotonic()
+                elif int(ROWS * self.progress()) > int(ROWS * share):
+                    self.journal.add(self.row())
                 if over:
                     break
+                if silent and self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
+                    LOG.info("%3.0f %%  %s", 100 * self.progress(), standing)
 
-    def report(self, train_loss: float) -> None:
+    def standing(self) -> str:
+        """Where the run stands, in words."""
+        return (
+            f"{self.seconds / 60:.1f} min  epoch {self.epoch}  step {self.n_steps}  "
+            f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
+        )
+
+    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> Row:
+        """A line of the table, of what has happened since the one before."""
+        tokens, seconds, loss = self.last_row
+        self.last_row = self.n_tokens, self.seconds, self.total_loss
+        return Row(
+            self.n_steps,
+            self.epoch,
+            self.seconds / 60,
+            self.n_tokens,
+            (self.n_tokens - tokens) / max(self.seconds - seconds, 1e-9),
+            self.optimizers[0].param_groups[0]["lr"],
+            (self.total_loss - loss) / max(self.n_tokens - tokens, 1),
+            valid_loss,
+            None if valid_loss is None else math.exp(min(valid_loss, 700.0)),
+            bleu,
+        )
+
+    def report(self) -> None:
         """Validate; save the model if it is the best so far, and where the run stands always."""
+        if self.stopping:  # there may be no time for a validation
+            self.save_state()
         with self.averaged():
             losses = self.held_out_losses()
             nll = sum(losses) / len(losses)
+            if not math.isfinite(nll):
+                raise OptionError(
+                    f"the loss is no number any more at step {self.n_steps}; start again with a "
+                    "lower matrix_lr and vector_lr, or with precision fp32"
+                )
             if nll < self.best:
                 self.best = nll
-                pieces = (self.out / native.PIECES).read_bytes()
-                native.save(self.out, self.model, pieces, self.options.data.save_bits)
-        tqdm.write(
-            f"{self.seconds / 60:6.1f} min  epoch {self.epoch}  step {self.n_steps}  "
-            f"{self.n_tokens / 1e6:.2f} M tokens  train {train_loss:.3f}  valid "
-            + " ".join(f"{loss:.4f}" for loss in losses),
-            file=sys.stderr,
+                native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
+            shown = self.shown[: SHOWN_LINES if self.stopping else BLEU_LINES]
+            sources, references = ([pair[side] for pair in shown] for side in (0, 1))
+            outputs = samples.translate(self.model, self.sp, sources)
+        bleu = None if self.stopping else samples.bleu(outputs, references)
+        row = self.row(nll, bleu)
+        each = f" ({' '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
+        LOG.info(
+            "%s  train %.3f  valid %.4f%s%s",
+            self.standing(),
+            row.train_loss,
+            nll,
+            each,
+            "" if bleu is None else f"  BLEU {bleu:.1f}",
         )
+        for (source, reference), output in list(zip(shown, outputs))[:SHOWN_LINES]:
+            LOG.info("    source     %s", source)
+            LOG.info("    reference  %s", reference)
+            LOG.info("    output     %s", output)
+        self.journal.add(row)
+        self.journal.draw(f"Training of {self.out}")
         self.save_state()
 
     @contextlib.contextmanager
@@ -287,43 +433,98 @@ class Trainer:
             parts[name].data.copy_(p)
 
     def save_state(self) -> None:
+        """Write what -resume needs, in the place of the state that was there."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
+            "settled": self.settled,
         }
-        new = self.state_path.with_suffix(".new")
-        torch.save(state, new)
-        new.replace(self.state_path)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        native.replace_files(self.out, {STATE: buffer.getvalue()})
 
-    def load_state(self) -> None:
+    def _read_state(self) -> dict[str, Any]:
+        """OptionError unless it is one of the same settings and pairs."""
+        path = self.out / STATE
         try:
-            state = torch.load(self.state_path, map_location=self.device, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            # States of older versions do not hold them
+            settled = {**self.settled, **state.get("settled", {})}
+        except Exception as error:  # pickled data fail in many ways
+            raise DataError(f"cannot resume from {path}: {_reason(error)}") from None
+        changed = [
+            f"{name} ({settled[name]} before, {now} now)"
+            if name != "train"
+            else "train (other pairs)"
+            for name, now in self.settled.items()
+            if settled[name] != now
+        ]
+        if changed:
+            raise OptionError(
+                f"resume: not the settings of the run in {self.out}: {', '.join(changed)}; "
+                f"-config {self.out / CONFIG} has them"
+            )
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        try:
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             torch.set_rng_state(state["random"].cpu())
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"cannot resume from {self.state_path}: {reason}") from None
-        for name in COUNTERS:
-            setattr(self, name, state["counters"][name])
+            for name in COUNTERS:
+                setattr(self, name, state["counters"][name])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"cannot resume from {self.out / STATE}: {_reason(error)}") from None
+
+
+def digest(pairs: list[Pair]) -> str:
+    """The same for the same pairs in the same order, and for no others."""
+    return hashlib.sha256("\n".join(map("\t".join, pairs)).encode("utf-8")).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or repr(error)).split("\n")[0]
+
+
+def command_line(console: str, module: str, *words: str) -> str:
+    """A command to paste, by its console name where this program was started by its own."""
+    installed = Path(sys.argv[0]).name == "onmt_train"
+    script = ["python", "translate.py"] if module == "onmt_lite" and SCRIPT.exists() else None
+    start = [console] if installed else script or ["python", "-m", module]
+    return shlex.join([*start, *words])
 
 
 def train(options: TrainOptions) -> None:
-    """The whole run.  A first Ctrl-C ends it after the current step, with its state saved."""
+    """The whole run.  A first signal ends it after the current step, with its state saved; a second
+    one at once.  Raises an OnmtLiteError or, when the state is saved, Interrupted."""
+    set_up_log(JobOptions())
     trainer = Trainer(options)
+    out = trainer.out
+    go_on = command_line("onmt_train", "onmt_lite.train", "-config", str(out / CONFIG), "-resume")
 
-    def stop(signum: int, frame: object) -> None:
-        trainer.stopping = True
-        signal.signal(signum, signal.SIG_DFL)
+    def stop(signum: int) -> None:
+        trainer.stopping = signum
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, stop)
-    trainer.run()
-    if trainer.stopping:
-        print("stopped; -resume goes on from here", file=sys.stderr)
+    if trainer.progress() >= 1:
+        LOG.info("this run is complete; for a longer one give more train_minutes or train_steps")
+    else:
+        try:
+            with noted_signals(stop):
+                trainer.run()
+        except FileError as error:
+            kept = f"; to go on, make room and run: {go_on}" if (out / STATE).exists() else ""
+            raise FileError(f"{error}{kept}") from None
+    files = ", ".join((LOG_FILE, TABLE, PLOT))
+    LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
+    translate = command_line("onmt_translate", "onmt_lite", "-model", str(out), "-src", "FILE")
+    LOG.info("translate with it: %s", translate)
+    if trainer.stopping and trainer.progress() < 1:
+        name = signal.Signals(trainer.stopping).name
+        LOG.info("%s: stopped at step %d, state saved; go on: %s", name, trainer.n_steps, go_on)
+        raise Interrupted(trainer.stopping)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,22 +30,13 @@ from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
 from onmt_lite.training.words import Truecase, names_of, with_rare_words
+from tests.support.counting import WORDS, write_pairs
 from tests.support.files import DATA
-
-WORDS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four"), ("acht", "eight")]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A counting language: every German word has one English word, order kept."""
-    rng = Random(3)
-    path = tmp_path_factory.mktemp("corpus") / "pairs.tsv"
-    lines = []
-    for _ in range(300):
-        picked = [rng.choice(WORDS) for _ in range(rng.randrange(1, 5))]
-        lines.append("\t".join(" ".join(side) + "." for side in zip(*picked)))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
 
 
 def options(corpus, output, *more):
@@ -183,9 +174,9 @@ def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(corpus, tmp_pat
     assert Translator.from_pretrained(tmp_path / "goes-on", device="cpu").model.cfg.enc_layers == 2
 
 
-def test_a_piece_is_spelled_with_what_there_is(corpus, tmp_path):
-    data.train_sentencepiece(data.read_pairs(corpus), tmp_path / "pieces", 26)
-    sp = spm.SentencePieceProcessor(model_file=str(tmp_path / "pieces"))
+def test_a_piece_is_spelled_with_what_there_is(corpus):
+    pieces = data.train_sentencepiece(data.read_pairs(corpus), 26)
+    sp = spm.SentencePieceProcessor(model_proto=pieces)
     for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
         assert spell(piece, sp) == [sp.piece_to_id(piece)]
     assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
@@ -463,9 +454,8 @@ def test_another_name_stands_on_both_sides():
     assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
 
 
-def pieces_of(tmp_path, pairs, **kwargs):
-    data.train_sentencepiece(pairs, tmp_path / "pieces", **kwargs)
-    return spm.SentencePieceProcessor(model_file=str(tmp_path / "pieces"))
+def pieces_of(pairs, **kwargs):
+    return spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, **kwargs))
 
 
 KIND_FORMS = {
@@ -572,17 +562,17 @@ def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_pat
     both.held_out_losses = lambda: next(losses)
     written = []
     for _ in range(3):
-        both.report(0.0)
+        both.report()
         written.append((both.best, weights(tmp_path / "both")))
         next(both.model.parameters()).data += 1
     assert [best for best, _ in written] == [3.0, 2.5, 2.5]
     assert written[0][1] != written[1][1] == written[2][1]
 
 
-def test_with_pieces_for_all_characters_none_is_unknown(tmp_path, corpus):
+def test_with_pieces_for_all_characters_none_is_unknown(corpus):
     pairs = data.read_pairs(corpus)
-    few = pieces_of(tmp_path, pairs, vocab_size=30)
-    sp = pieces_of(tmp_path, pairs, vocab_size=735, all_characters=True)
+    few = pieces_of(pairs, vocab_size=30)
+    sp = pieces_of(pairs, vocab_size=735, all_characters=True)
     for text in ("Dvořák 🙂 €", "Ωμέγα", "ж", "中文", "\U0001f9ff"):
         assert few.unk_id() in few.encode(text)
         assert sp.unk_id() not in sp.encode(text)

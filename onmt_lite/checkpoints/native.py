@@ -7,6 +7,7 @@ directory either loads as it was written or is refused.
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
-from onmt_lite.errors import CheckpointError
+from onmt_lite.errors import CheckpointError, FileError
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -32,7 +34,10 @@ def recognises(path: Path) -> bool:
 
 
 def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
-    """Write the directory; the manifest last, so that a half-written one is never valid."""
+    """Write the directory, the manifest last, in the place of the model that was there.
+
+    FileError where that fails; then the older model is as it was.
+    """
     weights = _own_weights(model)
     if bits == 8:
         weights = rows.pack(weights)
@@ -45,10 +50,29 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
     manifest["sha256"] = _checksum(manifest)
-    (path / MANIFEST).unlink(missing_ok=True)
-    for name, data in files.items():
-        (path / name).write_bytes(data)
-    (path / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    files[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode("utf-8")
+    replace_files(path, files)
+
+
+def replace_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files that take the place of older ones when all of them are on the disk.
+
+    FileError where that fails; then the older ones are as they were.
+    """
+    try:
+        try:
+            for name, data in files.items():
+                with open(folder / f"{name}.new", "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for name in files:
+                os.replace(folder / f"{name}.new", folder / name)
+        finally:
+            for name in files:
+                (folder / f"{name}.new").unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write {folder / name}: {error.strerror}") from None
 
 
 def load(path: Path) -> Checkpoint:
@@ -71,6 +95,13 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
         )
+    return checkpoint(model, sp, f"(format {manifest['format']})")
+
+
+def checkpoint(
+    model: EncoderDecoder, sp: spm.SentencePieceProcessor, version: str = ""
+) -> Checkpoint:
+    """A model of ours with its sentencepiece model."""
     vocab = Vocab(
         [sp.id_to_piece(i) for i in range(sp.vocab_size())],
         eos_id=sp.eos_id(),
@@ -86,7 +117,7 @@ def load(path: Path) -> Checkpoint:
         start_id=sp.bos_id(),
         src_end=(sp.eos_id(),),
         never_ids=(sp.pad_id(), sp.bos_id()),
-        version=f"(format {manifest['format']})",
+        version=version,
         lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
     )
 

@@ -2,8 +2,11 @@
 
 import gzip
 import io
+import re
 import struct
+import threading
 import unicodedata
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,8 @@ COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
+GZIP = b"\x1f\x8b"
+HELD_OUT = 500
 POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
 
 
@@ -42,38 +47,88 @@ class TrainBatch:
     tgt_out: Tensor
 
 
+def read_lines(path: Path | str) -> list[str]:
+    """Lines of a file in UTF-8, plain or gzip, without line ends and byte order mark.
+
+    FileError where the file cannot be read, DataError where it is no text.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if data.startswith(GZIP):
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if b"\0" in data[:4096]:
+        raise DataError(f"{path} is not text; give UTF-8 text, plain or gzip")
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        n = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{n}: not utf-8; convert the file: iconv -f latin1 -t utf-8"
+        ) from None
+    return [line.removesuffix("\r") for line in lines]
+
+
 def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
     """`src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
 
-    FileError where the file cannot be read, DataError for a line that is no pair.
+    Blank lines and further columns are passed over.  FileError where the file cannot be read,
+    DataError for a line that is no pair.
     """
-    open_text = gzip.open if str(path).endswith(".gz") else open
     pairs: list[Pair] = []
-    try:
-        with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
-            for n, line in enumerate(lines, 1):
-                src, *rest = line.rstrip("\r\n").split("\t")
-                if not rest or not src or not rest[0]:
-                    raise DataError(f"{path}:{n}: not a `source<TAB>target` line")
-                pairs.append((rest[0], src) if reverse else (src, rest[0]))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from None
+    wrong: list[str] = []
+    for n, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        src, *rest = (column.strip() for column in line.split("\t")[:2])
+        if rest and src and rest[0]:
+            pairs.append((rest[0], src) if reverse else (src, rest[0]))
+        else:
+            wrong.append(f"{path}:{n}: not a `source<TAB>target` line: {line[:40]!r}")
+    if wrong:
+        others = f" (and {len(wrong) - 1:,} more lines)" if len(wrong) > 1 else ""
+        raise DataError(
+            f"{wrong[0]}{others}; put a TAB between the sides or remove the line; "
+            "two files that match line by line: paste a.src a.tgt > pairs.tsv"
+        )
     if not pairs:
-        raise DataError(f"{path} holds no pairs")
+        raise DataError(f"{path} holds no pairs; give `source<TAB>target` lines")
     return pairs
 
 
 def read_same(path: Path | str) -> list[Pair]:
     """Lines of text, plain or gzip, each as a pair of itself; empty ones are passed over.
 
-    FileError where the file cannot be read.
+    FileError where the file cannot be read, DataError where it is no text.
     """
-    open_text = gzip.open if str(path).endswith(".gz") else open
-    try:
-        with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
-            return [(line, line) for line in map(str.strip, lines) if line]
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from None
+    return [(line, line) for line in map(str.strip, read_lines(path)) if line]
+
+
+def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
+    """So many pairs, or all of fewer, at equal distances."""
+    n = min(at_most, len(pairs))
+    return [pairs[i * len(pairs) // n] for i in range(n)]
+
+
+def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
+    """Take every fiftieth pair, at most HELD_OUT of them, from all over the corpora.
+
+    Returns the corpora without these pairs and without any other that shares a side with one of
+    them, and the pairs held out.  DataError where nothing would be left to learn from.
+    """
+    pairs = [pair for corpus in corpora for pair in corpus]
+    held_out = spread(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
+    sources, targets = ({pair[side] for pair in held_out} for side in (0, 1))
+    rest = [
+        [p for p in corpus if p[0] not in sources and p[1] not in targets] for corpus in corpora
+    ]
+    if not any(rest):
+        raise DataError("train: too few different pairs to hold some out; name others with -valid")
+    return rest, held_out
 
 
 def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
@@ -88,32 +143,67 @@ def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -
 
 
 def train_sentencepiece(
-    pairs: list[Pair], path: Path, vocab_size: int, all_characters: bool = False
-) -> None:
-    """One unigram model for both languages, digits apart so that numbers can be copied; with
-    `all_characters` it has pieces for any character, if need be for the bytes that encode it."""
+    pairs: list[Pair], vocab_size: int | None = None, all_characters: bool = False
+) -> bytes:
+    """Train one unigram model for both languages, digits apart so that numbers can be copied.
+
+    Without `vocab_size` the number of pieces grows with the root of the text: about 1,200 for
+    10,000 pairs of short sentences, 4,600 for 150,000.  With `all_characters` the model has pieces
+    for any character, if need be for the bytes that encode it.  Returns the model's file.
+    OptionError where the text does not give so many pieces, or needs more.
+    """
+    texts = [text for pair in pairs for text in pair]
+    size = vocab_size or _pieces_for(texts, all_characters)
     pieces = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(text for pair in pairs for text in pair),
-            model_writer=pieces,
-            vocab_size=vocab_size,
-            model_type="unigram",
-            character_coverage=1.0,
-            split_digits=True,
-            unk_id=0,
-            pad_id=PAD,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_piece="<blank>",
-            byte_fallback=all_characters,
-            required_chars=COMMON_CHARACTERS if all_characters else "",
-            num_threads=2,
-            minloglevel=3,
-        )
-    except RuntimeError as error:
-        raise OptionError(f"vocab_size {vocab_size}: {str(error).rpartition('] ')[2]}") from None
-    path.write_bytes(pieces.getvalue())
+    problems: list[str] = []
+
+    def run() -> None:
+        try:
+            spm.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=pieces,
+                vocab_size=size,
+                hard_vocab_limit=vocab_size is not None,
+                model_type="unigram",
+                character_coverage=1.0,
+                split_digits=True,
+                unk_id=0,
+                pad_id=PAD,
+                bos_id=BOS,
+                eos_id=EOS,
+                pad_piece="<blank>",
+                byte_fallback=all_characters,
+                required_chars=COMMON_CHARACTERS if all_characters else "",
+                num_threads=2,
+                minloglevel=3,
+            )
+        except RuntimeError as error:
+            problems.append(_limit(str(error)))
+
+    # In a thread of its own, so that a signal is handled at once: it may take half a minute
+    training = threading.Thread(target=run, daemon=True)
+    training.start()
+    training.join()
+    if problems:
+        raise OptionError(f"vocab_size {size}: {problems[0]}")
+    return pieces.getvalue()
+
+
+def _pieces_for(texts: list[str], all_characters: bool) -> int:
+    """How many pieces a text of this size has examples for, and more than its characters."""
+    always = 2 * len(set().union(*texts)) + 300
+    if all_characters:
+        always += len(COMMON_CHARACTERS) + 256
+    return max(always, round(1.4 * sum(map(len, texts)) ** 0.5))
+
+
+def _limit(problem: str) -> str:
+    """What sentencepiece says of a number of pieces that does not suit the text."""
+    if most := re.search(r"value <= (\d+)", problem):
+        return f"more than the text gives; the largest that works is {most[1]}"
+    if least := re.search(r"required_chars. \d+ vs (\d+)", problem):
+        return f"fewer than the text has characters; the smallest that works is {least[1]}"
+    return problem.rpartition("] ")[2]
 
 
 def with_all_characters(pieces: bytes) -> bytes:
@@ -162,6 +252,14 @@ def tokenize(
     srcs = encode([src for src, _ in pairs], src_rate)
     tgts = encode([tgt for _, tgt in pairs], tgt_rate)
     return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
+
+
+def fitting(examples: list[Example], max_positions: int) -> list[Example]:
+    """Those that a model with so many positions can take.  DataError where there is none."""
+    kept = [e for e in examples if max(map(len, e)) < max_positions]
+    if not kept:
+        raise DataError(f"every pair is longer than max_positions {max_positions}")
+    return kept
 
 
 def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> Iterator[TrainBatch]:

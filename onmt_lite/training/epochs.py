@@ -13,7 +13,7 @@ import sentencepiece as spm
 
 from onmt_lite.errors import DataError
 from onmt_lite.training.augment import Augment
-from onmt_lite.training.data import Example, group, tokenize, weighted
+from onmt_lite.training.data import Example, fitting, group, tokenize, weighted
 from onmt_lite.training.words import Pair
 
 Batches = list[list[Example]]
@@ -49,8 +49,7 @@ class Epochs:
     def __call__(self, epoch: int) -> Batches:
         rng = Random(f"{self.seed} {epoch}")
         examples = tokenize(self.sp, self.pairs(rng), self.src_sampling, self.tgt_sampling, rng)
-        examples = [e for e in examples if max(map(len, e)) < self.max_length]
-        return group(examples, self.batch_tokens, rng)
+        return group(fitting(examples, self.max_length), self.batch_tokens, rng)
 
 
 def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from onmt_lite.options import is_device
 from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
 
 USAGE = """\
--config FILE [options]
+-train PAIRS.tsv -output DIR -train_minutes N [options]
 
-Trains a Transformer on pairs of lines and writes a model that translate.py -model reads.
+Trains a Transformer on pairs of lines and writes a model that translate.py -model reads, with a
+log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
 Stop it with Ctrl-C at any time; -resume goes on where it stopped."""
 
 Pairs = tuple[tuple[str, str], ...]
@@ -23,8 +25,9 @@ class DataOptions:
 
     train: tuple[str, ...] = opt(
         (),
-        "training pairs, one `source<TAB>target` a line, plain or .gz; several files are one "
-        "corpus, and a file that is named twice counts twice",
+        "training pairs, one `source<TAB>target` a line in UTF-8, plain or .gz; further columns "
+        "and blank lines are passed over; several files are one corpus, and a file that is named "
+        "twice counts twice",
     )
     train_weights: tuple[float, ...] = opt(
         (),
@@ -42,10 +45,13 @@ class DataOptions:
     )
     valid: tuple[str, ...] = opt(
         (),
-        "held-out pairs in the same form; of several files the mean of their losses counts, so "
-        "that the model is not chosen for one kind of text",
+        "held-out pairs in the same form; without them every fiftieth pair of train, at most 500, "
+        "is held out, and so is every pair that shares a side with one of them; of several files "
+        "the mean of their losses counts, so that the model is not chosen for one kind of text",
     )
-    output: str = opt("", "directory for the model and for what -resume needs")
+    output: str = opt(
+        "", "directory for the model, its log, table and plot, and for what -resume needs"
+    )
     init_from: str | None = opt(
         None,
         "model directory to start from; its pieces and widths are used instead of the options', "
@@ -69,7 +75,12 @@ class DataOptions:
         "scale for each row",
     )
     reverse: bool = opt(False, "learn the other direction: the second column is the source")
-    vocab_size: int = opt(5000, "pieces of the joint sentencepiece model", min=16)
+    vocab_size: int | None = opt(
+        None,
+        "pieces of the joint sentencepiece model; without it, as many as suit the text: about "
+        "1,200 for 10,000 short pairs, 4,600 for 150,000",
+        min=16,
+    )
     all_characters: bool = opt(
         False,
         "pieces for the letters of Europe and for common signs and emoji, and 256 for the bytes "
@@ -96,7 +107,7 @@ class ModelOptions:
         "layer norms before each sublayer, or after it, as Marian has them: such a model can be "
         "exported to a Marian directory",
     )
-    max_positions: int = opt(512, "longest line in tokens", min=8)
+    max_positions: int = opt(512, "longest line in tokens; longer pairs are left out", min=8)
     dropout: float = opt(0.1, "share of values dropped", min=0, max=0.9)
 
 
@@ -119,12 +130,19 @@ class LearningOptions:
     )
     label_smoothing: float = opt(0.1, "probability kept from the right token", min=0, max=0.9)
     clip_norm: float = opt(1.0, "largest norm of a step's gradient", above=0)
-    valid_minutes: float = opt(
-        5.0, "minutes between validations; each saves the model and the state", above=0
+    valid_minutes: float | None = opt(
+        None,
+        "minutes between validations; each saves the model and the state; without it, a tenth of "
+        "train_minutes, but 1 to 10",
+        above=0,
     )
     seed: int = opt(1, "of weights, order, augmentation and dropout", min=0)
     device: str = opt("auto", "`cpu`, `cuda`, `cuda:N` or `auto`")
-    precision: Literal["fp32", "bf16"] = opt("fp32", "bf16 is faster where the processor has it")
+    precision: Literal["auto", "fp32", "bf16"] = opt(
+        "auto",
+        "bf16 is faster where the processor has it; `auto` is fp32 on a CPU and bf16 on a GPU that "
+        "has it",
+    )
     threads: int | None = opt(None, "CPU threads; without it, one per core", min=1)
     prepare: bool = opt(
         False,
@@ -132,6 +150,12 @@ class LearningOptions:
         "never waits for its text",
     )
     resume: bool = opt(False, "go on with the run in the output directory")
+    log_file: str | None = opt(None, "write the log to this file too")
+
+    @property
+    def minutes_between_validations(self) -> float:
+        """valid_minutes, or what suits the length of the run."""
+        return self.valid_minutes or max(1.0, min(10.0, self.train_minutes / 10 or 10.0))
 
 
 @dataclass(frozen=True)
@@ -186,20 +210,39 @@ class TrainOptions:
     augment: AugmentOptions
 
 
+PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
+ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
+    **dict.fromkeys(
+        ("train_src", "train_tgt", "path_src", "path_tgt"), f"{PASTE} -train pairs.tsv"
+    ),
+    **dict.fromkeys(("valid_src", "valid_tgt"), f"{PASTE} -valid pairs.tsv"),
+    "data": "name the pairs with train (`source<TAB>target` lines), held-out ones with valid",
+    "save_model": "name the directory with output",
+}
 GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
 
 
+def as_table(options: TrainOptions) -> dict[str, Any]:
+    """Options as a configuration has them, but for -resume."""
+    groups = (options.data, options.model, options.learning, options.augment)
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    del values["resume"]
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
     return TrainOptions(*map(resolved.build, GROUPS)), resolved
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [
-        f"{name} is missing; give a path" for name in ("train", "valid", "output") if not v[name]
-    ]
+    problems = [f"{name} is missing; give a path" for name in ("train", "output") if not v[name]]
+    if v["log_file"] == "":
+        problems.append("log_file is empty; give a path")
+    if not is_device(v["device"]):
+        problems.append(f"device: expected auto, cpu, cuda or cuda:N, got {v['device']!r}")
     if v["d_model"] % (2 * v["heads"]):
         problems.append(f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}")
     problems += [
@@ -219,7 +262,9 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         if bool(v[needed]) != bool(v[name]):
             problems.append(f"{needed} and {name} need each other")
     if not v["train_steps"] and not v["train_minutes"]:
-        problems.append("train_steps or train_minutes must say when to stop")
+        problems.append(
+            "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)"
+        )
     for name, marks in (("conjunctions", 0), ("quotes", 1)):
         for pair in v[name]:
             sides = pair.split("|")

@@ -1,0 +1,61 @@
+"""What can be told of a run's files before anything is read."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from onmt_lite.checkpoints import native
+from onmt_lite.errors import FileError, OptionError
+from onmt_lite.files import check_paths
+from onmt_lite.training.options import TrainOptions
+
+STATE = "train_state.pt"
+
+
+def check_files(options: TrainOptions) -> None:
+    """OptionError or FileError where files are missing, in the way or cannot be written."""
+    data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
+    given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
+    read = [(name, path) for name, paths in given.items() for path in paths]
+    read += [("slots", data.slots)] if data.slots else []
+    if problems := unreadable([path for _, path in read]):
+        if data.init_from is not None and not os.path.exists(data.init_from):
+            problems.append(f"{data.init_from} (no such model)")
+        raise FileError(f"cannot read {', '.join(problems)}")
+    read += [("init_from", data.init_from)] if data.init_from else []
+    check_paths(read, data.output, log_file)
+    begun = (out / STATE).exists()
+    if begun and not options.learning.resume:
+        raise OptionError(f"output: {out} holds a run already; go on with -resume")
+    if not begun and options.learning.resume:
+        raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
+    if not begun and native.recognises(out):
+        raise OptionError(f"output: {out} holds a model already; choose another directory")
+    check_writable(out)
+    if log_file is not None and (folder := Path(log_file).absolute().parent) != out.absolute():
+        if not folder.is_dir():
+            raise FileError(f"cannot write {log_file}: there is no directory {folder}")
+        check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """FileError unless files can be made in a directory, or in the one that it will be made in."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError as error:
+        raise FileError(f"cannot write {folder}: {error.strerror} ({there})") from None
+
+
+def unreadable(paths: Sequence[str]) -> list[str]:
+    """Those files that are missing or cannot be opened, with the reason."""
+    problems = []
+    for path in dict.fromkeys(paths):
+        if os.path.isdir(path):
+            problems.append(f"{path} (a directory)")
+        elif not os.path.exists(path):
+            problems.append(f"{path} (no such file)")
+        elif not os.access(path, os.R_OK):
+            problems.append(f"{path} (permission denied)")
+    return problems

@@ -1,0 +1,97 @@
+"""What a run leaves beside its model for people to read: a table of its steps and a plot."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from onmt_lite.chart import line_chart
+from onmt_lite.checkpoints.native import replace_files
+from onmt_lite.errors import FileError
+
+TABLE, PLOT = "train.csv", "train.svg"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; what a validation alone knows is None elsewhere.
+
+    tokens_per_second and train_loss  over the steps since the row before; the loss is the one that
+                                      is minimised: with label smoothing and dropout
+    valid_loss  nats per target token, the mean over the held-out files
+    """
+
+    step: int
+    epoch: int
+    minutes: float
+    target_tokens: int
+    tokens_per_second: float
+    learning_rate: float
+    train_loss: float
+    valid_loss: float | None = None
+    perplexity: float | None = None
+    bleu: float | None = None
+
+    def line(self) -> str:
+        values = (
+            "" if value is None else f"{value:.6g}" for value in dataclasses.astuple(self)[4:]
+        )
+        return (
+            f"{self.step},{self.epoch},{self.minutes:.3f},{self.target_tokens},{','.join(values)}\n"
+        )
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+
+
+class Journal:
+    """The rows of a run so far, as they stand in its directory."""
+
+    def __init__(self, out: Path, n_steps: int):
+        """Begin the table, or go on after `n_steps`: later rows will be trained anew."""
+        self.out = out
+        kept = _read(out / TABLE) if n_steps else []
+        self.rows = [row for row in kept if row.step <= n_steps]
+        head = ",".join(COLUMNS) + "\n"
+        replace_files(out, {TABLE: (head + "".join(row.line() for row in self.rows)).encode()})
+
+    def add(self, row: Row) -> None:
+        """Write a row in one piece, so that a process that is killed leaves whole lines."""
+        self.rows.append(row)
+        try:
+            with open(self.out / TABLE, "ab", buffering=0) as table:
+                table.write(row.line().encode())
+        except OSError as error:
+            raise FileError(f"cannot write {self.out / TABLE}: {error.strerror}") from None
+
+    def draw(self, title: str) -> None:
+        """Losses, and BLEU where it is known, over the minutes."""
+        rows = self.rows
+        panels: dict[str, dict[str, list[tuple[float, float]]]] = {
+            "loss, nats per token": {
+                "training": [(r.minutes, r.train_loss) for r in rows],
+                "held out": [(r.minutes, r.valid_loss) for r in rows if r.valid_loss is not None],
+            }
+        }
+        if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
+            panels["BLEU"] = {"BLEU": scores}
+        replace_files(self.out, {PLOT: line_chart(title, "minutes", panels).encode("utf-8")})
+
+
+def _read(path: Path) -> list[Row]:
+    """The whole rows of a table; a last line that was cut off is left out."""
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from None
+    rows = []
+    for values in csv.DictReader(io.StringIO(whole)):
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line that is not ours
+            whole_numbers = {n: int(values[n]) for n in ("step", "epoch", "target_tokens")}
+            others = {n: float(values[n]) for n in COLUMNS if n not in whole_numbers and values[n]}
+            rows.append(Row(**whole_numbers, **others))  # type: ignore[arg-type]
+    return rows

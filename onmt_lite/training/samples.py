@@ -1,0 +1,33 @@
+"""What a model makes of held-out lines while it learns."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import sentencepiece as spm
+
+from onmt_lite.checkpoints import native
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.options import TranslateOptions
+from onmt_lite.translator import Translator
+
+HAS_SACREBLEU = find_spec("sacrebleu") is not None
+
+
+def translate(
+    model: Transformer, sp: spm.SentencePieceProcessor, lines: Sequence[str]
+) -> list[str]:
+    """Greedy translations, in single precision."""
+    options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
+    model.eval()
+    found = Translator(native.checkpoint(model, sp), options).translate(lines)
+    model.train()
+    return [translation.hyps[0].text for translation in found]
+
+
+def bleu(outputs: list[str], references: list[str]) -> float | None:
+    """sacrebleu's BLEU with its defaults; None where sacrebleu is not installed."""
+    if not HAS_SACREBLEU:
+        return None
+    import sacrebleu  # optional
+
+    return sacrebleu.corpus_bleu(outputs, [references], force=True).score

@@ -1,0 +1,438 @@
+"""What a training run reads, refuses, tells and leaves behind."""
+
+import csv
+import errno
+import gzip
+import math
+import os
+import re
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+import sacrebleu
+import sentencepiece as spm
+import torch
+
+from onmt_lite import Translator
+from onmt_lite import train as module
+from onmt_lite.checkpoints import native
+from onmt_lite.errors import CheckpointError, DataError, FileError, OnmtLiteError, OptionError
+from onmt_lite.schema.option import META_NAMES
+from onmt_lite.train import Trainer, train
+from onmt_lite.training import data, samples
+from onmt_lite.training import options as training_options
+from onmt_lite.training.journal import COLUMNS
+from onmt_lite.training.options import load_train_options
+from tests.support.counting import write_pairs
+
+TINY = (
+    "-vocab_size 30 -d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1 -batch_tokens 200 "
+    "-train_steps 8 -warmup_steps 2 -threads 1 -device cpu"
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
+
+
+@pytest.fixture
+def options(corpus, tmp_path):
+    """options(*more) -> TrainOptions of a tiny run into tmp_path/run."""
+
+    def load(*more):
+        argv = ["-train", str(corpus), "-valid", str(corpus), "-output", str(tmp_path / "run")]
+        return load_train_options([*argv, *TINY.split(), *map(str, more)])[0]
+
+    return load
+
+
+@pytest.fixture
+def run(options, tmp_path):
+    """run(*more) -> the directory of a run that is over."""
+
+    def start(*more):
+        train(options(*more))
+        return tmp_path / "run"
+
+    return start
+
+
+def table(folder):
+    with open(folder / "train.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def everything(folder):
+    """All files below a folder, with their contents."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# Reading
+
+
+def test_a_table_as_people_have_it(tmp_path):
+    """Byte order mark, CR LF, blank lines, a third column, spaces around, no last line feed."""
+    path = tmp_path / "my.txt"
+    text = "\ufeffJa.\tYes.\tCC-BY\r\n\r\n \t \n Nein. \t No. \n\u2028Gut\u2028so\tFine"
+    path.write_bytes(text.encode("utf-8"))
+    found = [("Ja.", "Yes."), ("Nein.", "No."), ("Gut\u2028so", "Fine")]
+    assert data.read_pairs(path) == found
+    path.write_bytes(gzip.compress(path.read_bytes()))  # whatever its name
+    assert data.read_pairs(path) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            b"a\tb\n\na;b\na\tb\nc;d\n\te\n",
+            r"my\.tsv:3: .*'a;b' \(and 2 more lines\).*paste a\.src",
+        ),
+        (b"a\tb\nsch\xf6n\tfine\n", r"my\.tsv:2: not utf-8.*iconv"),
+        ("a\tb\n".encode("utf-16"), r"my\.tsv is not text"),
+        (b"\n \n\t\n", "holds no pairs"),
+        (gzip.compress(b"a\tb\n" * 99)[:-9], "cannot read .*my.tsv"),
+    ],
+)
+def test_what_is_no_table_of_pairs_is_refused(tmp_path, content, problem):
+    (tmp_path / "my.tsv").write_bytes(content)
+    with pytest.raises(OnmtLiteError, match=problem):
+        data.read_pairs(tmp_path / "my.tsv")
+
+
+def test_held_out_pairs_share_no_side_with_those_that_are_learned():
+    rng = Random(5)
+    pairs = [(f"s{rng.randrange(700)}", f"t{rng.randrange(700)}") for _ in range(2000)]
+    corpora = [pairs[:1500], pairs[1500:]]
+    (first, second), held_out = data.hold_out(corpora)
+    assert len(held_out) == 2000 // 50
+    assert sum(pair in set(pairs[1500:]) for pair in held_out) >= 10  # from all over the corpora
+    sources, targets = ({pair[side] for pair in held_out} for side in (0, 1))
+    for before, after in zip(corpora, (first, second)):
+        assert after == [p for p in before if p[0] not in sources and p[1] not in targets]
+    many = [(f"s{n}", f"t{n}") for n in range(60_000)]
+    assert len(data.hold_out([many])[1]) == 500
+    with pytest.raises(DataError, match="-valid"):
+        data.hold_out([[("a", "b")] * 100])
+
+
+def test_without_valid_a_run_holds_pairs_out(tmp_path, options):
+    path = tmp_path / "my.tsv"
+    path.write_text("".join(f"satz {n}\tsentence {n}\n" for n in range(200)), encoding="utf-8")
+    argv = ["-train", str(path), "-output", str(tmp_path / "run"), *TINY.split()]
+    module.set_up_log(module.JobOptions())
+    trainer = Trainer(load_train_options([*argv, "-vocab_size", "24"])[0])
+    assert sum(len(batch.src) for batch in trainer.valid[0]) == len(trainer.shown) == 4
+    assert len(trainer.pairs) == 196 and not set(trainer.shown) & set(trainer.pairs)
+    assert "4 held out" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+
+
+def test_pairs_that_are_held_out_and_learned_are_told_of(run):
+    assert "held-out pairs are in train too" in (run() / "train.log").read_text(encoding="utf-8")
+
+
+def test_too_many_and_too_few_pieces(corpus):
+    pairs = data.read_pairs(corpus)
+    for wrong, what in ((5000, "largest"), (16, "smallest")):
+        with pytest.raises(OptionError, match=f"vocab_size {wrong}: .* the {what}") as error:
+            data.train_sentencepiece(pairs, wrong)
+        works = int(str(error.value).rsplit(" ", 1)[1])
+        assert data.train_sentencepiece(pairs, works)
+        with pytest.raises(OptionError):
+            data.train_sentencepiece(pairs, works + (1 if wrong == 5000 else -1))
+
+
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_without_vocab_size_any_text_gives_pieces(n):
+    pairs = [(f"Satz Nummer {i}, ja.", f"Sentence number {i}, yes.") for i in range(n)]
+    for every in (False, True):
+        sp = spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, None, every))
+        assert sp.unk_id() not in sp.encode(pairs[-1][0])
+
+
+def test_more_text_gets_more_pieces():
+    words = [f"{Random(n).getrandbits(40):x}" for n in range(9000)]
+    sizes = [
+        spm.SentencePieceProcessor(
+            model_proto=data.train_sentencepiece([(word, word) for word in words[:n]])
+        ).vocab_size()
+        for n in (1000, 9000)
+    ]
+    assert sizes[0] < sizes[1]
+
+
+# Refusing
+
+
+def model_in(folder):
+    folder.mkdir()
+    (folder / "model.json").write_text("{}", encoding="utf-8")
+
+
+REFUSED = [
+    # what is there before, options, error, what it says
+    ([], "-train no/a.tsv no/b.tsv -valid no/c.tsv -init_from no/model", FileError,
+     r"no/a.tsv \(no such file\), no/b.tsv .*, no/c.tsv .*, no/model \(no such model\)$"),
+    ([], "-train . -slots no/d.tsv -augment_slots 1", FileError, r"\. \(a directory\), no/d.tsv"),
+    ([], "-init_from no/model", CheckpointError, "no/model"),
+    ([], "-output file/run", FileError, "file/run"),
+    ([], "-output /proc/run", FileError, "/proc"),
+    ([], "-log_file no/folder/log", FileError, "no/folder"),
+    ([], "-log_file file", OptionError, "log_file is the same file as train"),
+    ([], "-resume", OptionError, "leave -resume out"),
+    ([], "-device cuda:7", OptionError, "usable GPUs"),
+    ([model_in], "", OptionError, "holds a model already"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "words", "error", "says"), REFUSED)
+def test_what_cannot_work_is_refused_before_any_work(
+    options,
+    corpus,
+    tmp_path,
+    monkeypatch,
+    before,
+    words,
+    error,
+    says,
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(corpus.read_bytes())
+    for make in before:
+        make(tmp_path / "run")
+    monkeypatch.setattr(module, "train_sentencepiece", lambda *_: pytest.fail("work was begun"))
+    given = options("-train", "file", *words.split())
+    there = everything(tmp_path)
+    with pytest.raises(error, match=says) as caught:
+        train(given)
+    assert "\n" not in str(caught.value)
+    assert everything(tmp_path) == there
+
+
+@pytest.mark.parametrize("more", ["-vocab_size 9999", "-valid empty.tsv", "-max_positions 8"])
+def test_what_the_data_refuse_leaves_nothing_behind(options, tmp_path, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.tsv").write_text("\n", encoding="utf-8")
+    (tmp_path / "long.tsv").write_text("eins " * 9 + "\t" + "one " * 9, encoding="utf-8")
+    words = [*more.split(), *(["-train", "long.tsv"] if "positions" in more else [])]
+    given = options(*words, *(["-vocab_size", "20"] if "positions" in more else []))
+    there = everything(tmp_path)
+    with pytest.raises((OptionError, DataError)):
+        train(given)
+    assert everything(tmp_path) == there
+
+
+def test_names_of_opennmt_are_told_what_to_do():
+    with pytest.raises(OptionError) as error:
+        load_train_options("-train_src a -valid_tgt b -save_model c".split())
+    said = "\n".join(error.value.problems)
+    for name in ("train_src", "valid_tgt"):
+        assert re.search(rf"{name}; .*paste FILE.src FILE.tgt", said)
+    assert "name the directory with output" in said
+
+
+# Going on
+
+
+def test_settings_of_another_run_are_named(run, options, tmp_path):
+    folder = run("-train_steps", "2")
+    other = tmp_path / "other.tsv"
+    other.write_text("eins.\tone.\n" * 40, encoding="utf-8")
+    there = everything(folder)
+    for words, named in [
+        (
+            "-d_model 64 -vocab_size 29",
+            r"d_model \(32 before, 64 now\), vocab_size \(30 before, 29",
+        ),
+        (f"-train {other}", r"train \(other pairs\)"),
+    ]:
+        with pytest.raises(OptionError, match=named):
+            train(options("-resume", *words.split()))
+        assert everything(folder) == there
+    # Where to stop and how fast to learn may be another
+    train(options("-resume", "-train_steps", "3", "-matrix_lr", "0.01", "-dropout", "0.3"))
+    assert table(folder)[-1]["step"] == "3"
+
+
+def test_a_damaged_state_is_refused_in_one_line(run, options, tmp_path):
+    folder = run("-train_steps", "2")
+    (folder / "train_state.pt").write_bytes(b"PK nonsense")
+    with pytest.raises(DataError, match="cannot resume from .*train_state.pt") as error:
+        train(options("-resume"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_complete_run_says_so(run, options, capsys):
+    folder = run("-train_steps", "2")
+    rows = table(folder)
+    capsys.readouterr()
+    train(options("-train_steps", "2", "-resume"))
+    assert "this run is complete" in capsys.readouterr().err
+    assert table(folder) == rows
+
+
+def test_the_options_of_a_run_are_a_configuration(run, options):
+    folder = run("-conjunctions", ", ü |, and ")
+    again, _ = load_train_options(["-config", str(folder / "train.yaml")])
+    assert again == options("-conjunctions", ", ü |, and ")
+
+
+def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):
+    folder = run("-train_steps", "2")
+    kept = {
+        name: (folder / name).read_bytes() for name in ("weights.safetensors", "train_state.pt")
+    }
+    more = options("-resume", "-train_steps", "40", "-dropout", "0")
+    calls = []
+
+    def full(fd):
+        calls.append(fd)
+        if len(calls) > 3:  # the options, pieces and table of the start fit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native.os, "fsync", full)
+        with pytest.raises(FileError, match="No space left.*make room and run: .*-resume"):
+            train(more)
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert not list(folder.glob("*.new"))
+    Translator.from_pretrained(folder, device="cpu")
+    train(more)
+    assert [int(row["step"]) for row in table(folder)] == sorted(
+        {int(row["step"]) for row in table(folder)}
+    )
+
+
+# Telling
+
+
+def test_the_table_has_each_step_once(run, options):
+    folder = run("-train_steps", "5")
+    rows = table(folder)
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["step"] for row in rows] == list("12345")
+    assert [bool(row["valid_loss"]) for row in rows] == [False] * 4 + [True]
+    last = rows[-1]
+    assert float(last["perplexity"]) == pytest.approx(math.exp(float(last["valid_loss"])), rel=1e-4)
+    # A process that was killed later, in the middle of a line
+    with open(folder / "train.csv", "a", encoding="utf-8") as file:
+        file.write("6,0,0.1,99,1,1,1,,,\n7,0,0.")
+    train(options("-train_steps", "8", "-resume"))
+    again = table(folder)
+    assert again[:5] == rows
+    assert [row["step"] for row in again] == list("12345678")
+    tokens = [int(row["target_tokens"]) for row in again]
+    assert tokens == sorted(set(tokens)) and tokens[5] != 99
+
+
+def test_rows_tell_of_the_steps_since_the_row_before(options, monkeypatch):
+    monkeypatch.setattr(module, "ROWS", 2)
+    trainer = Trainer(options("-train_steps", "8"))
+    losses, step = [], trainer.step
+
+    def told(batch):
+        before = trainer.n_tokens
+        losses.append(step(batch) * (trainer.n_tokens - before))
+        return losses[-1]
+
+    trainer.step = told
+    trainer.run()
+    (first, second), tokens = trainer.journal.rows, trainer.n_tokens
+    assert (first.step, second.step) == (4, 8)
+    assert first.train_loss == pytest.approx(sum(losses[:4]) / first.target_tokens, rel=1e-4)
+    rest = tokens - first.target_tokens
+    assert second.train_loss == pytest.approx(sum(losses[4:]) / rest, rel=1e-4)
+    minutes = second.minutes - first.minutes
+    assert second.tokens_per_second == pytest.approx(rest / (60 * minutes), rel=1e-3)
+
+
+def test_bleu_and_samples_are_what_the_model_translates(run, corpus):
+    folder = run("-train_steps", "300", "-dropout", "0")
+    pairs = data.spread(data.read_pairs(corpus), 200)
+    greedy = Translator.from_pretrained(folder, device="cpu").translate(
+        [src for src, _ in pairs], beam_size=1
+    )
+    outputs = [translation.hyps[0].text for translation in greedy]
+    expected = sacrebleu.corpus_bleu(outputs, [[tgt for _, tgt in pairs]]).score
+    assert float(table(folder)[-1]["bleu"]) == pytest.approx(expected, abs=1)  # half precision
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    for (src, tgt), output in list(zip(pairs, outputs))[:2]:
+        assert re.search(rf"source +{src}\n.* reference +{tgt}\n.* output +{output}\n", log)
+    plot = ElementTree.fromstring((folder / "train.svg").read_text(encoding="utf-8"))
+    texts = {"".join(text.itertext()) for text in plot.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"minutes", "training", "held out", "BLEU"} <= texts
+
+
+def test_without_sacrebleu_there_is_no_bleu(run, monkeypatch):
+    monkeypatch.setattr(samples, "HAS_SACREBLEU", False)
+    folder = run()
+    assert table(folder)[-1]["bleu"] == ""
+    assert "pip install sacrebleu" in (folder / "train.log").read_text(encoding="utf-8")
+
+
+def test_translating_in_between_changes_nothing(options):
+    trainer = Trainer(options())
+    before = torch.get_rng_state(), torch.get_num_threads()
+    weights = {name: p.clone() for name, p in trainer.model.state_dict().items()}
+    assert len(samples.translate(trainer.model, trainer.sp, ["eins.", "", "zwei."])) == 3
+    assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+    assert trainer.model.training
+    for name, p in trainer.model.state_dict().items():
+        assert torch.equal(p, weights[name])
+
+
+def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, capfd):
+    folder = run("-log_file", tmp_path / "my.log")
+    logs = [
+        path.read_text(encoding="utf-8") for path in (folder / "train.log", tmp_path / "my.log")
+    ]
+    assert logs[0] == logs[1]
+    told = [line.split("] ", 1)[1] for line in logs[0].split("\n")[:-1]]
+    assert told == capfd.readouterr().err.split("\n")[:-1]
+    assert told[-1] == f"translate with it: python translate.py -model {folder} -src FILE"
+    assert f"model: {folder}" in told[-2]
+    for name in ("train.log", "train.csv", "train.svg"):
+        assert name in told[-2] and (folder / name).exists()
+
+
+def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
+    trainer = Trainer(options())
+    capfd.readouterr()
+    monkeypatch.setattr(module, "LINE_SECONDS", 1e-6)
+    module.set_up_log(module.JobOptions())
+    trainer.run()
+    told = re.findall(r"^ *(\d+) %  .* step (\d+) .*loss", capfd.readouterr().err, re.M)
+    assert told == [(f"{100 * n / 8:.0f}", str(n)) for n in range(1, 8)]
+
+
+def test_validations_are_a_tenth_of_the_run_apart(options):
+    for words, minutes in [
+        ("-train_minutes 3", 1), ("-train_minutes 40", 4), ("-train_minutes 500", 10),
+        ("-train_steps 9", 10), ("-train_minutes 40 -valid_minutes 0.5", 0.5),
+    ]:  # fmt: skip
+        assert options(*words.split()).learning.minutes_between_validations == minutes
+
+
+def test_a_loss_that_is_no_number_ends_the_run(options, tmp_path):
+    trainer = Trainer(options())
+    next(trainer.model.parameters()).data += math.nan
+    with pytest.raises(OptionError, match="no number any more.*lower matrix_lr"):
+        trainer.run()
+    assert not (tmp_path / "run" / "model.json").exists()
+
+
+def test_automatic_precision_is_single_on_a_processor(options, tmp_path):
+    losses = {}
+    for name in ("auto", "fp32", "bf16"):
+        trainer = Trainer(options("-precision", name, "-output", tmp_path / name))
+        losses[name] = trainer.validate()
+    assert losses["auto"] == losses["fp32"] != losses["bf16"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+def test_every_option_is_in_the_configuration(options):
+    assert set(training_options.as_table(options())) | {"resume"} == set(
+        training_options.OPTIONS
+    ) - {"config", *META_NAMES}
