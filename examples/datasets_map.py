@@ -27,9 +27,6 @@ if __name__ == "__main__":
 
     german = ["Guten Morgen!", "Wo ist der Bahnhof?", "", "Ich lerne seit zwei Jahren Deutsch."]
     dataset = Dataset.from_dict({"de": german})
-    # A fingerprint of one's own: that of the function would have to read the whole model
-    dataset = dataset.map(
-        add_english, batched=True, batch_size=1000, new_fingerprint="de-en-with-two-best"
-    )
+    dataset = dataset.map(add_english, batched=True, batch_size=1000)
     for row in dataset:
         print(row)

@@ -35,8 +35,8 @@ except TypeError as error:
 translations = translator.translate(table["german"].fillna(""))
 table["english"] = [t.text for t in translations]
 table["score"] = [t.hyps[0].score for t in translations]
-print(table[["guest", "english", "score"]].to_string(index=False))
+print(table[["guest", "english", "score"]])
 
 # %% The two lines with the lowest scores, to be read by a person
-print()
-print(table[table["english"] != ""].nsmallest(2, "score")[["german", "english"]].to_string())
+print("\nTo be read:")
+print(table[table["english"] != ""].nsmallest(2, "score")[["german", "english"]])

@@ -12,12 +12,12 @@ from onmt_lite import Hypothesis, Translator
 translator = Translator.from_pretrained("de-en")
 
 # %% Ten translations of each line, best first
-lines = ["Guten Morgen!", "Der Zug fährt um 14:35 Uhr ab.", "Kommst du mit ins Kino?"]
+lines = ["Ruf mich an!", "Wo ist der Bahnhof?", "Der Film beginnt um 20:15 Uhr."]
 translations = translator.translate(lines, beam_size=10, n_best=10)
 
 
 # %% The rule: end as the source ends, have its numbers, use the words of a glossary
-GLOSSARY = {"Kino": "cinema"}
+GLOSSARY = {"Bahnhof": "train station", "Film": "film"}
 
 
 def penalty(source: str, hyp: Hypothesis) -> float:

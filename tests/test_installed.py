@@ -125,6 +125,11 @@ def test_from_python(run):
     assert run("python", "-c", code, err="").startswith("Good morning")
 
 
+def test_an_example_as_it_is(run):
+    out = run("python", ROOT / "examples" / "draw_search.py", "Ja.", err="")
+    assert out.startswith("Ja.\n\nstep ")
+
+
 USER_SCRIPT = """
 from pathlib import Path
 from typing import Any

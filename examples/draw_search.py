@@ -1,0 +1,41 @@
+"""Draw the beam search of one sentence: python examples/draw_search.py [SENTENCE]"""
+
+# %% The translator, with the model that comes with it
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
+
+from onmt_lite import Beam, Translator
+from onmt_lite.records import Line
+from onmt_lite.rules import SearchRules
+from onmt_lite.search.decode import decode
+from onmt_lite.text.batching import pad_batch
+
+translator = Translator.from_pretrained("de-en", beam_size=3)
+sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
+
+# %% What translate() does with a batch, here with one sentence: its Beam keeps the books
+example = translator.examples.make(Line(0, sentence))
+rules = SearchRules(translator.options, translator.checkpoint)
+beam = Beam(rules.beam, rules.limits(example))
+batch = pad_batch([example], translator.checkpoint.src_vocab.pad_id or 0, translator.device)
+decode(translator.model, batch.src, batch.src_lengths, [beam], rules.candidates)
+
+# %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished
+vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id
+totals = [0.0] * beam.rules.beam_size
+print(f"{sentence}\n\nstep  row  from  log_prob  tokens")
+for step, parents in enumerate(beam.prev_ks, 1):
+    totals = [totals[p] + x for p, x in zip(parents, beam.log_probs[step - 1])]
+    for row, parent in enumerate(parents):
+        ids, _ = beam.get_hyp(step, row)
+        tokens = " ".join("■" if i == eos else vocab.tokens[i] for i in ids)
+        print(f"{step:4}  {row:3}  {parent:4}  {totals[row]:8.3f}  {tokens}")
+
+# %% The hypotheses that finished, ranked by log-probability per token
+print("\nscore   step  hypothesis")
+for hyp in beam.best():
+    ids, _ = beam.hypothesis(hyp)
+    text = translator.tokenizer.decode(vocab.decode(ids[:-1] if hyp.ended else ids))
+    print(f"{hyp.score:6.3f}  {hyp.step:4}  {text}")
