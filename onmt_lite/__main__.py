@@ -18,9 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.cli import run_program
-    from onmt_lite.options import OPTIONS, USAGE, load_options
+    from onmt_lite.options import PROGRAM, load_options
 
-    return run_program(argv, OPTIONS, USAGE, load_options, translate)
+    return run_program(argv, PROGRAM, load_options, translate)
 
 
 def translate(options: TranslateOptions) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import shutil
 import signal
 import sys
 import warnings
@@ -14,15 +15,25 @@ from onmt_lite import __version__
 from onmt_lite.console import CONSOLE
 from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 from onmt_lite.interrupt import Interrupted, stop_on_signals
-from onmt_lite.schema import Option, Resolved, help_text
+from onmt_lite.schema import (
+    META_NAMES,
+    Program,
+    Resolved,
+    Resolver,
+    completion,
+    help_on,
+    help_text,
+    json_schema,
+    markdown_table,
+    split_argv,
+)
 
 T = TypeVar("T")
 
 
 def run_program(
     argv: Sequence[str] | None,
-    options: dict[str, Option],
-    usage: str,
+    program: Program,
     load: Callable[[Sequence[str]], tuple[T, Resolved]],
     run: Callable[[T], None],
 ) -> int:
@@ -36,15 +47,14 @@ def run_program(
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         stop_on_signals()
-        if {"-help", "--help", "-h", "-help=true", "--help=true"} & set(argv):
-            print_out(help_text(options, f"{command()} {usage}") + "\n")
-            return 0
-        if {"-version", "--version", "-version=true", "--version=true"} & set(argv):
-            print_out(versions() + "\n")
+        if told := tell(argv, program):
+            print_out(told + "\n")
             return 0
         loaded, resolved = load(argv)
         if resolved.values["print_config"]:
             print_out(resolved.configuration().to_yaml())
+        elif resolved.values["save_config"] is not None:
+            save(resolved.configuration().to_yaml(), resolved.values["save_config"])
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -57,6 +67,31 @@ def run_program(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return interrupted.exit_code
     return 0
+
+
+def tell(argv: Sequence[str], program: Program) -> str:
+    """What the program says of itself, where the command line asks: then nothing else is done.
+    OptionError for a wrong question."""
+    asked = dict(split_argv(argv)[0])
+    columns = shutil.get_terminal_size((80, 24)).columns
+    if (names := asked.get("help", asked.get("h"))) is not None:
+        if names in ([], ["true"]):
+            return help_text(program.options, f"{command()} {program.usage}", columns)
+        return help_on(names, program.options, columns)
+    meta = Resolver({name: program.options[name] for name in META_NAMES})
+    for name in ("version", "print_schema", "print_completion"):
+        if name in asked:
+            meta.put_words(name, asked[name])
+    values = meta.result().values
+    if values["version"]:
+        return versions()
+    if "md" in asked and "md" in program.foreign:  # OpenNMT-py's name
+        return markdown_table(program.options)
+    if values["print_schema"]:
+        return json_schema(program)
+    if values["print_completion"]:
+        return completion(values["print_completion"], program)
+    return ""
 
 
 def command() -> str:
@@ -80,12 +115,22 @@ def versions() -> str:
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
+def save(text: str, path: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", newline="\n") as out:
+            out.write(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise FileError(f"cannot write {path}: {reason}") from None
+
+
 def print_out(text: str) -> None:
     """Standard output, failing as a job's output does."""
     if sys.stdout is None:
         raise FileError("cannot write standard output: it is closed")
     try:
-        print(text, end="", flush=True)
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # whatever the locale
+        sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is lost anyway
         if error.errno == errno.EPIPE:

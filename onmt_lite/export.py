@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from onmt_lite.cli import run_program
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
+from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH
@@ -30,14 +30,28 @@ class ExportOptions:
 
     title: ClassVar[str] = "Export"
 
-    model: str = opt("", "model to export: whatever translate.py -model reads, a Transformer")
-    to: Literal["opennmt-py", "marian"] | None = opt(
-        None, "`opennmt-py`: a .pt file of version 3; `marian`: a directory of transformers"
+    model: str = opt(
+        "",
+        "Export this Transformer, of any kind that onmt_translate -model reads",
+        value="PATH",
+        example="data/de-en",
     )
-    output: str = opt("", "the .pt file or the directory; it must not exist yet")
+    to: Literal["opennmt-py", "marian"] | None = opt(
+        None,
+        "Write a .pt file of OpenNMT-py 3 (`opennmt-py`) or a Marian directory of transformers "
+        "(`marian`)",
+        example="opennmt-py",
+    )
+    output: str = opt(
+        "",
+        "Write to this .pt file or directory, which must not exist yet",
+        value="PATH",
+        example="de-en.pt",
+    )
 
 
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
+PROGRAM = Program(("onmt_export",), USAGE, OPTIONS)
 
 
 def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
@@ -116,7 +130,7 @@ def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, OPTIONS, USAGE, load_export_options, export)
+    return run_program(argv, PROGRAM, load_export_options, export)
 
 
 if __name__ == "__main__":

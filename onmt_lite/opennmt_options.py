@@ -1,40 +1,105 @@
 """Options of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that have nothing to do here.
 
-They are taken while they ask for nothing, so that configurations work as they stand, and refused
-by name where they ask for what is not done.
+Values that ask for nothing are taken without a word, so that configurations work as they stand.
+Other values get a note, or are refused where the output would not be what was asked for.
 """
 
 from onmt_lite.schema import Foreign
 
 ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
-LATER = "it is not there yet; leave it out"
-ONE_PROCESS = "one process translates; for several GPUs start a job on each, with its own lines"
-TEXT_ONLY = "only text is translated"
+NOT_YET = "not there yet; leave it out"
+ONE_PROCESS = (
+    "without effect here; one process translates: for several GPUs start a job on each, with "
+    "lines of its own"
+)
+TEXT_ONLY = "only text is translated; leave it out"
+NO_FEATURES = "models with word features are not read; leave it out"
+NOT_QUANTISED = "without effect here; weights are held in the type of -precision"
+TRAINING = "for training only; leave it out"
 
-# Options of transforms that do nothing in a translation, or that are refused themselves
-OF_TRANSFORMS = (
-    "src_seq_length tgt_seq_length permute_sent_ratio rotate_ratio insert_ratio random_ratio "
-    "mask_ratio mask_length poisson_lambda replace_length switchout_temperature "
-    "tokendrop_temperature tokenmask_temperature src_eq_tgt same_char same_word scripts_ok "
-    "scripts_nok src_tgt_ratio avg_tok_min avg_tok_max langid src_lang tgt_lang penn "
-    "norm_quote_commas norm_numbers pre_replace_unicode_punct post_remove_control_chars "
-    "reversible_tokenization upper_corpus_ratio doc_length max_context termbase_path "
-    "src_spacy_language_model tgt_spacy_language_model term_corpus_ratio term_example_ratio "
-    "src_term_stoken tgt_term_stoken tgt_term_etoken term_source_delimiter tm_path "
-    "fuzzy_corpus_ratio fuzzy_threshold tm_delimiter fuzzy_token fuzzymatch_min_length "
-    "fuzzymatch_max_length tags_dictionary_path tags_corpus_ratio max_tags paired_stag "
-    "paired_etag isolated_tag src_delimiter response_patterns"
-).split()
+
+def _noted(**off: str) -> dict[str, Foreign]:
+    """Options without effect, each with the value that asks for nothing."""
+    return {name: Foreign((value,)) for name, value in off.items()}
+
+
+def _of_training(transform: str, **off: str) -> dict[str, Foreign]:
+    """Options of a transform that does nothing in a translation: without effect where `transforms`
+    name it, refused elsewhere."""
+    unless = f"-transforms {transform}"
+    return {name: Foreign((v,), TRAINING, refused=True, unless=unless) for name, v in off.items()}
+
 
 FOREIGN = {
-    **{name: Foreign(ALL) for name in OF_TRANSFORMS},
+    # Transforms that are not performed, or only in training
+    **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(ALL)),
+    **_noted(
+        src_lang="",
+        tgt_lang="",
+        penn="true",
+        norm_quote_commas="true",
+        norm_numbers="true",
+        pre_replace_unicode_punct="false",
+        post_remove_control_chars="false",
+        reversible_tokenization="joiner",
+        upper_corpus_ratio="0.01",
+        doc_length="200",
+        max_context="1",
+        termbase_path="",
+        src_spacy_language_model="",
+        tgt_spacy_language_model="",
+        term_corpus_ratio="0.3",
+        term_example_ratio="0.2",
+        tm_path="",
+        fuzzy_corpus_ratio="0.1",
+        fuzzy_threshold="70",
+        tm_delimiter="\t",
+        fuzzymatch_min_length="4",
+        fuzzymatch_max_length="70",
+    ),
+    # Marks that those transforms put into the text
+    **dict.fromkeys(
+        "src_term_stoken tgt_term_stoken tgt_term_etoken term_source_delimiter fuzzy_token "
+        "paired_stag paired_etag isolated_tag src_delimiter".split(),
+        Foreign(ALL),
+    ),
+    **_of_training(
+        "bart",
+        permute_sent_ratio="0",
+        rotate_ratio="0",
+        insert_ratio="0",
+        random_ratio="0",
+        mask_ratio="0",
+        mask_length="subword",
+        poisson_lambda="3",
+        replace_length="-1",
+    ),
+    **_of_training("switchout", switchout_temperature="1"),
+    **_of_training("tokendrop", tokendrop_temperature="1"),
+    **_of_training("tokenmask", tokenmask_temperature="1"),
+    **_of_training(
+        "clean",
+        src_eq_tgt="false",
+        same_char="false",
+        same_word="false",
+        scripts_ok="Latin Common",
+        scripts_nok="",
+        src_tgt_ratio="2",
+        avg_tok_min="3",
+        avg_tok_max="20",
+        langid="",
+    ),
+    **_of_training("inlinetags", tags_dictionary_path="", tags_corpus_ratio="0.1", max_tags="12"),
+    **_of_training("response_patterns", response_patterns="Response : ｟newline｠"),
     # Subwords are drawn in training; the best ones are what a translation reads
     "src_subword_nbest": Foreign(("1", "0")),
     "tgt_subword_nbest": Foreign(("1", "0")),
     "src_subword_alpha": Foreign(("0",)),
     "tgt_subword_alpha": Foreign(("0",)),
-    "gpt2_pretok": Foreign(SWITCHED_OFF, "text is not cut into bytes; cut it before"),
+    "gpt2_pretok": Foreign(
+        SWITCHED_OFF, "text is not cut into bytes; cut the file before, and leave it out", True
+    ),
     # Where and how it runs
     "world_size": Foreign(("1", "0"), ONE_PROCESS),
     "gpu_ranks": Foreign(("", "0"), ONE_PROCESS),
@@ -44,43 +109,51 @@ FOREIGN = {
     "master_ip": Foreign(("localhost",)),
     "master_port": Foreign(("10000",)),
     "timeout": Foreign(("60",)),
-    "self_attn_type": Foreign(ALL),  # the model says it
-    "quant_layers": Foreign(("",), "models are not quantised"),
-    "quant_type": Foreign(("",), "models are not quantised"),
-    "w_bit": Foreign(ALL),
-    "group_size": Foreign(ALL),
-    "fast": Foreign(ALL),  # always
+    "self_attn_type": Foreign(("scaled-dot-flash",), "without effect here; the model says it"),
+    "quant_layers": Foreign(("",), NOT_QUANTISED),
+    "quant_type": Foreign(("",), NOT_QUANTISED),
+    "w_bit": Foreign(("4",), NOT_QUANTISED),
+    "group_size": Foreign(("128",), NOT_QUANTISED),
+    "int8": Foreign(SWITCHED_OFF, NOT_QUANTISED),
+    "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
+    "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
+    "fast": Foreign(SWITCHED_OFF, "without effect here; every search is batched"),
     "shard_size": Foreign(ALL),  # memory does not grow with the file
-    "fp32": Foreign(SWITCHED_OFF, "here it is precision fp32"),
-    "fp16": Foreign(SWITCHED_OFF, "here it is precision fp16"),
-    "int8": Foreign(SWITCHED_OFF, LATER),
-    "profile": Foreign(SWITCHED_OFF, "there is no profiler; report_time says how long it took"),
+    "profile": Foreign(SWITCHED_OFF, "without effect here; -report_time says how long it took"),
     # What is read
-    "data_type": Foreign(("text",), TEXT_ONLY),
-    "src_dir": Foreign(("",), TEXT_ONLY),
-    "sample_rate": Foreign(("16000",), TEXT_ONLY),
-    "window_size": Foreign(("0.02",), TEXT_ONLY),
-    "window_stride": Foreign(("0.01",), TEXT_ONLY),
-    "window": Foreign(("hamming",), TEXT_ONLY),
-    "image_channel_size": Foreign(ALL),
-    "n_src_feats": Foreign(("0",), "models with word features are not read"),
-    "src_feats": Foreign(("", "{}"), "models with word features are not read"),
-    "src_feats_defaults": Foreign(("",), "models with word features are not read"),
-    "dynamic_dict": Foreign(ALL),  # a model that copies says so itself
+    "data_type": Foreign(("text",), TEXT_ONLY, refused=True),
+    "src_dir": Foreign(("",), TEXT_ONLY, refused=True),
+    "sample_rate": Foreign(("16000",), TEXT_ONLY, refused=True),
+    "window_size": Foreign(("0.02",), TEXT_ONLY, refused=True),
+    "window_stride": Foreign(("0.01",), TEXT_ONLY, refused=True),
+    "window": Foreign(("hamming",), TEXT_ONLY, refused=True),
+    "image_channel_size": Foreign(("3",), TEXT_ONLY, refused=True),
+    "n_src_feats": Foreign(("0",), NO_FEATURES, refused=True),
+    "src_feats": Foreign(("", "{}"), NO_FEATURES, refused=True),
+    "src_feats_defaults": Foreign(("",), NO_FEATURES, refused=True),
+    "dynamic_dict": Foreign(SWITCHED_OFF, "without effect here; the model says whether it copies"),
+    # How long an output may be
+    "max_sent_length": Foreign((), "here it is max_length", renamed="max_length"),
     # What is reported
-    "report_bleu": Foreign(SWITCHED_OFF, "score the output with sacrebleu"),
-    "report_rouge": Foreign(SWITCHED_OFF, "score the output with a tool for it"),
-    "report_align": Foreign(SWITCHED_OFF, LATER),
-    "gold_align": Foreign(SWITCHED_OFF, LATER),
-    "align_debug": Foreign(SWITCHED_OFF, LATER),
-    "attn_debug": Foreign(SWITCHED_OFF, LATER),
-    "dump_beam": Foreign(SWITCHED_OFF, LATER),
-    "log_file_level": Foreign(("0", "NOTSET", "10", "DEBUG", "20", "INFO")),
-    "save_config": Foreign(("",), "here it is -print_config > FILE"),
-    "md": Foreign(SWITCHED_OFF, "docs/options.md has the table of options"),
-    # Ours too: what "not given" is there
+    "report_bleu": Foreign(SWITCHED_OFF, "without effect here; score the output with sacrebleu"),
+    "report_rouge": Foreign(
+        SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
+    ),
+    "report_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "gold_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "align_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "attn_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "dump_beam": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "log_file_level": Foreign(
+        ("0", "NOTSET", "10", "DEBUG", "20", "INFO"), "without effect here; the file has all lines"
+    ),
+    "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
+    # Ours too: what "not given" is there, and what else a value may mean
     "precision": Foreign(("",)),
     "seed": Foreign(("-1",)),
     "log_file": Foreign(("",)),
-    "tgt_prefix": Foreign(("false",), "the flag that had this name is tgt_file_prefix"),
+    "save_config": Foreign(("",)),
+    "tgt_prefix": Foreign(
+        ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
+    ),
 }

@@ -1,6 +1,5 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -8,8 +7,22 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.errors import OptionError
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.presets import PRESETS, SWITCHES
-from onmt_lite.schema import META, META_NAMES, Option, Resolved, Resolver, load, opt, options_of
-from onmt_lite.text_options import TextOptions, check_text, text_notes
+from onmt_lite.schema import (
+    DEVICE,
+    META,
+    META_NAMES,
+    Option,
+    Program,
+    Resolved,
+    Resolver,
+    as_words,
+    idle,
+    load,
+    opt,
+    options_of,
+    refusals,
+)
+from onmt_lite.text_options import TextOptions, check_text, text_notes, transform_notes
 
 USAGE = """\
 [-config FILE ...] [options]
@@ -18,6 +31,8 @@ Translates lines of text: standard input to standard output unless -src and -out
 name files.  Options are spelt -name VALUE, --name VALUE or --name=VALUE, and are the
 keys of YAML files too; the command line wins over YAML, YAML over the default."""
 
+DRAWING = "-do_sample or -random_sampling_topk or -random_sampling_topp"
+NO_DRAWING = "no -do_sample and no -random_sampling_topk and no -random_sampling_topp"
 SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
 
 # Names that people bring from other tools, and ours
@@ -56,16 +71,25 @@ class ModelOptions:
 
     model: tuple[str, ...] = opt(
         (),
-        "a model directory (ours, Marian, fairseq), a .pt file of OpenNMT-py or a table model's "
-        ".json file, or a shipped model's name; several are an ensemble; without it, de-en as "
-        "shipped (German-English)",
+        "Translate with this model: a directory (ours, Marian, fairseq), a .pt file of OpenNMT-py, "
+        "the .json file of a table model, or the name of a shipped model; several models are an "
+        "ensemble. Without -model: de-en, German to English",
+        value="PATH",
+        example="opus-mt-de-en",
+    )
+    model_weights: tuple[float, ...] = opt(
+        (),
+        "Weigh the models of an ensemble, one weight each; without weights all count alike",
+        above=0,
+        max=1e6,
+        needs="several -model",
+        example="2 1 -model first.pt second.pt",
     )
     avg_raw_probs: bool = opt(
         False,
-        "an ensemble takes the mean of probabilities, not of log-probabilities",
-    )
-    model_weights: tuple[float, ...] = opt(
-        (), "weights of the models in that mean, one each; without it, all alike", above=0, max=1e6
+        "Average probabilities in an ensemble, not log-probabilities",
+        needs="several -model",
+        example="-model first.pt second.pt",
     )
 
 
@@ -75,20 +99,42 @@ class DataOptions:
 
     title: ClassVar[str] = "Input and output"
 
-    src: str = opt("-", "file to translate, one sentence per line; - is standard input")
-    output: str = opt("-", "file to write, complete or not at all; - is standard output")
+    src: str = opt(
+        "-",
+        "Translate this file, one sentence per line; - is standard input",
+        value="FILE",
+        example="input.de",
+    )
+    output: str = opt(
+        "-",
+        "Write the translations to this file, complete or not at all; - is standard output",
+        value="FILE",
+        example="output.en",
+    )
     output_format: Literal["text", "jsonl", "moses"] = opt(
         "text",
-        "`text`: n_best lines per source line; `jsonl`: one object per source line; "
-        "`moses`: `id ||| text ||| log_prob= X ||| score`",
+        "Write n_best lines per source line (`text`), one JSON object per source line (`jsonl`), "
+        "or lines `id ||| text ||| log_prob= X ||| score` (`moses`)",
+        example="jsonl",
     )
-    with_score: bool = opt(False, "append a tab and the score to each line of text output")
+    with_score: bool = opt(
+        False,
+        "Append a tab and the score to each translation",
+        needs="-output_format text",
+    )
     tgt: str | None = opt(
         None,
-        "reference translations, line by line; their log-probability is reported (GOLD)",
+        "Score the reference translations in this file, line by line, and report their "
+        "log-probabilities (GOLD)",
+        value="FILE",
+        example="reference.en",
     )
     tgt_file_prefix: bool = opt(
-        False, "lines of tgt are not references but what the translations begin with"
+        False,
+        "Begin each translation with its line of tgt; without tgt, all with the words of "
+        "tgt_prefix",
+        requires="-tgt or -tgt_prefix",
+        example="-tgt begin.en",
     )
 
 
@@ -101,63 +147,123 @@ class SearchOptions:
 
     search: str = opt(
         "opennmt",
-        "whose beam search: `opennmt` is our own, the others equal their originals",
+        "Search as this system does: `opennmt` is our own search, the others equal their "
+        "originals token for token and bring their own defaults",
         choices=tuple(PRESETS),
+        example="fairseq",
     )
-    beam_size: int = opt(5, "hypotheses kept per sentence; 1 is greedy search", min=1, max=1000)
-    n_best: int = opt(1, "hypotheses returned per sentence, at most beam_size", min=1)
-    min_length: int = opt(0, "least number of tokens before the end", min=0)
-    max_length: int = opt(250, "largest number of tokens, the end token counted", min=1, max=100000)
+    beam_size: int = opt(
+        5, "Keep N hypotheses per sentence; 1 is greedy search", min=1, max=1000, example="8"
+    )
+    n_best: int = opt(
+        1, "Return the N best hypotheses per sentence, at most beam_size", min=1, example="5"
+    )
+    min_length: int = opt(0, "Allow the end only after N tokens", min=0, example="3")
+    max_length: int = opt(
+        250,
+        "Stop after N tokens, the end token counted",
+        min=1,
+        max=100000,
+        example="100",
+    )
     max_length_ratio: float = opt(
-        2.0, "a line of S tokens gets at most X*S+5; 0 is no such limit", min=0, max=1000
+        2.0,
+        "Stop after X*S+5 tokens in a line of S source tokens; 0 sets no such limit",
+        min=0,
+        max=1000,
+        example="1.5",
     )
     length_penalty: Literal["none", "wu", "avg"] = opt(
-        "avg", "score = log_prob / L, for T tokens: `none` 1, `wu` ((5+T)/6)^alpha, `avg` T^alpha"
+        "avg",
+        "Divide the log_prob of T tokens by T^alpha (`avg`), ((5+T)/6)^alpha (`wu`) or 1 (`none`) "
+        "to get the score",
+        needs="-alpha",
+        example="wu -alpha 0.6",
     )
-    alpha: float = opt(1.0, "exponent of the length penalty", min=-10, max=10)
+    alpha: float = opt(
+        1.0,
+        "Set the exponent of the length penalty; above 1 favours long translations",
+        min=-10,
+        max=10,
+        needs="-length_penalty avg or wu",
+        example="0.6",
+    )
     block_ngram_repeat: int = opt(
-        0, "forbid the second occurrence of any n-gram of N tokens; 0 is off", min=0
+        0, "Forbid the second occurrence of any N tokens in a row; 0 is off", min=0, example="3"
     )
     ignore_when_blocking: tuple[str, ...] = opt(
-        (), "n-grams that hold one of these tokens may repeat"
+        (),
+        "Let rows of tokens that hold one of these tokens repeat",
+        value="TOKEN",
+        needs="-block_ngram_repeat",
+        example=". , -block_ngram_repeat 3",
     )
     repetition_penalty: float = opt(
-        1.0, "log-probabilities of tokens already produced are multiplied by this", above=0, max=100
+        1.0,
+        "Multiply the log-probabilities of tokens that the translation already holds by X",
+        above=0,
+        max=100,
+        example="1.2 -search transformers",
     )
-    ban_unk_token: bool = opt(False, "never produce the unknown token")
+    ban_unk_token: bool = opt(False, "Never produce the unknown token")
     coverage_penalty: Literal["none", "wu", "summary"] = opt(
         "none",
-        "taken off the score for source tokens attended too little (`wu`: -sum log min(c,1)) "
-        "or too much (`summary`: sum max(c,1) - S)",
+        "Lower the score for source tokens attended too little (`wu`: -sum log min(c,1)) or too "
+        "much (`summary`: sum max(c,1) - S)",
+        needs="-beta",
+        example="wu -beta 0.2",
     )
-    beta: float = opt(0.0, "weight of the coverage penalty", min=0, max=1000)
+    beta: float = opt(
+        0.0,
+        "Set the weight of the coverage penalty",
+        min=0,
+        max=1000,
+        needs="-coverage_penalty wu or summary",
+        example="0.2 -coverage_penalty wu",
+    )
     stepwise_penalty: bool = opt(
-        False, "let the coverage penalty steer every step, not only the ranking"
+        False,
+        "Apply the coverage penalty at every step, not only to finished hypotheses",
+        needs="-coverage_penalty wu or summary and -beta",
+        example="-coverage_penalty summary -beta 5",
     )
     early_stopping: Literal["true", "false", "never"] | None = opt(
         None,
-        "transformers: be done when beam_size hypotheses are finished (`true`), when no open one "
-        "is likely to be better (`false`), or when none can be (`never`)",
+        "Stop when beam_size hypotheses are finished (`true`), when no open one is likely to be "
+        "better (`false`), or when none can be (`never`)",
+        example="true -search transformers",
     )
     ratio: float = opt(
         0.0,
-        "end the search by another rule: the best finished hypothesis has, per token, at least "
-        "the score that the first row has per token of a translation X times as long as the "
-        "source; 0 is off",
+        "Stop when the best finished hypothesis scores at least as much per token as the first "
+        "row does per token of a translation X times as long as the source; 0 is off",
         min=0,
         max=1000,
+        needs=NO_DRAWING,
+        example="1.2",
     )
     patience: float | None = opt(
         None,
-        "ctranslate2: be done when beam_size * X hypotheses are finished",
+        "Stop when beam_size * X hypotheses are finished",
         above=0,
         max=1000,
+        needs="-alpha or -beta",
+        example="2 -search ctranslate2",
     )
     beam_groups: int = opt(
-        1, "diverse beam search (transformers, fairseq): the beam in N groups", min=1, max=1000
+        1,
+        "Split the beam into N groups, which diversity_rate keeps apart (diverse beam search)",
+        min=1,
+        max=1000,
+        example="3 -beam_size 6 -diversity_rate 0.5 -search transformers",
     )
     diversity_rate: float = opt(
-        0.0, "what a group pays for each time that an earlier one has a token", min=0, max=1000
+        0.0,
+        "Take X off the score of a token each time an earlier group has chosen the token",
+        min=0,
+        max=1000,
+        requires="-beam_groups 2 or more",
+        example="0.5 -beam_groups 3 -beam_size 6 -search transformers",
     )
 
 
@@ -169,25 +275,40 @@ class SamplingOptions:
 
     do_sample: bool = opt(
         False,
-        "draw tokens instead of taking the best: n_best samples per sentence (opennmt-3, fairseq: "
-        "the n_best of beam_size samples; transformers: beam sampling)",
-    )
-    random_sampling_temp: float = opt(
-        1.0, "draw from the distribution raised to 1/X", above=0, max=1000
+        "Draw tokens at random: n_best samples per sentence (opennmt-3, fairseq: the n_best of "
+        "beam_size samples; transformers: beam sampling)",
+        example="-n_best 5",
     )
     random_sampling_topk: int = opt(
         0,
-        "draw from the N best tokens; 0 and -1 are no such limit.  Under the opennmt searches this "
-        "and random_sampling_topp switch drawing on by themselves",
+        "Draw from the N best tokens; 0 and -1 set no limit. The opennmt searches draw when this "
+        "or random_sampling_topp is given, the others need -do_sample",
         min=-1,
+        example="10",
     )
     random_sampling_topp: float = opt(
         0.0,
-        "draw from the best tokens that together have this probability; 0 is no such limit",
+        "Draw from the best tokens that have this probability together; 0 sets no limit",
         min=0,
         max=1,
+        example="0.9",
     )
-    seed: int = opt(829, "of all random numbers", min=0, max=2**63 - 1)
+    random_sampling_temp: float = opt(
+        1.0,
+        "Draw from probabilities raised to 1/X: above 1 more evenly, below 1 more greedily",
+        above=0,
+        max=1000,
+        requires=DRAWING,
+        example="0.7 -do_sample",
+    )
+    seed: int = opt(
+        829,
+        "Start the random numbers here; the same seed draws the same tokens for a line",
+        min=0,
+        max=2**63 - 1,
+        needs=DRAWING,
+        example="42 -do_sample",
+    )
 
     @property
     def samples(self) -> bool:
@@ -203,21 +324,36 @@ class SpeedOptions:
 
     batch_size: int | None = opt(
         None,
-        "size of a batch in units of batch_type; without it, chosen from the model and the device",
+        "Decode N at once, in units of batch_type; without it, as many as suit the model and "
+        "the device",
         min=1,
+        example="64 -batch_type sents",
     )
     batch_type: Literal["tokens", "sents"] = opt(
-        "tokens", "count a batch in source tokens or sentences"
+        "tokens", "Count a batch in source tokens or in sentences", example="sents"
     )
-    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one")
+    device: str = opt(
+        "auto",
+        "Run on `cpu`, `cuda`, `cuda:N`, or (`auto`) on a GPU if there is one",
+        form=DEVICE,
+        value="DEVICE",
+        example="cuda:1",
+    )
     gpu: int | None = opt(
-        None, "OpenNMT's spelling: N >= 0 is -device cuda:N, -1 is -device cpu", min=-1, max=99
+        None,
+        "Run on GPU number N, -1 on the CPU: OpenNMT's spelling of -device",
+        min=-1,
+        max=99,
+        example="0",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
         "auto",
-        "type of the weights in memory; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
+        "Hold the weights in this type; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
+        example="bf16",
     )
-    threads: int | None = opt(None, "CPU threads; without it, one per core", min=1, max=1024)
+    threads: int | None = opt(
+        None, "Use N CPU threads; without it, one per core", min=1, max=1024, example="4"
+    )
 
 
 @dataclass(frozen=True)
@@ -226,8 +362,10 @@ class JobOptions:
 
     title: ClassVar[str] = "Jobs"
 
-    quiet: bool = opt(False, "no progress bar, no log on stderr but errors")
-    log_file: str | None = opt(None, "write the log to this file too")
+    quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
+    log_file: str | None = opt(
+        None, "Write the log to this file too", value="FILE", example="job.log"
+    )
 
 
 @dataclass(frozen=True)
@@ -236,10 +374,10 @@ class InformationOptions:
 
     title: ClassVar[str] = "Information"
 
-    verbose: bool = opt(False, "log each sentence with its hypotheses and scores")
-    report_time: bool = opt(False, "log seconds, sentences and tokens per second at the end")
+    verbose: bool = opt(False, "Log each sentence with its hypotheses and scores")
+    report_time: bool = opt(False, "Log seconds, sentences and tokens per second at the end")
     print_model: bool = opt(
-        False, "say what the models are (family, sizes, vocabularies, who wrote them), and exit"
+        False, "Print family, sizes, vocabularies and writer of the models, and exit"
     )
 
 
@@ -275,6 +413,24 @@ class TranslateOptions:
         return TranslateOptions.of(**{**self.given, **given})
 
 
+def search_remark(name: str) -> str:
+    """Which searches have the option, and the defaults that they bring."""
+    have = [s for s, preset in PRESETS.items() if name in preset.options or name not in SWITCHES]
+    lack = [s for s in PRESETS if s not in have]
+    remarks = []
+    if lack:
+        word, searches = ("Only", have) if len(have) < len(lack) else ("Not", lack)
+        remarks.append(f"{word} with -search {', '.join(searches)}")
+    brought: dict[str, list[str]] = {}  # by value
+    for search in have:
+        if name in PRESETS[search].defaults:
+            brought.setdefault(as_words(PRESETS[search].defaults[name]), []).append(search)
+    if brought:
+        shown = [f"{value} ({', '.join(names)})" for value, names in brought.items()]
+        remarks.append(f"Default of searches: {', '.join(shown)}")
+    return ". ".join(remarks)
+
+
 KINDS: dict[str, type] = {
     "model": ModelOptions,
     "text": TextOptions,
@@ -285,7 +441,9 @@ KINDS: dict[str, type] = {
     "jobs": JobOptions,
     "information": InformationOptions,
 }
-OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META))
+GROUPS = (*KINDS.values(), *META)
+OPTIONS: dict[str, Option] = options_of(GROUPS, search_remark)
+PROGRAM = Program(("onmt_translate", "translate.py"), USAGE, OPTIONS, FOREIGN)
 
 
 def preset_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -307,21 +465,66 @@ def build(resolved: Resolved) -> TranslateOptions:
         raise OptionError(*problems)
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
     given = resolved.configuration().given()
-    notes = (*resolved.notes, *text_notes(resolved.values), *batch_notes(given))
+    notes = (*resolved.notes, *transform_notes(resolved.values), *idle_notes(resolved, given))
     return TranslateOptions(**groups, given=given, notes=notes, configs=resolved.values["config"])
 
 
-def batch_notes(given: dict[str, Any]) -> list[str]:
-    """A number that OpenNMT-py takes for sentences is a small one of tokens."""
+def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
+    """A note for each given option that asks for something which does not happen.
+
+    An option that is given what holds anyway, as in a printed configuration, asks for nothing.
+    """
+    usual = {name: option.default for name, option in OPTIONS.items()}
+    usual |= preset_defaults(dict(given))[0]
+    v, origins = resolved.values, resolved.origins
+    reasons = idle(OPTIONS, {**v, "alpha": 1.0} if plain_average(v) else v, usual)
+    others = {**search_notes(v), **text_notes(v)}
+    reasons |= {name: why for name, why in others.items() if v[name] != usual[name]}
+    notes = [
+        f"{name}: without effect; {why} ({origins[name]})"
+        for name, why in reasons.items()
+        if name in given
+    ]
+    # A number that OpenNMT-py takes for sentences is a small one of tokens
     size = given.get("batch_size")
-    if size is None or not 1 < size <= SENTENCES or "batch_type" in given:
-        return []
-    return [f"batch_size {size} counts tokens, which is slow; for sentences: -batch_type sents"]
+    if size is not None and 1 < size <= SENTENCES and "batch_type" not in given:
+        notes.append(
+            f"batch_size {size} counts tokens, which is slow; for sentences: -batch_type sents"
+        )
+    return notes
+
+
+def plain_average(v: Mapping[str, Any]) -> bool:
+    """Whether the length penalty is the length itself, whatever alpha."""
+    return PRESETS[v["search"]].policy.plain_avg and v["length_penalty"] == "avg"
+
+
+def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
+    """Why options have no effect under a search, by their names."""
+    name, preset, block = v["search"], PRESETS[v["search"]], v["block_ngram_repeat"]
+    topk, sampling = v["random_sampling_topk"], preset.sampling
+    reasons = {}
+    if plain_average(v):
+        reasons["alpha"] = f"-search {name} divides by the length itself with length_penalty avg"
+    if block == 1 and not preset.policy.ngrams_of_one:
+        reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
+    if block >= v["max_length"]:
+        reasons["block_ngram_repeat"] = f"max_length {v['max_length']} leaves no room to repeat"
+    if sampling and (v["do_sample"] or topk != 0 or v["random_sampling_topp"] > 0):
+        if sampling.chains == "n_best" and v["beam_size"] not in (1, v["n_best"]):
+            reasons["beam_size"] = "tokens are drawn, and n_best says how many samples there are"
+        if sampling.draws == "rows" or v["beam_size"] == 1:  # samples that do not compete
+            if v["early_stopping"] is not None:
+                reasons["early_stopping"] = "tokens are drawn, and each sample ends by itself"
+            if topk == 1:
+                why = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
+                reasons |= dict.fromkeys(("seed", "random_sampling_topp"), why)
+    return reasons
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
-    problems = [*check_preset(v), *check_diversity(v), *check_text(v)]
+    problems = [*refusals(OPTIONS, v), *check_preset(v), *check_diversity(v), *check_text(v)]
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "
@@ -337,12 +540,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append(f"gpu {v['gpu']} and device {v['device']} both choose the device; give one")
     if v["verbose"] and v["quiet"]:
         problems.append("verbose and quiet contradict each other; give one")
-    if v["tgt_file_prefix"] and v["tgt"] is None:
-        problems.append("tgt_file_prefix needs tgt, a file with a prefix on each line")
     if v["src"] == v["tgt"] == "-":
         problems.append("src and tgt cannot both be standard input; give one as a file")
-    if not is_device(v["device"]):
-        problems.append(f"device: expected auto, cpu, cuda or cuda:N, got {v['device']!r}")
     problems += [
         f"{name} is empty; give a path"
         for name in ("src", "tgt", "output", "log_file")
@@ -379,19 +578,11 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
     drawn = v["do_sample"] or filtered
     if v["beam_size"] % groups:
         problems.append(f"beam_groups {groups} does not divide beam_size {v['beam_size']}")
-    if v["diversity_rate"] and groups == 1:
-        problems.append("diversity_rate needs beam_groups of 2 or more")
     if drawn and groups > 1:
         problems.append("beam_groups and drawing at random exclude each other")
     if filtered and not v["do_sample"] and sampling and not sampling.implied:
         problems.append("random_sampling_topk and random_sampling_topp need do_sample")
-    if not drawn and v["random_sampling_temp"] != 1:
-        problems.append("random_sampling_temp needs do_sample")
     return problems
-
-
-def is_device(name: str) -> bool:
-    return re.fullmatch("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", name) is not None
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:

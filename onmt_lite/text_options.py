@@ -27,6 +27,7 @@ REFUSED = {
     "insert_mask_before_placeholder": "language models are not read",
 }
 END = "</s>"  # of OpenNMT-py's models
+CUTTING = "-transforms sentencepiece or bpe or onmt_tokenize or -tokenizer sentencepiece or bpe"
 NO_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
 
 
@@ -47,59 +48,138 @@ class TextOptions:
 
     tokenizer: Literal["auto", "space", "sentencepiece", "bpe"] = opt(
         "auto",
-        "how lines become tokens: `auto` is what `transforms` say, or else what the model brings; "
-        "with `space` they are tokens already, separated by spaces, and so is the output; `bpe`, "
-        "and `sentencepiece` where the model brings none, by the file src_subword_model",
+        "Cut lines into tokens as `transforms` say, or else as the model does (`auto`), at spaces "
+        "only (`space`: lines and output are tokens), or by the file src_subword_model (`bpe`; "
+        "`sentencepiece` where the model brings none)",
+        example="space",
     )
     detokenizer: Literal["auto", "space", "bpe", "sentencepiece", "joiner", "spacer"] = opt(
         "auto",
-        "how output tokens become text: `auto` is the way back of how lines became tokens; `bpe` "
-        "removes @@, `sentencepiece` and `spacer` have ▁ where a space was, `joiner` ￭ where none",
+        "Join output tokens: the way back of how lines were cut (`auto`), by spaces (`space`), "
+        "without @@ (`bpe`), with a space for ▁ (`sentencepiece`, `spacer`) or none at ￭ "
+        "(`joiner`)",
+        example="bpe",
     )
     replace_unk: bool = opt(
-        False, "in the place of an unknown token, the source's token that was attended to most"
+        False,
+        "Replace each unknown token of the output by the source token attended to most",
+        needs="no -ban_unk_token",
     )
     phrase_table: str = opt(
-        "", "replace_unk: file of `source|||target` lines; such a source token becomes its target"
+        "",
+        "Replace unknown tokens by this file of `source|||target` lines first",
+        requires="-replace_unk",
+        value="FILE",
+        example="phrases.txt -replace_unk",
     )
     transforms: tuple[str, ...] = opt(
         (),
-        "what happens to each line, in order, and to the output the other way round: "
-        "`sentencepiece`, `bpe`, `onmt_tokenize`, `prefix`, `suffix`; those that are for training "
+        "Apply these OpenNMT-py transforms to each line, in order, and to the output in reverse: "
+        "`sentencepiece`, `bpe`, `onmt_tokenize`, `prefix`, `suffix`; transforms of training "
         "(filtertoolong and the like) do nothing",
+        example="sentencepiece prefix -src_subword_model spm.model -share_vocab -src_prefix en",
     )
     src_subword_model: str = opt(
-        "", "file that cuts the source: a sentencepiece model, or codes of subword-nmt"
+        "",
+        "Cut the source by this file: a sentencepiece model, or codes of subword-nmt",
+        value="FILE",
+        needs=CUTTING,
+        example="codes.bpe -tokenizer bpe",
     )
-    tgt_subword_model: str = opt("", "the same of the target")
-    share_vocab: bool = opt(False, "source and target have one subword model, src_subword_model")
+    tgt_subword_model: str = opt(
+        "",
+        "Cut and join the target by this file",
+        value="FILE",
+        needs=CUTTING,
+        example="target.model -src_subword_model source.model -transforms sentencepiece",
+    )
+    share_vocab: bool = opt(
+        False,
+        "Use src_subword_model for the target too",
+        example="-src_subword_model both.model -transforms sentencepiece",
+    )
     src_subword_type: Literal["none", "sentencepiece", "bpe"] = opt(
-        "none", "onmt_tokenize: what src_subword_model is"
+        "none",
+        "Say what src_subword_model is",
+        needs="-transforms onmt_tokenize",
+        example="bpe -src_subword_model codes.bpe -share_vocab -transforms onmt_tokenize",
     )
     tgt_subword_type: Literal["none", "sentencepiece", "bpe"] = opt(
-        "none", "onmt_tokenize: what tgt_subword_model is"
+        "none",
+        "Say what tgt_subword_model is",
+        needs="-transforms onmt_tokenize",
+        example="bpe -tgt_subword_model codes.bpe -transforms onmt_tokenize",
     )
     src_subword_vocab: str = opt(
-        "", "file of source subwords with their counts; rare ones are cut further"
+        "",
+        "Cut source subwords further that this file of subwords and counts counts too rarely",
+        value="FILE",
+        needs=f"-src_vocab_threshold and {CUTTING}",
+        example="vocab.de -src_vocab_threshold 50 -src_subword_model codes.bpe -tokenizer bpe",
     )
-    tgt_subword_vocab: str = opt("", "the file of target subwords")
+    tgt_subword_vocab: str = opt(
+        "",
+        "Cut target subwords further that this file counts too rarely",
+        value="FILE",
+        needs=f"-tgt_vocab_threshold and {CUTTING}",
+        example="vocab.en -tgt_vocab_threshold 50 -src_subword_model codes.bpe -tokenizer bpe",
+    )
     src_vocab_threshold: int = opt(
-        0, "count from which a source subword is used; 0 uses them all", min=0
+        0,
+        "Use source subwords with this count in src_subword_vocab or a higher one; 0 uses all",
+        min=0,
+        needs="-src_subword_vocab",
+        example="50 -src_subword_vocab vocab.de -src_subword_model codes.bpe -tokenizer bpe",
     )
     tgt_vocab_threshold: int = opt(
-        0, "count from which a target subword is used; 0 uses them all", min=0
+        0,
+        "Use target subwords with this count in tgt_subword_vocab or a higher one; 0 uses all",
+        min=0,
+        needs="-tgt_subword_vocab",
+        example="50 -tgt_subword_vocab vocab.en -src_subword_model codes.bpe -tokenizer bpe",
     )
-    src_prefix: str = opt("", "prefix: words before each source line, such as a language's token")
-    tgt_prefix: str = opt("", "prefix: words before each target line; off the output again")
-    src_suffix: str = opt("", "suffix: words after each source line")
-    tgt_suffix: str = opt("", "suffix: words after each target line; off the output again")
+    src_prefix: str = opt(
+        "",
+        "Put these words before each source line, such as a language's token",
+        needs="-transforms prefix",
+        example="eng_Latn -transforms prefix",
+    )
+    tgt_prefix: str = opt(
+        "",
+        "Begin each output with these words, and take them off again; with tgt_file_prefix they "
+        "stay",
+        needs="-transforms prefix or -tgt_file_prefix",
+        example="deu_Latn -transforms prefix",
+    )
+    src_suffix: str = opt(
+        "",
+        "Put these words after each source line",
+        needs="-transforms suffix",
+        example="</s> -transforms suffix",
+    )
+    tgt_suffix: str = opt(
+        "",
+        "Expect these words after each target line, and take them off the output",
+        needs="-transforms suffix",
+        example="</s> -transforms suffix",
+    )
     src_onmttok_kwargs: str = opt(
         NO_KWARGS,
-        "onmt_tokenize: a dict of pyonmttok's options for the source; all but `mode` none with "
-        "sentencepiece need the package pyonmttok",
+        "Pass this dict to pyonmttok for the source; any but `mode` none with sentencepiece needs "
+        "the package pyonmttok",
         table=True,
+        value="DICT",
+        needs="-transforms onmt_tokenize",
+        example="\"{'mode': 'space'}\" -transforms onmt_tokenize",
     )
-    tgt_onmttok_kwargs: str = opt(NO_KWARGS, "onmt_tokenize: the dict for the target", table=True)
+    tgt_onmttok_kwargs: str = opt(
+        NO_KWARGS,
+        "Pass this dict to pyonmttok for the target",
+        table=True,
+        value="DICT",
+        needs="-transforms onmt_tokenize",
+        example="\"{'mode': 'space'}\" -transforms onmt_tokenize",
+    )
 
     @property
     def performed(self) -> tuple[str, ...]:
@@ -151,8 +231,6 @@ def check_text(v: dict[str, Any]) -> list[str]:
         problems.append(f"transforms {cutting[0]} and detokenizer both say how output is joined")
     if cutting:
         problems += _check_cut_ends(v, cutting[0])
-    if v["phrase_table"] and not v["replace_unk"]:
-        problems.append("phrase_table needs replace_unk")
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
         try:
             parse_kwargs(v[name])
@@ -198,17 +276,15 @@ def _check_models(v: dict[str, Any], used: str) -> list[str]:
     return []
 
 
-def text_notes(v: dict[str, Any]) -> list[str]:
-    """What is given and does nothing."""
-    used = cutter(v)
+def transform_notes(v: dict[str, Any]) -> list[str]:
+    """What transforms do not do."""
     of_training = [name for name in v["transforms"] if name in OF_TRAINING]
-    notes = [f"transforms: {', '.join(of_training)}: for training only"] if of_training else []
-    wanted = {
-        **dict.fromkeys(("src_prefix", "tgt_prefix"), "prefix" in v["transforms"]),
-        **dict.fromkeys(("src_suffix", "tgt_suffix"), "suffix" in v["transforms"]),
-        **dict.fromkeys(("src_subword_model", "tgt_subword_model"), "space" not in used and used),
-    }
-    idle = [name for name, has_use in wanted.items() if v[name] and not has_use]
-    if idle:
-        notes.append(f"{', '.join(idle)}: without effect; no transform or tokenizer uses it")
-    return notes
+    return [f"transforms: {', '.join(of_training)}: for training only"] if of_training else []
+
+
+def text_notes(v: dict[str, Any]) -> dict[str, str]:
+    """Why options have no effect, by their names."""
+    src, tgt = subword_files(v)
+    if v["share_vocab"] and tgt.path == src.path:
+        return {"tgt_subword_model": "share_vocab uses src_subword_model for the target"}
+    return {}

@@ -65,8 +65,7 @@ from onmt_lite.training.journal import PLOT, TABLE, Journal, Row
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
 from onmt_lite.training.options import (
-    OPTIONS,
-    USAGE,
+    PROGRAM,
     ModelOptions,
     TrainOptions,
     as_table,
@@ -528,7 +527,7 @@ def train(options: TrainOptions) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, OPTIONS, USAGE, load_train_options, train)
+    return run_program(argv, PROGRAM, load_train_options, train)
 
 
 if __name__ == "__main__":

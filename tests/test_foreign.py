@@ -21,11 +21,11 @@ class Shape:
 
 OPTIONS = options_of((Shape, *META))
 FOREIGN = {
-    "size": Foreign(("1", ""), "one will do"),
+    "size": Foreign(("1", ""), "one will do", refused=True),
     "host": Foreign(("here",)),
     "mood": Foreign(None),
     "count": Foreign(("-1",)),
-    "name": Foreign(("false",), "it is a text now"),
+    "name": Foreign(("false",), "it is a text now", refused=True),
 }
 
 

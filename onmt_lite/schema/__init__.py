@@ -6,21 +6,35 @@ command line and YAML are flat.  Sources are merged default < YAML files < comma
 problem in all of them is collected before anything is raised.
 """
 
-from onmt_lite.schema.foreign import Foreign
-from onmt_lite.schema.option import META, META_NAMES, Option, opt, options_of
-from onmt_lite.schema.sources import Resolved, Resolver, load
-from onmt_lite.schema.tables import help_text, markdown_table
+from onmt_lite.schema.completion import completion
+from onmt_lite.schema.conditions import asks, idle, refusals
+from onmt_lite.schema.foreign import Foreign, as_words
+from onmt_lite.schema.help import help_on, help_text, markdown_table
+from onmt_lite.schema.json_schema import json_schema
+from onmt_lite.schema.option import DEVICE, META, META_NAMES, Option, opt, options_of
+from onmt_lite.schema.program import Program
+from onmt_lite.schema.sources import Resolved, Resolver, load, split_argv
 
 __all__ = [
+    "DEVICE",
     "META",
     "META_NAMES",
     "Foreign",
     "Option",
+    "Program",
     "Resolved",
     "Resolver",
+    "as_words",
+    "asks",
+    "completion",
+    "help_on",
     "help_text",
+    "idle",
+    "json_schema",
     "load",
     "markdown_table",
     "opt",
     "options_of",
+    "refusals",
+    "split_argv",
 ]

@@ -6,18 +6,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Foreign:
-    """What may be said of such an option.
+    """What becomes of such an option.
 
-    off      values that ask for nothing, written as on a command line; None: all of them
-    instead  what to do where it has another value, which is refused; None: any is taken, and the
-             log says that it has no effect
+    off      values that ask for nothing, as words of a command line; None: all do
+    says     what a note says of any other value
+    refused  other values are refused, and `says` is the reason and the remedy
+    unless   a condition under which they are not refused, but noted as without effect
+    renamed  our option that has the same values
+    switch   our option and its value that a switch stands for, where it is on
 
-    An entry for an option that we have too says which values in a YAML file are as if the line
-    were not there, and what to add to the message where a value is wrong.
+    An entry for an option that we have too says which values are as if it were not given, and what
+    to add to the message where a value is wrong.
     """
 
     off: tuple[str, ...] | None
-    instead: str | None = None
+    says: str = "without effect here"
+    refused: bool = False
+    unless: str = ""
+    renamed: str = ""
+    switch: tuple[str, Any] | None = None
 
     def asks_for(self, words: str) -> bool:
         """Whether the value would have an effect in the other program."""
@@ -30,4 +37,6 @@ def as_words(value: Any) -> str:
         return " ".join(map(as_words, value))
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value + 0.0:g}"  # -0.0 is 0
+    return str(value)

@@ -6,11 +6,14 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
+PATHS = ("FILE", "PATH")  # values that name what is on disk
+DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # see `form` below
 
 
 def opt(
@@ -21,15 +24,25 @@ def opt(
     max: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
+    form: tuple[str, str] = ("", ""),
     table: bool = False,
+    value: str = "",
+    example: str = "",
+    needs: str = "",
+    requires: str = "",
 ) -> Any:
-    """A dataclass field that is an option.  `min` and `max` are inclusive, `above` is not.
+    """A dataclass field that is an option.  The type says what it may be.
 
-    The type says what it may be; `choices` does where they are known only at run time.  `table`: a
-    text that YAML may hold as a table, which becomes the text that Python would write.
+    min, max  inclusive bounds; `above` is an exclusive one
+    choices   values of a text, where they are known only at run time
+    form      a pattern that the whole text must match, and how messages describe it
+    table     a text that YAML may hold as a table, which becomes the text that Python would write
+    value     what help calls a value; FILE and PATH are completed as files
+    example   the words after the option in the example of -help NAME
+    needs     a condition without which the option has no effect, and a note says so
+    requires  a condition without which the option is refused
     """
-    metadata = {"help": help, "min": min, "max": max, "above": above, "choices": choices}
-    metadata["table"] = table
+    metadata = {key: value for key, value in locals().items() if key != "default"}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -41,8 +54,10 @@ class ConfigOptions:
 
     config: tuple[str, ...] = opt(
         (),
-        "YAML files with options; a later file wins over an earlier one; a name such as `nbest` "
-        "is a shipped file where no such path exists",
+        "Read options from YAML files, or from a shipped one by its name, such as `nbest`; a later "
+        "file wins over an earlier one",
+        value="FILE",
+        example="my.yaml",
     )
 
 
@@ -53,10 +68,27 @@ class MetaOptions:
     title: ClassVar[str] = "Information"
 
     print_config: bool = opt(
-        False, "print the resolved options as YAML, with where each came from, and exit"
+        False, "Print the resolved options as YAML, each with where its value came from, and exit"
     )
-    help: bool = opt(False, "print this text and exit")
-    version: bool = opt(False, "print the versions of onmt_lite, Python and torch, and exit")
+    save_config: str | None = opt(
+        None,
+        "Write what print_config prints to this file, and exit",
+        value="FILE",
+        example="my.yaml",
+    )
+    print_schema: bool = opt(
+        False, "Print the JSON Schema of the YAML files, for editors that check them, and exit"
+    )
+    print_completion: Literal["bash", "zsh"] | None = opt(
+        None, "Print a script that completes options in a shell, and exit", example="bash"
+    )
+    help: tuple[str, ...] = opt(
+        (),
+        "Print this text and exit; with names of options or groups, describe those with examples",
+        value="[NAME ...]",
+        example="beam_size sampling",
+    )
+    version: bool = opt(False, "Print the versions of onmt_lite, Python and torch, and exit")
 
 
 # Groups that every program has, and that are never part of a configuration
@@ -66,22 +98,34 @@ META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
 
 @dataclass(frozen=True)
 class Option:
-    """An option as the sources see it."""
+    """An option as the sources see it; see `opt`."""
 
     name: str
     group: str  # the title of the group that help shows it in
     kind: type  # bool, int, float or str: the type of one value
-    choices: tuple[str, ...]
     many: bool  # takes a list of values
     default: Any
     help: str
+    choices: tuple[str, ...]
     bounds: dict[str, float | None]
-    table: bool = False  # YAML may hold it as a table
+    form: tuple[str, str] = ("", "")
+    table: bool = False
+    value: str = ""
+    example: str = ""
+    needs: str = ""
+    requires: str = ""
+    remark: str = ""  # what else help says of it
+
+    @property
+    def is_path(self) -> bool:
+        return self.value in PATHS
 
     def expected(self) -> str:
         """In words, what a value must be."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.form[1]:
+            return self.form[1]
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         words = {"above": "above", "min": "at least", "max": "at most"}
         limits = [f"{words[k]} {v:g}" for k, v in self.bounds.items() if v is not None]
@@ -96,27 +140,24 @@ class Option:
         )
 
 
-def options_of(groups: tuple[type[Any], ...]) -> dict[str, Option]:
-    """All options of the groups, by name, in order.  Each group has a `title`."""
+def options_of(
+    groups: tuple[type[Any], ...], remark: Callable[[str], str] = lambda name: ""
+) -> dict[str, Option]:
+    """All options of the groups, by name, in order.  Each group has a `title`.
+
+    remark  gives what help says of an option besides
+    """
     found: dict[str, Option] = {}
     for group in groups:
         hints = typing.get_type_hints(group)
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
             kind, choices, many = _read_type(hints[f.name])
-            bounds = {k: f.metadata[k] for k in ("above", "min", "max")}
-            choices = choices or f.metadata["choices"]
-            found[f.name] = Option(
-                f.name,
-                group.title,
-                kind,
-                choices,
-                many,
-                f.default,
-                f.metadata["help"],
-                bounds,
-                f.metadata["table"],
-            )
+            more = dict(f.metadata)
+            more["bounds"] = {key: more.pop(key) for key in ("above", "min", "max")}
+            more["choices"] = choices or more["choices"]
+            more["remark"] = remark(f.name)
+            found[f.name] = Option(f.name, group.title, kind, many, f.default, **more)
     return found
 
 
@@ -181,6 +222,8 @@ def _check_one(option: Option, value: Any) -> Any:
     if option.kind is str:
         if not isinstance(value, str) or "\0" in value:
             raise wrong
+        if not re.fullmatch(option.form[0] or ".*", value, re.DOTALL):
+            raise wrong
         return value
     if option.kind is float and isinstance(value, str) and EXPONENT.fullmatch(value):
         value = float(value)  # YAML 1.1 takes 1e-3 for text
@@ -192,7 +235,7 @@ def _check_one(option: Option, value: Any) -> Any:
         raise wrong
     if isinstance(value, (int, float)) and not option.inside(value):
         raise wrong
-    return value
+    return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
 
 
 def _quote(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from onmt_lite.errors import OptionError
+from onmt_lite.schema.conditions import unmet
 from onmt_lite.schema.foreign import Foreign, as_words
 from onmt_lite.schema.option import META_NAMES, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
@@ -18,6 +19,7 @@ from onmt_lite.shipped import find_config
 
 # From the values that are given to defaults that depend on them, and in words, of what
 Defaults = Callable[[dict[str, Any]], tuple[Mapping[str, Any], str]]
+Read = Callable[[Option, Any], Any]  # the value of an option; ValueError says what was expected
 
 
 def no_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -45,7 +47,7 @@ class Resolved:
         for name, value in self.values.items():
             # A file's name may hold a line feed, and an origin must stay a comment
             origin = " ".join(self.origins[name].split())
-            lines.append(f"{name}: {_dump(value)}  # {origin}\n")
+            lines.append(f"{name}: {dump(value)}  # {origin}\n")
         return "".join(lines)
 
     def given(self) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _without_paths(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _dump(value: Any) -> str:
+def dump(value: Any) -> str:
     """A value on one line of YAML."""
     plain = list(value) if isinstance(value, tuple) else value
     texts = [item for item in (plain if isinstance(plain, list) else [plain]) if type(item) is str]
@@ -90,38 +92,64 @@ class Resolver:
         self.foreign = foreign or {}
         self.values = {name: option.default for name, option in options.items()}
         self.origins = dict.fromkeys(options, "default")
+        self.asked: dict[str, tuple[str, str]] = {}  # foreign options: words and origin
         self.problems: list[str] = []
         self.notes: list[str] = []
 
     def put(self, name: str, value: Any, origin: str) -> None:
         """Take a value from YAML or Python; None is as if it were not there."""
-        if self._take_foreign(name, value, origin):
+        if value is None and (name in self.options or name in self.foreign):
             return
-        if value is not None or name not in self.options:
+        known = self.foreign.get(name)
+        if known and name in self.options and not known.asks_for(as_words(value)):
+            return  # what "not given" is in the other program
+        if name in META_NAMES and name in self.options:
+            self.problems.append(f"{name} belongs on the command line ({origin})")
+        elif not self._take_foreign(name, value, as_words(value), origin, check):
             self._take(name, value, origin, check)
 
     def put_words(self, name: str, words: list[str]) -> None:
         """Take words of the command line."""
-        if name in self.options or not self._take_foreign(name, words or True, "command line"):
+        shown = as_words(words or True)
+        if not self._take_foreign(name, words, shown, "command line", parse_words):
             self._take(name, words, "command line", parse_words)
 
-    def _take_foreign(self, name: str, value: Any, origin: str) -> bool:
+    def _take_foreign(self, name: str, raw: Any, words: str, origin: str, read: Read) -> bool:
         """Whether nothing is left to do for the option, as it is another program's."""
-        if name not in self.foreign:
+        known = self.foreign.get(name)
+        if known is None:
             return False
-        known = self.foreign[name]
-        words = as_words(value)
-        if value is None or not known.asks_for(words):
+        if known.switch and words == "true":
+            name_here, value = known.switch
+            self._note(name, words, known.says, origin)
+            self._take(name_here, value, origin, check)
             return True
         if name in self.options:
             return False
-        if known.instead is None:
-            self.notes.append(f"{name} {words[:50]}: without effect here ({origin})")
+        if known.renamed and known.asks_for(words):
+            self._note(name, words, known.says, origin)
+            self._take(known.renamed, raw, origin, read)
         else:
-            self.problems.append(f"{name} {words[:50]}: {known.instead} ({origin})")
+            self.asked[name] = words, origin
         return True
 
-    def _take(self, name: str, raw: Any, origin: str, read: Callable[[Option, Any], Any]) -> None:
+    def _note(self, name: str, words: str, says: str, origin: str) -> None:
+        if says:
+            shown = "" if words == "true" else f" {words[:50]}"
+            self.notes.append(f"{name}{shown}: {says} ({origin})")
+
+    def _judge_foreign(self) -> None:
+        """Say what becomes of options of another program, once for each."""
+        for name, (words, origin) in self.asked.items():
+            known = self.foreign[name]
+            if not known.asks_for(words):
+                continue
+            if known.refused and (not known.unless or unmet(known.unless, self.values)):
+                self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
+            else:
+                self._note(name, words, known.says, origin)
+
+    def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
         if name not in self.options:
             self.problems.append(f"{self._unknown(name)} ({origin})")
             return
@@ -130,13 +158,13 @@ class Resolver:
             self.origins[name] = origin
         except ValueError as error:
             known = self.foreign.get(name)
-            hint = f"; {known.instead}" if known and known.instead else ""
+            hint = f"; {known.says}" if known and known.refused else ""
             self.problems.append(f"{name}: {error}{hint} ({origin})")
 
     def _unknown(self, name: str) -> str:
         shown = name[:50]
-        if name in self.elsewhere:
-            return f"unknown option {shown}; {self.elsewhere[name]}"
+        if (plain := name.replace("-", "_")) in self.elsewhere:
+            return f"unknown option {shown}; {self.elsewhere[plain]}"
         starts = [known for known in self.options if name and known.startswith(name)]
         near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
         if not near:
@@ -178,6 +206,7 @@ class Resolver:
 
     def result(self) -> Resolved:
         """Raises OptionError with every problem found so far."""
+        self._judge_foreign()
         if self.problems:
             raise OptionError(*self.problems)
         return Resolved(self.values, self.origins, tuple(self.notes))
@@ -207,19 +236,10 @@ def load(
     foreign: Mapping[str, Foreign] | None = None,
 ) -> Resolved:
     """The command line and the YAML files that it names.  OptionError lists all problems."""
-    command_line = Resolver(options, elsewhere, foreign)
-    command_line.command_line(argv)
-    merged = Resolver(options, elsewhere, foreign)
-    for path in command_line.values["config"]:
-        merged.yaml_file(path)
-    for name in META_NAMES:
-        if (origin := merged.origins[name]) != "default":
-            merged.problems.append(f"{name} belongs on the command line ({origin})")
-    merged.problems += command_line.problems
-    merged.notes += command_line.notes
-    for name, origin in command_line.origins.items():
-        if origin != "default":
-            merged.values[name], merged.origins[name] = command_line.values[name], origin
-    merged.apply(defaults)
-    merged.problems += cross_check(merged.values)
-    return merged.result()
+    resolver = Resolver(options, elsewhere, foreign)
+    for path in [path for name, words in split_argv(argv)[0] if name == "config" for path in words]:
+        resolver.yaml_file(path)
+    resolver.command_line(argv)
+    resolver.apply(defaults)
+    resolver.problems += cross_check(resolver.values)
+    return resolver.result()

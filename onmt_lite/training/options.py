@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.options import is_device
-from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
+from onmt_lite.schema import (
+    DEVICE,
+    META,
+    Option,
+    Program,
+    Resolved,
+    load,
+    opt,
+    options_of,
+    refusals,
+)
 
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
@@ -25,70 +34,109 @@ class DataOptions:
 
     train: tuple[str, ...] = opt(
         (),
-        "training pairs, one `source<TAB>target` a line in UTF-8, plain or .gz; further columns "
-        "and blank lines are passed over; several files are one corpus, and a file that is named "
-        "twice counts twice",
+        "Learn from these files, one pair `source<TAB>target` a line in UTF-8, plain or .gz; "
+        "further columns and blank lines are passed over; several files are one corpus, and a "
+        "file that is named twice counts twice",
+        value="FILE",
+        example="my.train.tsv",
     )
     train_weights: tuple[float, ...] = opt(
         (),
-        "how often an epoch has the pairs of each training file: 2 is twice, 0.5 another half of "
-        "them in each epoch; without weights, once",
+        "Have the pairs of each training file so often in an epoch: 2 is twice, 0.5 another half "
+        "of them in each epoch; without weights, once",
+        example="2 0.5 -train small.tsv large.tsv",
     )
     train_same: tuple[str, ...] = opt(
-        (), "lines of text, plain or .gz, that are to stay as they are: each is its own translation"
+        (),
+        "Learn to leave the lines of these files as they are, plain or .gz",
+        value="FILE",
+        requires="-same_lines",
+        example="names.txt -same_lines 1000",
     )
-    same_lines: int = opt(0, "of the lines of train_same, so many in each epoch", min=0)
+    same_lines: int = opt(
+        0,
+        "Take N lines of train_same in each epoch",
+        min=0,
+        requires="-train_same",
+        example="1000 -train_same names.txt",
+    )
     slots: str | None = opt(
         None,
-        "pairs with slots that augment_slots fills, such as `{name} kommt um {time}.`; the kinds "
-        "are name, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, field",
+        "Read pairs with slots from this file, which augment_slots fills, such as `{name} kommt "
+        "um {time}.`; the kinds are name, number, decimal, time, date, phone, mail, url, code, "
+        "emoji, sign, script, field",
+        value="FILE",
+        requires="-augment_slots",
+        example="slots.tsv -augment_slots 2000",
     )
     valid: tuple[str, ...] = opt(
         (),
-        "held-out pairs in the same form; without them every fiftieth pair of train, at most 500, "
-        "is held out, and so is every pair that shares a side with one of them; of several files "
-        "the mean of their losses counts, so that the model is not chosen for one kind of text",
+        "Validate on these files of held-out pairs; without them every fiftieth pair of train, at "
+        "most 500, is held out, and so is every pair that shares a side with one of them; of "
+        "several files the mean of the losses counts, so that the model is not chosen for one "
+        "kind of text",
+        value="FILE",
+        example="my.dev.tsv",
     )
     output: str = opt(
-        "", "directory for the model, its log, table and plot, and for what -resume needs"
+        "",
+        "Write the model to this directory, its log, table and plot, and what -resume needs",
+        value="PATH",
+        example="runs/mine",
     )
     init_from: str | None = opt(
         None,
-        "model directory to start from; its pieces and widths are used instead of the options', "
+        "Start from this model directory; its pieces and widths are used instead of the options', "
         "and more enc_layers or dec_layers than it has are put on top of its own (norm before)",
+        value="PATH",
+        example="data/de-en",
     )
     new_pieces: bool = opt(
         False,
-        "with init_from: make vocab_size pieces anew; what the model has for the old ones is "
-        "kept, and a piece it lacks begins as the sum of its parts",
+        "Make vocab_size pieces anew: what the model has for the old ones is kept, and a piece it "
+        "lacks begins as the sum of its parts",
+        requires="-init_from",
+        example="-init_from data/de-en",
     )
     keep_start: float = opt(
         0.0,
-        "the model that is written is so much the one of init_from and the rest the one that has "
-        "learned on: their weights' mean is often better than both (Wortsman et al. 2022)",
+        "Write the mean of the weights of init_from, which count X, and of the weights that "
+        "learned on, which count the rest: often better than both (Wortsman et al. 2022)",
         min=0,
         max=1,
+        requires="-init_from",
+        example="0.5 -init_from data/de-en",
     )
     save_bits: int = opt(
         16,
-        "bits of a weight in the model's file; 8 is half the size: matrices as integers, with a "
-        "scale for each row",
+        "Write weights in so many bits, 16 or 8; 8 makes a file of half the size: matrices as "
+        "integers, with a scale for each row",
+        example="8",
     )
-    reverse: bool = opt(False, "learn the other direction: the second column is the source")
+    reverse: bool = opt(False, "Learn the other direction: the second column is the source")
     vocab_size: int | None = opt(
         None,
-        "pieces of the joint sentencepiece model; without it, as many as suit the text: about "
-        "1,200 for 10,000 short pairs, 4,600 for 150,000",
+        "Make N pieces, in one sentencepiece model for both sides; without it, as many as suit "
+        "the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
+        example="8000",
     )
     all_characters: bool = opt(
         False,
-        "pieces for the letters of Europe and for common signs and emoji, and 256 for the bytes "
-        "of any other character, so that none is unknown; with init_from but not new_pieces they "
-        "join its own",
+        "Make pieces for the letters of Europe and for common signs and emoji, and 256 for the "
+        "bytes of any other character, so that none is unknown; with init_from but not new_pieces "
+        "they join its own",
     )
-    src_sampling: float = opt(0.2, "share of sources segmented at random (Kudo 2018)", min=0, max=1)
-    tgt_sampling: float = opt(0.0, "share of targets segmented at random", min=0, max=1)
+    src_sampling: float = opt(
+        0.2,
+        "Segment this share of sources at random (Kudo 2018)",
+        min=0,
+        max=1,
+        example="0.1",
+    )
+    tgt_sampling: float = opt(
+        0.0, "Segment this share of targets at random", min=0, max=1, example="0.1"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,18 +145,21 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    d_model: int = opt(192, "width", min=8)
-    heads: int = opt(4, "attention heads; must divide d_model", min=1)
-    d_ff: int = opt(768, "width inside feed-forward layers", min=8)
-    enc_layers: int = opt(5, "encoder layers", min=1)
-    dec_layers: int = opt(2, "decoder layers", min=1)
+    d_model: int = opt(192, "Set the width of the model", min=8, example="256")
+    heads: int = opt(
+        4, "Set the number of attention heads, which must divide d_model", min=1, example="8"
+    )
+    d_ff: int = opt(768, "Set the width inside feed-forward layers", min=8, example="1024")
+    enc_layers: int = opt(5, "Set the number of encoder layers", min=1, example="6")
+    dec_layers: int = opt(2, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
-        "layer norms before each sublayer, or after it, as Marian has them: such a model can be "
+        "Normalise before each sublayer, or after it, as Marian does: such a model can be "
         "exported to a Marian directory",
+        example="after",
     )
-    max_positions: int = opt(512, "longest line in tokens; longer pairs are left out", min=8)
-    dropout: float = opt(0.1, "share of values dropped", min=0, max=0.9)
+    max_positions: int = opt(512, "Leave out pairs with a line of more than N tokens", min=8, example="256")
+    dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
 
 
 @dataclass(frozen=True)
@@ -117,40 +168,71 @@ class LearningOptions:
 
     title: ClassVar[str] = "Learning"
 
-    train_steps: int = opt(0, "steps of the whole run; 0 is no such limit", min=0)
-    train_minutes: float = opt(0.0, "minutes of the whole run; 0 is no such limit", min=0)
-    batch_tokens: int = opt(3600, "padded tokens per step and side", min=16)
-    matrix_lr: float = opt(0.02, "peak learning rate of weight matrices (Muon)", above=0)
+    train_steps: int = opt(0, "Stop after N steps; 0 sets no limit", min=0, example="20000")
+    train_minutes: float = opt(0.0, "Stop after X minutes; 0 sets no limit", min=0, example="40")
+    batch_tokens: int = opt(
+        3600, "Learn from N padded tokens per step and side", min=16, example="7200"
+    )
+    matrix_lr: float = opt(
+        0.02, "Set the peak learning rate of weight matrices (Muon)", above=0, example="0.01"
+    )
     vector_lr: float = opt(
-        0.002, "peak learning rate of embeddings, norms and biases (Adam)", above=0
+        0.002,
+        "Set the peak learning rate of embeddings, norms and biases (Adam)",
+        above=0,
+        example="0.001",
     )
-    warmup_steps: int = opt(100, "steps of linear warm-up", min=1)
+    warmup_steps: int = opt(
+        100, "Raise the learning rates for N steps at the start", min=1, example="400"
+    )
     cooldown: float = opt(
-        0.8, "last share of the run, in which the rates fall to zero", above=0, max=1
+        0.8,
+        "Lower the learning rates to zero over this last share of the run",
+        above=0,
+        max=1,
+        example="0.5",
     )
-    label_smoothing: float = opt(0.1, "probability kept from the right token", min=0, max=0.9)
-    clip_norm: float = opt(1.0, "largest norm of a step's gradient", above=0)
+    label_smoothing: float = opt(
+        0.1, "Keep this share of the probability from the right token", min=0, max=0.9, example="0"
+    )
+    clip_norm: float = opt(
+        1.0, "Scale a step's gradient down to this norm at most", above=0, example="5"
+    )
     valid_minutes: float | None = opt(
         None,
-        "minutes between validations; each saves the model and the state; without it, a tenth of "
-        "train_minutes, but 1 to 10",
+        "Validate every X minutes; each validation saves the model and the state; without it, "
+        "every tenth of train_minutes, but at least 1 and at most 10",
         above=0,
+        example="10",
     )
-    seed: int = opt(1, "of weights, order, augmentation and dropout", min=0)
-    device: str = opt("auto", "`cpu`, `cuda`, `cuda:N` or `auto`")
+    seed: int = opt(
+        1, "Start random weights, order, augmentation and dropout here", min=0, example="2"
+    )
+    device: str = opt(
+        "auto",
+        "Run on `cpu`, `cuda`, `cuda:N`, or (`auto`) on a GPU if there is one",
+        form=DEVICE,
+        value="DEVICE",
+        example="cuda:1",
+    )
     precision: Literal["auto", "fp32", "bf16"] = opt(
         "auto",
-        "bf16 is faster where the processor has it; `auto` is fp32 on a CPU and bf16 on a GPU that "
-        "has it",
+        "Compute in this type; bf16 is faster where the processor has it; `auto` is fp32 on a CPU "
+        "and bf16 on a GPU that has it",
+        example="bf16",
     )
-    threads: int | None = opt(None, "CPU threads; without it, one per core", min=1)
+    threads: int | None = opt(
+        None, "Use N CPU threads; without it, one per core", min=1, example="4"
+    )
     prepare: bool = opt(
         False,
-        "prepare the next epoch in a process of its own while this one is learned, so that a GPU "
+        "Prepare the next epoch in a process of its own while this one is learned, so that a GPU "
         "never waits for its text",
     )
-    resume: bool = opt(False, "go on with the run in the output directory")
-    log_file: str | None = opt(None, "write the log to this file too")
+    resume: bool = opt(False, "Go on with the run in the output directory")
+    log_file: str | None = opt(
+        None, "Write the log to this file too", value="FILE", example="train.log"
+    )
 
     @property
     def minutes_between_validations(self) -> float:
@@ -165,38 +247,88 @@ class AugmentOptions:
     title: ClassVar[str] = "Augmentation"
 
     augment_join: float = opt(
-        0.07, "joined with their neighbours to lines of 2 to 8 sentences", min=0, max=1
+        0.07,
+        "Join this share of lines with their neighbours to lines of 2 to 8 sentences",
+        min=0,
+        max=1,
+        example="0.1",
     )
-    augment_conjunction: float = opt(0.35, "of these joins: made with a conjunction", min=0, max=1)
-    conjunctions: tuple[str, ...] = opt((), "pairs `source|target`, such as `, und |, and `")
-    augment_quote: float = opt(0.01, "put into quotation marks", min=0, max=1)
-    quotes: tuple[str, ...] = opt((), 'pairs such as `„…“|"…"`')
-    augment_no_final: float = opt(0.06, "without their final mark", min=0, max=1)
-    augment_upper: float = opt(0.015, "in capitals", min=0, max=1)
-    augment_lower_src: float = opt(0.02, "with a source in small letters", min=0, max=1)
+    augment_conjunction: float = opt(
+        0.35,
+        "Make this share of the joins with a conjunction",
+        min=0,
+        max=1,
+        needs="-conjunctions and -augment_join",
+        example='0.5 -conjunctions ", und |, and "',
+    )
+    conjunctions: tuple[str, ...] = opt(
+        (),
+        "Join by these pairs `source|target`, such as `, und |, and `",
+        needs="-augment_join and -augment_conjunction",
+        example='", und |, and "',
+    )
+    augment_quote: float = opt(
+        0.01,
+        "Put this share of lines into quotation marks",
+        min=0,
+        max=1,
+        needs="-quotes",
+        example="0.02 -quotes '„…“|\"…\"'",
+    )
+    quotes: tuple[str, ...] = opt(
+        (),
+        'Quote by these pairs, such as `„…“|"…"`',
+        needs="-augment_quote",
+        example="'„…“|\"…\"'",
+    )
+    augment_no_final: float = opt(
+        0.06, "Take the final mark off this share of lines", min=0, max=1, example="0.1"
+    )
+    augment_upper: float = opt(
+        0.015, "Put this share of lines into capitals", min=0, max=1, example="0.02"
+    )
+    augment_lower_src: float = opt(
+        0.02, "Put this share of sources into small letters", min=0, max=1, example="0.05"
+    )
     augment_rare: int = opt(
         0,
-        "pairs whose source has a word that only so many pairs have, or fewer, count twice",
+        "Count pairs twice whose source has a word that N pairs have, or fewer",
         min=0,
+        example="3",
     )
     augment_words: int = opt(
-        0, "copies of each pair of words that are sure to translate each other, as lines", min=0
+        0,
+        "Add N copies of each pair of words that are sure to translate each other, as lines",
+        min=0,
+        example="2",
     )
     augment_names: float = opt(
         0.0,
-        "with another name, known or made up, in the place of one that both sides share",
+        "Put another name, known or made up, in the place of a name that both sides share, in "
+        "this share of lines",
         min=0,
         max=1,
+        example="0.1",
     )
     augment_numbers: int = opt(
-        2, "copies with other numbers of each pair that shares numbers", min=0
+        2,
+        "Add N copies with other numbers of each pair that shares numbers",
+        min=0,
+        example="4",
     )
-    augment_slots: int = opt(0, "lines in each epoch made by filling the pairs of slots", min=0)
+    augment_slots: int = opt(
+        0,
+        "Make N lines in each epoch by filling the pairs of slots",
+        min=0,
+        requires="-slots",
+        example="2000 -slots slots.tsv",
+    )
     augment_marks: float = opt(
         0.0,
-        "with bullets, emoji, markup, signs or placeholders, the same on both sides",
+        "Add bullets, emoji, markup, signs or placeholders to both sides of this share of lines",
         min=0,
         max=1,
+        example="0.05",
     )
 
 
@@ -221,6 +353,7 @@ ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
 }
 GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
+PROGRAM = Program(("onmt_train",), USAGE, OPTIONS)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
@@ -241,15 +374,11 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     problems = [f"{name} is missing; give a path" for name in ("train", "output") if not v[name]]
     if v["log_file"] == "":
         problems.append("log_file is empty; give a path")
-    if not is_device(v["device"]):
-        problems.append(f"device: expected auto, cpu, cuda or cuda:N, got {v['device']!r}")
+    problems += refusals(OPTIONS, v)
     if v["d_model"] % (2 * v["heads"]):
-        problems.append(f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}")
-    problems += [
-        f"{name} needs init_from"
-        for name in ("new_pieces", "keep_start")
-        if v[name] and not v["init_from"]
-    ]
+        problems.append(
+            f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}; change one"
+        )
     if v["train_weights"] and len(v["train_weights"]) != len(v["train"]):
         problems.append(
             f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
@@ -257,10 +386,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")
     if v["save_bits"] not in (8, 16):
-        problems.append(f"save_bits {v['save_bits']} is not 8 or 16")
-    for needed, name in (("train_same", "same_lines"), ("slots", "augment_slots")):
-        if bool(v[needed]) != bool(v[name]):
-            problems.append(f"{needed} and {name} need each other")
+        problems.append(f"save_bits {v['save_bits']} is not 8 or 16; give one of these")
     if not v["train_steps"] and not v["train_minutes"]:
         problems.append(
             "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)"
