@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         MemoryExhausted,
         OnmtLiteError,
         OptionError,
+        OptionWarning,
     )
     from onmt_lite.options import TranslateOptions, load_options
     from onmt_lite.records import Hypothesis, Translation
@@ -33,6 +34,7 @@ else:
         "MemoryExhausted": "onmt_lite.errors",
         "OnmtLiteError": "onmt_lite.errors",
         "OptionError": "onmt_lite.errors",
+        "OptionWarning": "onmt_lite.errors",
         "TranslateOptions": "onmt_lite.options",
         "Translation": "onmt_lite.records",
         "Translator": "onmt_lite.translator",
@@ -61,6 +63,7 @@ __all__ = [
     "MemoryExhausted",
     "OnmtLiteError",
     "OptionError",
+    "OptionWarning",
     "TranslateOptions",
     "Translation",
     "Translator",

@@ -17,6 +17,10 @@ class OptionError(OnmtLiteError):
         self.problems = problems
 
 
+class OptionWarning(UserWarning):
+    """An option that changes nothing where it is given, and why: the note of the command line."""
+
+
 class DataError(OnmtLiteError):
     """Input that cannot be translated as it stands."""
 

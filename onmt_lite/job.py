@@ -27,6 +27,7 @@ from onmt_lite.files import (
 from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
+from onmt_lite.rules import model_notes
 from onmt_lite.shipped import find_config
 from onmt_lite.text.lines import LineReader
 from onmt_lite.tokenization import fit, read_own
@@ -59,6 +60,8 @@ def run_job(
         for note in options.notes:
             LOG.info("NOTE: %s", note)
         translator = translator or Translator.load(options)
+        for note in model_notes(options, translator.checkpoint, translator.device):
+            LOG.info("NOTE: %s", note)
         loaded = time.monotonic()
         summary, n_tokens = translate_stream(translator, options, out, total, totals(progress))
         seconds = time.monotonic() - loaded

@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
 from onmt_lite.options import TranslateOptions, no_such_option
@@ -52,6 +54,8 @@ class SearchRules:
     def _policy_and_stop(self) -> tuple[Policy, Stop]:
         policy = self.preset.policy
         values = {**vars(self.search), "alpha": self._alpha()}
+        if self.search.coverage_penalty == "none":
+            values["beta"] = 0.0
         stop = next(stop for text, stop in self.preset.stops.items() if holds(text, values))
         if self.sampling is None:
             return policy, stop
@@ -119,11 +123,7 @@ class SearchRules:
             never, banned = banned, never
         if search.ban_unk_token and vocab.unk_id is not None:
             banned = (*banned, vocab.unk_id)
-        unknown = [token for token in search.ignore_when_blocking if token not in vocab.ids]
-        if unknown:
-            raise OptionError(
-                f"ignore_when_blocking: not in the target vocabulary: {' '.join(unknown)}"
-            )
+        exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
         force_end = "paid" if self.policy.at_max == "end" else "no"
         if self.preset.free_end and checkpoint.forced_eos:
             force_end = "free"
@@ -136,7 +136,7 @@ class SearchRules:
             start_ids=(checkpoint.start_id,) if self.preset.free_end and in_vocabulary else (),
             min_length=search.min_length,
             block_ngram_repeat=search.block_ngram_repeat,
-            exempt_ids=tuple(vocab.ids[token] for token in search.ignore_when_blocking),
+            exempt_ids=tuple(i for i in exempt if i is not None),
             repetition_penalty=search.repetition_penalty,
             force_end=force_end,
             sampling=self.sampling,
@@ -178,6 +178,36 @@ class SearchRules:
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
         return max(1, limit + self.policy.steps_offset)
+
+
+def model_notes(
+    options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
+) -> list[str]:
+    """What is asked for and changes nothing with this model, on this device."""
+    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, []
+    unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
+    if unknown:
+        notes.append(
+            f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
+            "passed over"
+        )
+    given = [name for name, value in options.given.items() if value]
+    if vocab.unk_id is None:
+        notes += [
+            f"{name}: without effect; the model has no unknown token"
+            for name in ("ban_unk_token", "replace_unk")
+            if name in given
+        ]
+    if "max_length" in given and options.search.max_length > model.max_positions:
+        notes.append(
+            f"max_length {options.search.max_length}: the model stops at {model.max_positions} "
+            "tokens"
+        )
+    if "threads" in given and device.type != "cpu":
+        notes.append(f"threads: without effect; the model runs on {device}")
+    if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
+        notes.append("precision: without effect; a table model has no weights")
+    return notes
 
 
 def holds(condition: str, values: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Lines to translations: no files, no printing."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ import torch
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import read_phrases
-from onmt_lite.errors import DataError, MemoryExhausted, OptionError
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.examples import CAPITALS, ExampleMaker
 from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
-from onmt_lite.rules import SearchRules
+from onmt_lite.rules import SearchRules, model_notes
 from onmt_lite.runtime import choose, cpu_threads
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
@@ -81,7 +82,10 @@ class Translator:
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
-        return cls.load(parsed)
+        translator = cls.load(parsed)
+        for note in translator.option_notes(parsed):
+            warnings.warn(note, OptionWarning, stacklevel=2)
+        return translator
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
@@ -94,6 +98,10 @@ class Translator:
         with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
             checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
             return cls(checkpoint, options, own, phrases)
+
+    def option_notes(self, options: TranslateOptions) -> list[str]:
+        """What is asked for and changes nothing."""
+        return [*options.notes, *model_notes(options, self.checkpoint, self.device)]
 
     def translate(
         self,
@@ -186,7 +194,15 @@ class Translator:
         outside |= {} if in_files else vars(self.options.data)
         if names := [name for name in given if name in outside]:
             raise OptionError(f"{', '.join(names)}: of the command line only")
-        return self.options.updated(**given)
+        options = self.options.updated(**given)
+        # Another program's name, such as fp16, may stand for one of these
+        before, after = self.options.given, options.given
+        if fixed := [n for n in FIXED if after.get(n) != before.get(n)]:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        known = self.option_notes(self.options)
+        for note in [note for note in self.option_notes(options) if note not in known]:
+            warnings.warn(note, OptionWarning, stacklevel=3)  # at the caller of our caller
+        return options
 
     def translate_lines(
         self,

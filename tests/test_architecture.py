@@ -232,8 +232,10 @@ def test_only_the_command_line_prints(trees):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_functions_can_be_read_at_once(trees, name):
-    ceiling = {"onmt_lite/train.py": 560}.get(name, 400)  # a run is one story
-    assert len((ROOT / name).read_text("utf-8").split("\n")) <= ceiling + 1
+    # A run is one story, and so is a list of declarations
+    longer = {"onmt_lite/train.py": 560, "onmt_lite/options.py": 800}
+    longer["onmt_lite/training/options.py"] = 800
+    assert len((ROOT / name).read_text("utf-8").split("\n")) <= longer.get(name, 400) + 1
     for node in ast.walk(trees[name]):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno - node.lineno < 60, f"{node.name} in line {node.lineno}"

@@ -68,6 +68,9 @@ OUTPUTS = {
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
     "version": ("", "-version"),
+    "print_schema": ("", "-print_schema"),
+    "print_completion": ("", "-print_completion zsh"),
+    "save_config": ("", "-save_config {out}"),
     "print_model": ("", "-print_model"),
 }
 # ... or what is logged
@@ -119,6 +122,7 @@ def test_it_changes_the_record(run, name):
     first = run(f"{base} -output_format jsonl")
     second = run(f"{base} -output_format jsonl {more}")
     assert first.out != second.out
+    assert f"NOTE: {name}: without effect" not in second.err
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_design():
 
 def test_every_option_has_help_and_its_default_is_valid():
     for name, option in OPTIONS.items():
-        assert len(option.help.split()) >= 2, name
+        assert len(option.help.split()) >= 2 and option.help[0].isupper(), name
         assert option.help == option.help.strip() and not option.help.endswith("."), name
         assert name == name.lower() and name.replace("_", "a").isalnum(), name
     for name in OPTIONS:

@@ -312,8 +312,7 @@ class TestWhatBelongsToOthers:
         (dict(num_beams=4), "unknown option num_beams; here it is beam_size"),
         (dict(num_return_sequences=4), "here it is n_best"),
         (dict(beam=4), "did you mean beam_"),
-        (dict(fp16=True), "fp16 true: here it is precision fp16"),
-        (dict(report_bleu=True), "score the output with sacrebleu"),
+        (dict(data_type="img"), "data_type img: only text is translated"),
     ],
 )
 def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):

@@ -516,15 +516,15 @@ def test_build_fills_each_group(resolve):
 
 
 def test_help_and_table_name_every_option_with_default_and_choices():
-    text, table = help_text(OPTIONS, "usage"), markdown_table(OPTIONS)
+    text, table = help_text(OPTIONS, "usage", 100), markdown_table(OPTIONS)
     assert text.startswith("usage\n")
     for name, option in OPTIONS.items():
         assert f"  -{name}" in text
         assert option.help in text
         assert option.help in table
     assert "-mode {none,wu,avg}" in text
-    assert "how many (default 5)" in text
-    assert "| `-count N` | `5` | how many |" in table
+    assert "how many. Default: 5." in text
+    assert "| `-count N` | `5` | how many. |" in table
     # A bar inside a cell would end it
     assert "{none,wu,avg}" in table
     rows = [line for line in table.split("\n") if line.startswith("|")]

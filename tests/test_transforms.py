@@ -397,7 +397,7 @@ def test_what_has_no_effect_is_said_once(run):
     assert err.count("NOTE") == 1
     _, _, err = run(f"model: {SMALL}\nsrc: src.txt\nsrc_prefix: x\nmaster_ip: 10.0.0.1\n")
     assert "NOTE: master_ip 10.0.0.1: without effect here (my.yaml:4)\n" in err
-    why = "transforms is , src_prefix needs transforms prefix"
+    why = "transforms is not given, src_prefix needs transforms prefix"
     assert f"NOTE: src_prefix: without effect; {why} (my.yaml:3)\n" in err
 
 
@@ -534,7 +534,7 @@ def test_wrong_options(run, yaml, words):
     assert err.count("\n") == 1 and words in err
 
 
-@pytest.mark.parametrize("argv", [["-tgt_prefix"], ["-world_size", "4"], ["-report_bleu"]])
+@pytest.mark.parametrize("argv", [["-tgt_prefix"], ["-data_type", "img"], ["-report_align"]])
 def test_wrong_words(run, argv):
     code, out, err = run(NEEDED, "", *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)

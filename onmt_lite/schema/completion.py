@@ -6,9 +6,10 @@ from onmt_lite.schema.option import Option
 from onmt_lite.schema.program import Program
 
 BASH = """\
-# Completes @commands@ in bash.  In ~/.bashrc: source <(@command@ -print_completion bash)
+# Completes options of @programs@.  In ~/.bashrc: source <(@command@ -print_completion bash)
 @function@() {
-    local word=${COMP_WORDS[COMP_CWORD]} option= i IFS=$'\\n'
+    local names="@names@"
+    local word=${COMP_WORDS[COMP_CWORD]} option= choices= i
     if [[ $word == = ]]; then word=; fi  # --beam_size= is two words to bash
     for ((i = COMP_CWORD - 1; i > 0; i--)); do
         if [[ ${COMP_WORDS[i]} == -[a-z-]* ]]; then
@@ -17,48 +18,53 @@ BASH = """\
             break
         fi
     done
-    COMPREPLY=()
-    case $word in
-    --*) COMPREPLY=($(compgen -P -- -W "$(printf '%s\\n' @names@)" -- "${word#--}")) ;;
-    -*) COMPREPLY=($(compgen -P - -W "$(printf '%s\\n' @names@)" -- "${word#-}")) ;;
-    *)
-        case $option in
-@choices@
-        @paths@)
-            compopt -o filenames 2> /dev/null  # older ones lack it
-            COMPREPLY=($(compgen -f -- "$word"))
-            ;;
-        esac
-        ;;
+    case $option in
+    @choices@
     esac
+    COMPREPLY=()
+    if [[ $word == --* ]]; then
+        COMPREPLY=($(compgen -P -- -W "$names" -- "${word#--}"))
+    elif [[ $word == -* ]]; then
+        COMPREPLY=($(compgen -P - -W "$names" -- "${word#-}"))
+    elif [[ $choices == FILES ]]; then
+        local IFS=$'\\n'  # names may hold spaces
+        compopt -o filenames 2> /dev/null || true  # bash 3 has none
+        COMPREPLY=($(compgen -f -- "$word"))
+    elif [[ -n $choices ]]; then
+        COMPREPLY=($(compgen -W "$choices" -- "$word"))
+    fi
 }
 complete -F @function@ @commands@
 """
-BASH_CHOICES = """\
-        @name@) COMPREPLY=($(compgen -W "$(printf '%s\\n' @words@)" -- "$word")) ;;"""
 
 ZSH = """\
 #compdef @commands@
-# Completes @commands@ in zsh.
+# Completes options of @programs@.
 # In ~/.zshrc, after compinit: source <(@command@ -print_completion zsh)
 @function@() {
-    local option= i
+    local option= choices= i
+    local -a names=(
+        @described@
+    )
     for ((i = CURRENT - 1; i > 1; i--)); do
         if [[ $words[i] == -[a-z-]* ]]; then
             option=${${words[i]#-}#-}
             break
         fi
     done
-    if [[ $PREFIX == -* ]]; then
-        local -a names=(@described@)
-        if [[ $PREFIX == --* ]]; then names=(${names/#-/--}); fi
-        _describe -o option names
-        return
-    fi
     case $option in
-@choices@
-    @paths@) _files ;;
+    @choices@
     esac
+    if [[ $PREFIX == --* ]]; then
+        names=(-$^names)
+        _describe -o option names
+    elif [[ $PREFIX == -* ]]; then
+        _describe -o option names
+    elif [[ $choices == FILES ]]; then
+        _files
+    elif [[ -n $choices ]]; then
+        compadd -- ${=choices}
+    fi
 }
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     @function@ "$@"
@@ -66,42 +72,41 @@ else
     compdef @function@ @commands@
 fi
 """
-ZSH_CHOICES = """\
-    @name@) compadd -- @words@ ;;"""
 
 
 def completion(shell: str, program: Program) -> str:
     """A script for `shell`, bash or zsh, that completes the options of the program."""
-    commands, options = program.commands, program.options
-    script, line = (BASH, BASH_CHOICES) if shell == "bash" else (ZSH, ZSH_CHOICES)
-    choices = [
-        _fill(line, name=option.name, words=shlex.join(_words(option)))
-        for option in options.values()
-        if _words(option)
-    ]
-    return _fill(
-        script,
-        function=f"_{commands[0]}",
-        command=commands[0],
-        commands=" ".join(commands),
-        names=" ".join(options),
-        described=" ".join(map(_described, options.values())),
-        choices="\n".join(choices),
-        paths=" | ".join(option.name for option in options.values() if option.is_path),
-    )
+    options = program.options.values()
+    by_choices: dict[str, list[str]] = {}
+    for option in options:
+        by_choices.setdefault(_choices(option), []).append(option.name)
+    values = {
+        "programs": " and ".join(program.commands),
+        "commands": " ".join(program.commands),
+        "command": program.commands[0],
+        "function": f"_{program.commands[0]}",
+        "names": " ".join(program.options),
+        "described": "\n        ".join(map(_described, options)),
+        "choices": "\n    ".join(
+            f'{" | ".join(names)}) choices="{choices}" ;;'
+            for choices, names in by_choices.items()
+            if choices
+        ),
+    }
+    script = BASH if shell == "bash" else ZSH
+    for name, value in values.items():
+        script = script.replace(f"@{name}@", value)
+    return script.rstrip("\n")
 
 
-def _words(option: Option) -> tuple[str, ...]:
-    return ("true", "false") if option.kind is bool else option.choices
+def _choices(option: Option) -> str:
+    """The values to offer, FILES for the names of files, "" for none."""
+    if option.kind is bool:
+        return "true false"
+    return "FILES" if option.is_path else " ".join(option.choices)
 
 
 def _described(option: Option) -> str:
-    """One line, as zsh shows it beside the name."""
+    """The option with the beginning of its help, as zsh shows it."""
     text = option.help.partition(";")[0].partition(":")[0]
     return shlex.quote(f"-{option.name}:{text}")
-
-
-def _fill(text: str, **values: str) -> str:
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text

@@ -37,8 +37,11 @@ def idle(options: Mapping[str, Option], values: Values, usual: Values) -> dict[s
         clause = unmet(option.needs, values)
         if clause and asks(values[name]) and values[name] != usual[name]:
             needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
-            state = f"{needed[0]} is {as_words(values[needed[0]])}, " if len(needed) == 1 else ""
-            reasons[name] = f"{state}{name} needs {_undashed(clause)}"
+            reasons[name] = f"{name} needs {_undashed(clause)}"
+            if len(needed) == 1:
+                value = values[needed[0]]
+                state = "not given" if value in (None, "", ()) else as_words(value)
+                reasons[name] = f"{needed[0]} is {state}, {reasons[name]}"
     return reasons
 
 

@@ -83,13 +83,14 @@ def _detail(option: Option, options: Options, width: int) -> str:
     lines += [*_wrap(description(option), width, 4), "", f"    Group:         {option.group}"]
     lines += _wrap(f"Value:         {option.expected()}", width, 19, first=4)
     lines += _wrap(f"Command line:  {command}", width, 19, first=4)
-    margins = ["    YAML:          ", *[" " * 19] * len(pairs)]
-    return "\n".join([*lines, *(margin + pair for margin, pair in zip(margins, pairs))])
+    for i, pair in enumerate(pairs):
+        lines += _wrap(f"YAML:          {pair}" if i == 0 else pair, width, 21, 19 if i else 4)
+    return "\n".join(lines)
 
 
 def _examples(members: Sequence[Option], options: Options, width: int) -> str:
     """Examples of a group: the command line's words on the left, YAML on the right."""
-    lines = ["Examples, on the command line and as YAML:"]
+    lines = ["Examples, as words and as YAML:"]
     for command, pairs in (example(option, options) for option in members):
         yaml = pairs[0] if len(pairs) == 1 else f"{{{', '.join(pairs)}}}" if pairs else ""
         if len(command) + 4 <= width // 2 and len(yaml) <= width - width // 2:

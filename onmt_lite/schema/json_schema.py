@@ -21,7 +21,12 @@ def json_schema(program: Program) -> str:
     options = program.options.items()
     known = {name: _property(option) for name, option in options if name not in META_NAMES}
     for name, other in program.foreign.items():
-        known[name] = _with_foreign(known[name], other) if name in known else _foreign(other)
+        if name in known:
+            known[name] = _with_foreign(known[name], other)
+        elif other.renamed:
+            known[name] = {**known[other.renamed], "description": f"{other.says}."}
+        else:
+            known[name] = _foreign(other, only_off=other.refused or name in META_NAMES)
     schema = {
         "$schema": DRAFT,
         "title": f"Options of {program.commands[0]}",
@@ -56,12 +61,10 @@ def _shapes(option: Option) -> list[Schema]:
     return [found, {"type": "object"}] if option.table else [found]
 
 
-def _foreign(other: Foreign) -> Schema:
-    """An option of another program: any value, or those that ask for nothing."""
-    found: Schema = {"description": f"An option of another program: {other.says}."}
-    if other.refused:
-        found["enum"] = _values(other)
-    return found
+def _foreign(other: Foreign, only_off: bool) -> Schema:
+    """An option of another program: any value, or only those that ask for nothing."""
+    found: Schema = {"description": f"An option of OpenNMT-py: {other.says or 'taken'}."}
+    return {**found, "enum": _values(other)} if only_off else found
 
 
 def _with_foreign(own: Schema, other: Foreign) -> Schema:
@@ -71,7 +74,7 @@ def _with_foreign(own: Schema, other: Foreign) -> Schema:
 
 def _values(other: Foreign) -> list[Any]:
     """How YAML may write the words: numbers, switches and empty lists too."""
-    found: list[Any] = [None]
+    found: list[Any] = [None, True] if other.switch else [None]
     for word in other.off or ():
         found.append(word)
         if word in ("true", "false"):

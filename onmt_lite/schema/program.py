@@ -7,7 +7,7 @@ from onmt_lite.schema.foreign import Foreign
 from onmt_lite.schema.option import Option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """What -help, -print_schema and -print_completion speak of.
 

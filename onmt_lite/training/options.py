@@ -158,7 +158,9 @@ class ModelOptions:
         "exported to a Marian directory",
         example="after",
     )
-    max_positions: int = opt(512, "Leave out pairs with a line of more than N tokens", min=8, example="256")
+    max_positions: int = opt(
+        512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
+    )
     dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
 
 

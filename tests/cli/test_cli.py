@@ -166,7 +166,6 @@ def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
 def test_options_that_need_the_model_to_be_judged(main, src):
     for argv, word in [
         (["-tokenizer", "sentencepiece"], "space"),
-        (["-ignore_when_blocking", "zz"], "zz"),
     ]:
         done = main("-src", src, "-output", "out", *argv)
         assert (done.code, done.out) == (2, b"")

@@ -1,0 +1,430 @@
+"""What the programs tell of their options: -help, -print_completion, -print_schema."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import export, train
+from onmt_lite.errors import OptionError
+from onmt_lite.export import PROGRAM as EXPORT
+from onmt_lite.export import load_export_options
+from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.options import PROGRAM as TRANSLATE
+from onmt_lite.schema import META_NAMES, Resolver, completion, help_on, help_text, json_schema
+from onmt_lite.schema.help import by_group
+from onmt_lite.schema.help import example as example_of
+from onmt_lite.training.options import PROGRAM as TRAIN
+from onmt_lite.training.options import load_train_options
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = [TRANSLATE, TRAIN, EXPORT]
+MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main}
+# What a program cannot do without, so that an example of one option loads
+ALWAYS = {
+    TRANSLATE: [],
+    TRAIN: "-train a -valid b -output c -train_steps 9".split(),
+    EXPORT: "-model a -to opennmt-py -output c.pt".split(),
+}
+LOADS = {TRANSLATE: load_options, TRAIN: load_train_options, EXPORT: load_export_options}
+each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.commands[0])
+EVERY = [(program, name) for program in PROGRAMS for name in program.options]
+every_option = pytest.mark.parametrize(
+    ("program", "name"), EVERY, ids=[f"{p.commands[0]}-{name}" for p, name in EVERY]
+)
+
+
+@pytest.fixture
+def main(capfdbinary):
+    """main(program, words) -> (exit code, stdout, stderr)"""
+
+    def run(program, *argv):
+        code = MAINS[program](list(argv))
+        done = capfdbinary.readouterr()
+        return code, done.out.decode("utf-8"), done.err.decode("utf-8")
+
+    return run
+
+
+class TestHelp:
+    def test_groups_in_the_order_of_use(self):
+        titles = re.findall(r"(?m)^(\w[\w ]*):$", help_text(OPTIONS, ""))
+        assert titles == (
+            "Model, Text, Input and output, Search, Sampling, Speed, Jobs, Information".split(", ")
+        )
+
+    @each_program
+    @pytest.mark.parametrize("columns", [0, 40, 80, 100, 300])
+    def test_lines_fit(self, program, columns):
+        """80 when unknown, which the caller says; never more than 100, never a sliver."""
+        width = max(40, min(columns, 100))
+        text = help_text(program.options, "", columns) + "\n"
+        names = [*program.options, *(title.lower() for title in by_group(program.options))]
+        text += help_on(names, program.options, columns)
+        for line in text.split("\n"):
+            assert len(line) <= width or len(line.split()) == 1, line
+
+    @each_program
+    def test_each_option_says_what_it_does_its_default_and_what_it_needs(self, program):
+        text = help_text(program.options, "usage", 100)
+        squeezed = " ".join(text.split())
+        for name, option in program.options.items():
+            assert f"\n  -{name}" in text
+            assert f"{option.help}." in squeezed
+            said = squeezed.split(f"{option.help}.")[1].split(" -")[0]
+            if option.kind in (int, float) and option.default not in (None, ()):
+                assert f"Default: {option.default}." in said
+
+    def test_needs(self):
+        said = " ".join(help_on(["beta"], OPTIONS).split())
+        assert "Needs -coverage_penalty wu or summary." in said
+        assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
+        assert "Default of searches: 1 (fairseq, ctranslate2)." in " ".join(
+            help_on(["min_length"], OPTIONS).split()
+        )
+
+    @every_option
+    def test_every_example_parses_and_says_the_same_in_yaml(self, program, name, tmp_path):
+        option = program.options[name]
+        command, pairs = example_of(option, program.options)
+        assert command.split()[0] == f"-{name}"
+        assert option.kind is bool or option.example, "an example shows a value"
+        if name in META_NAMES:
+            return
+        # Files of the example need not exist, but an option must not contradict another
+        given = {word[1:] for word in shlex.split(command) if re.match(r"-[a-z]", word)}
+        always = ALWAYS[program]
+        pairs_of_always = dict(zip(always[::2], always[1::2]))
+        beside = [w for k, v in pairs_of_always.items() if k[1:] not in given for w in (k, v)]
+        _, by_words = LOADS[program]([*shlex.split(command), *beside])
+        config = tmp_path / "a.yaml"
+        config.write_text("\n".join(pairs), encoding="utf-8")
+        _, by_yaml = LOADS[program](["-config", str(config), *beside])
+        assert by_words.configuration().values == by_yaml.configuration().values
+        assert by_words.values[name] != option.default
+        assert not [note for note in by_words.notes if note.startswith(f"{name}:")]
+
+    def test_an_option_a_group_and_both(self):
+        option = help_on(["beam_size"], OPTIONS)
+        assert option.startswith("-beam_size N\n") and "    YAML:          beam_size: 8" in option
+        assert "a whole number at least 1 and at most 1000" in option
+        group = help_on(["sampling"], OPTIONS)
+        assert group.startswith("Sampling:\n") and "-random_sampling_topk 10" in group
+        both = help_on(["search"], OPTIONS)
+        assert both.startswith("-search NAME\n") and "\nSearch:\n" in both
+        assert help_on(["-Beam_Size"], OPTIONS) == option
+        several = help_on(["beam_size", "sampling"], OPTIONS)
+        assert several == f"{option}\n\n{group}"
+
+    @pytest.mark.parametrize(
+        ("words", "hint"),
+        [("beam_siez", "beam_size"), ("serach", "search"), ("sampeling", "sampling")],
+    )
+    def test_an_unknown_name(self, main, words, hint):
+        code, out, err = main(TRANSLATE, "-help", words, "beam_size")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err and f"did you mean {hint}?" in err
+
+    @each_program
+    @pytest.mark.parametrize("words", ["-help", "--help", "-nope 3 -help", "-help true"])
+    def test_the_programs(self, main, program, words):
+        code, out, err = main(program, *words.split())
+        assert (code, err) == (0, "")
+        assert all(len(line) <= 100 for line in out.split("\n"))
+        code, out, err = main(program, "-help", "config")
+        assert (code, err) == (0, "") and out.startswith("-config FILE")
+
+    def test_the_width_of_the_terminal(self, main, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        _, out, _ = main(TRANSLATE, "-help", "search")
+        widths = [len(line) for line in out.split("\n")]
+        assert 50 < max(widths) <= 60
+
+    def test_md_prints_the_table(self, main):
+        code, out, err = main(TRANSLATE, "-md")
+        assert (code, err) == (0, "") and "| `-beam_size N` | `5` |" in out
+
+
+# -- completion ----------------------------------------------------------------------------------
+
+COMPLETE = """
+source script
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+{function}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Scripts of all programs, and files to complete."""
+    path = tmp_path_factory.mktemp("completion")
+    for program in PROGRAMS:
+        for shell in ("bash", "zsh"):
+            script = completion(shell, program)
+            (path / f"{program.commands[0]}.{shell}").write_text(script, encoding="utf-8")
+    for name in ("input.de", "input two.de", "model.pt"):
+        (path / name).touch()
+    return path
+
+
+@pytest.fixture
+def complete(folder):
+    """complete(words) -> what bash offers for the last of them."""
+
+    def run(words, program=TRANSLATE):
+        function = f"_{program.commands[0]}"
+        text = COMPLETE.format(words=words, function=function)
+        text = text.replace("source script", f"source {program.commands[0]}.bash")
+        done = subprocess.run(
+            ["bash", "--norc", "-euc", text], cwd=folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return sorted(done.stdout.split("\n")[:-1])
+
+    return run
+
+
+class TestBash:
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            ("onmt_translate -beam", ["-beam_groups", "-beam_size"]),
+            ("onmt_translate --beam", ["--beam_groups", "--beam_size"]),
+            ("translate.py -src x -length_", ["-length_penalty"]),
+            ("onmt_translate -length_penalty ''", ["avg", "none", "wu"]),
+            ("onmt_translate -length_penalty w", ["wu"]),
+            ("onmt_translate --length_penalty = ''", ["avg", "none", "wu"]),
+            ("onmt_translate --length_penalty =", ["avg", "none", "wu"]),
+            ("onmt_translate -verbose ''", ["false", "true"]),
+            ("onmt_translate -src in", ["input two.de", "input.de"]),
+            ("onmt_translate -model a.pt m", ["model.pt"]),  # the second of several
+            ("onmt_translate -beam_size ''", [""]),
+            ("onmt_translate -print_completion ''", ["bash", "zsh"]),
+        ],
+    )
+    def test_offers(self, complete, words, offered):
+        assert complete(words) == offered
+
+    @each_program
+    def test_every_option_and_choice(self, complete, program):
+        command = program.commands[0]
+        assert complete(f"{command} -", program) == sorted(f"-{n}" for n in program.options)
+        for name, option in program.options.items():
+            if option.choices:
+                assert complete(f"{command} -{name} ''", program) == sorted(option.choices)
+
+    @each_program
+    def test_each_command_of_the_program_is_registered(self, folder, program):
+        script = f"source {program.commands[0]}.bash; complete -p {' '.join(program.commands)}"
+        done = subprocess.run(
+            ["bash", "--norc", "-ec", script], cwd=folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        assert done.stdout.count(f"-F _{program.commands[0]} ") == len(program.commands)
+
+    @each_program
+    def test_the_program_prints_the_script(self, main, program, folder):
+        code, out, err = main(program, "-print_completion", "bash", "-nope")
+        assert (code, err) == (0, "")
+        assert out.rstrip("\n") == (folder / f"{program.commands[0]}.bash").read_text().rstrip("\n")
+        code, out, err = main(program, "-print_completion", "fish")
+        assert (code, out) == (2, "")
+        assert "print_completion: expected one of bash, zsh, got 'fish'" in err
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@each_program
+def test_zsh_takes_the_script(folder, program):
+    name = f"{program.commands[0]}.zsh"
+    check = subprocess.run(["zsh", "-n", name], cwd=folder, capture_output=True, text=True)
+    assert (check.returncode, check.stderr) == (0, "")
+    loaded = f"autoload -Uz compinit; compinit -D -u; source {name}; print -l $_comps[(I)*onmt*]"
+    done = subprocess.run(["zsh", "-fc", loaded], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert program.commands[0] in done.stdout.split()
+
+
+@each_program
+def test_the_script_for_zsh_names_every_option(folder, program):
+    script = (folder / f"{program.commands[0]}.zsh").read_text(encoding="utf-8")
+    for name, option in program.options.items():
+        assert f"-{name}:" in script
+        if option.choices:
+            line = rf'^    [^"\n]*\b{name}\b[^"\n]*\) choices="(.*)" ;;$'
+            offered = re.search(line, script, re.M)
+            assert offered and offered[1].split() == list(option.choices)
+
+
+# -- the schema of the YAML files ------------------------------------------------------------------
+
+
+def schema_of(program):
+    return json.loads(json_schema(program))
+
+
+VALIDATORS = {p: jsonschema.Draft202012Validator(schema_of(p)) for p in PROGRAMS}
+
+
+def schema_takes(program, document):
+    return VALIDATORS[program].is_valid(document)
+
+
+def resolver_takes(program, document):
+    """Value by value: what options say together is not the schema's business."""
+    resolver = Resolver(dict(program.options), ELSEWHERE, program.foreign)
+    for name, value in document.items():
+        resolver.put(name, value, "here")
+    try:
+        resolver.result()
+    except OptionError:
+        return False
+    return True
+
+
+class TestSchema:
+    @each_program
+    def test_it_is_a_schema(self, program, main):
+        jsonschema.Draft202012Validator.check_schema(schema_of(program))
+        code, out, err = main(program, "-print_schema")
+        assert (code, err) == (0, "") and json.loads(out) == schema_of(program)
+
+    @each_program
+    def test_every_option_with_its_default_and_what_it_does(self, program):
+        found = schema_of(program)["properties"]
+        assert set(found) == set(program.options) - set(META_NAMES) | set(program.foreign)
+        for name, option in program.options.items():
+            if name in META_NAMES:
+                continue
+            assert option.help in found[name]["description"]
+            if option.default not in (None, ()):
+                assert found[name]["default"] == option.default
+
+    @pytest.mark.parametrize(
+        "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+    )
+    def test_the_configurations_are_valid(self, path):
+        program = TRAIN if path.name.startswith("train") else TRANSLATE
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        VALIDATORS[program].validate(document)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "beam_size: 0",
+            "beam_size: 1001",
+            "beam_size: 2.5",
+            "beam_size: many",
+            "beam_size: true",
+            "beam_size: [5]",
+            "alpha: 11",
+            "alpha: x",
+            "repetition_penalty: 0",
+            "length_penalty: average",
+            "length_penalty: 5",
+            "verbose: 1",
+            "verbose: 'true'",
+            "src: 5",
+            "src: [a]",
+            "model: {a: b}",
+            "model: [a, 5]",
+            "model_weights: [1, 0]",
+            "device: gpu",
+            "beam_siez: 5",
+            "config: a.yaml",
+            "help: true",
+            "data_type: img",
+            "sample_rate: 8000",
+            "early_stopping: maybe",
+            "seed: -2",
+        ],
+    )
+    def test_what_it_refuses_is_refused(self, text):
+        document = yaml.safe_load(text)
+        assert not schema_takes(TRANSLATE, document)
+        assert not resolver_takes(TRANSLATE, document)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "beam_size: 5",
+            "beam_size:",
+            "alpha: 2",
+            "model: a.pt",
+            "model: [a.pt, b.pt]",
+            "model: []",
+            "early_stopping: true",
+            "early_stopping: never",
+            "src_onmttok_kwargs: {mode: none}",
+            "world_size: 2",
+            "gpu_ranks: [0, 1]",
+            "gpu_ranks: []",
+            "seed: -1",
+            "precision: ''",
+            "tgt_prefix: true",
+            "fp32: true",
+            "max_sent_length: 80",
+            "data_type: text",
+        ],
+    )
+    def test_what_it_takes_is_taken(self, text):
+        document = yaml.safe_load(text)
+        assert schema_takes(TRANSLATE, document)
+        assert resolver_takes(TRANSLATE, document)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 2000),
+    st.floats(-3, 200).filter(lambda x: not x.is_integer()),
+    st.sampled_from("none wu avg true false never auto cpu cuda:1 jsonl text 5 - x".split() + [""]),
+    st.text(max_size=3),
+)
+ANYTHING = st.one_of(SCALARS, st.lists(SCALARS, max_size=2), st.just({}), st.just({"a": 1}))
+NAMES = st.sampled_from([name for name in OPTIONS if name not in META_NAMES])
+
+
+@settings(max_examples=400)
+@given(NAMES, ANYTHING)
+@example("beam_size", 1000)
+@example("beam_size", 1001)
+@example("repetition_penalty", 0)
+@example("src", "a\0b")
+@example("model", ["a", None])
+def test_schema_and_program_agree_on_any_value(name, value):
+    """5.0 is left out: JSON Schema takes it for a whole number, as JSON has one kind of numbers."""
+    assert schema_takes(TRANSLATE, {name: value}) == resolver_takes(TRANSLATE, {name: value})
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(sorted(FOREIGN)), ANYTHING)
+def test_what_the_schema_takes_of_other_programs_is_taken(name, value):
+    assert not schema_takes(TRANSLATE, {name: value}) or resolver_takes(TRANSLATE, {name: value})
+
+
+def test_broken_pipes_and_full_disks():
+    """As -help and -print_config: 141 where nobody reads, 5 where nothing fits."""
+    for words in (["-print_schema"], ["-print_completion", "bash"], ["-help", "search"]):
+        command = [sys.executable, str(ROOT / "translate.py"), *words]
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (141, b"")
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 5 and b"No space left" in done.stderr
