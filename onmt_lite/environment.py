@@ -1,6 +1,6 @@
 """The Python and the packages that every program needs, checked before the first import fails.
 
-This file, `__init__.py`, `__main__.py` and `translate.py` can be read by Python 3.7 too.
+This file, `__init__.py` and the programs can be read by Python 3.8 too.
 """
 
 from __future__ import annotations
