@@ -11,7 +11,8 @@ from onmt_lite.errors import FileError
 from onmt_lite.files import open_input
 from onmt_lite.records import Line
 from onmt_lite.text import lines as lines_module
-from onmt_lite.text.lines import UTF_16, LineReader, count_lines, from_text, in_capitals, to_line
+from onmt_lite.text.kinds import kind_of
+from onmt_lite.text.lines import LineReader, count_lines, from_text, in_capitals, to_line
 
 BOM = b"\xef\xbb\xbf"
 ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]
@@ -101,7 +102,7 @@ def path(tmp_path_factory):
 @example(b"a\0b\n\0\n", 3, 2)
 @example("ü\n😀".encode(), 1, 1)  # characters cut by reads of one byte
 def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
-    assume(not data.startswith(UTF_16))
+    assume(not kind_of(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "CHUNK", chunk)
         windows = read_file(path, data, window_lines=window_lines)
@@ -117,7 +118,8 @@ def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
 @example([BOM[:1], BOM[1:] + b"x\n"], 3)
 @example([b"\xc3", b"\xbc\n"], 3)
 def test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut(pieces, window_lines):
-    assume(not b"".join(pieces).startswith(UTF_16))
+    # The first bytes alone may be all that is there when the reader looks
+    assume(not any(kind_of(b"".join(pieces[:n])) for n in range(len(pieces) + 1)))
     windows = read_pipe(pieces, window_lines=window_lines)
     assert flat(windows) == naive(b"".join(pieces))
     assert all(len(window) <= window_lines for window in windows)

@@ -2,18 +2,18 @@
 
 import math
 import os
-import select
 from collections.abc import Iterable, Iterator, Mapping
 
-from onmt_lite.errors import DataError, FileError
+from onmt_lite.errors import FileError
 from onmt_lite.records import Line
+from onmt_lite.text.stream import open_text
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
 WINDOW_LINES = 1024
 MAX_WINDOW_BYTES = 4 << 20
 BOM = b"\xef\xbb\xbf"
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
+MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to tell their encoding
 
 
 class LineReader:
@@ -24,15 +24,22 @@ class LineReader:
     """
 
     def __init__(self, fd: int, name: str, window_lines: int = WINDOW_LINES):
+        """`name` is for messages."""
         self.fd, self.name, self.window_lines = fd, name, window_lines
+        self.not_utf8 = b""  # lines that are not, as far as there is room for them
 
     def windows(self) -> Iterator[list[Line]]:
-        """Lists of lines, numbered from 0; FileError when reading fails, DataError for UTF-16."""
+        """Lists of lines, numbered from 0.
+
+        FileError where reading fails, DataError for an input that is no text.
+        """
         window: list[Line] = []
         n_lines = n_bytes = 0
         for raw, cut in self._raw_lines():
             if raw is not None:
                 window.append(to_line(raw, n_lines, cut))
+                if "invalid-utf8" in window[-1].notes and len(self.not_utf8) < MAX_SAMPLE:
+                    self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
                 n_lines, n_bytes = n_lines + 1, n_bytes + len(raw)
             full = len(window) >= self.window_lines or n_bytes >= MAX_WINDOW_BYTES
             if window and (full or raw is None):
@@ -43,11 +50,9 @@ class LineReader:
 
     def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
         """(bytes of a line without its line feed, whether it was cut); None where input pauses."""
-        pending, cut, at_start = b"", False, True
-        while chunk := self._read():
-            if at_start and chunk.startswith(UTF_16) and b"\0" in chunk:
-                raise DataError(f"{self.name} is UTF-16; convert it: iconv -f utf-16 -t utf-8")
-            at_start = False
+        stream = open_text(self.fd, self.name)
+        pending, cut = b"", False
+        while chunk := stream.read(CHUNK):
             *complete, rest = chunk.split(b"\n")
             for part in complete:
                 yield shorten(pending + part, cut)
@@ -55,19 +60,10 @@ class LineReader:
             pending += rest
             if len(pending) > MAX_LINE_BYTES + 1:  # one more for a carriage return
                 pending, cut = pending[: MAX_LINE_BYTES + 1], True
-            if not self._more_waits():
+            if not stream.waits():
                 yield None, False
         if pending:
             yield shorten(pending, cut)
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self.fd, CHUNK)
-        except OSError as error:
-            raise FileError(f"cannot read {self.name}: {error.strerror}") from None
-
-    def _more_waits(self) -> bool:
-        return bool(select.select([self.fd], [], [], 0)[0])  # a regular file is always ready
 
 
 def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
@@ -130,12 +126,19 @@ def in_capitals(text: str) -> bool:
 
 
 def count_lines(path: str) -> int:
-    """Lines of a file, a last one without line feed included."""
+    """Lines of a text file, a last one without line feed included.
+
+    Raises FileError and DataError as `LineReader` does.
+    """
     n, last = 0, b"\n"
     try:
-        with open(path, "rb") as f:
-            while chunk := f.read(1 << 20):
-                n, last = n + chunk.count(b"\n"), chunk[-1:]
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        stream = open_text(fd, path)
+        while chunk := stream.read(1 << 20):
+            n, last = n + chunk.count(b"\n"), chunk[-1:]
+    finally:
+        os.close(fd)
     return n + (last != b"\n")

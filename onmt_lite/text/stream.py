@@ -1,0 +1,80 @@
+"""Bytes of an input as they come: gzip data unpacked, what is no text refused."""
+
+import gzip
+import os
+import select
+import shlex
+import zlib
+from collections.abc import Callable
+
+from onmt_lite.errors import DataError, FileError
+from onmt_lite.text.kinds import LOOKED_AT, kind_of
+
+GZIP = b"\x1f\x8b"
+STANDARD_INPUT = "standard input"
+
+
+class Stream:
+    """Bytes that can be looked at before they are read."""
+
+    def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
+        """`read` returns at most so many bytes, b"" at the end; `waits` says whether it would
+        return at once."""
+        self._read, self._waits = read, waits
+        self._seen, self._over = b"", False
+
+    def peek(self) -> bytes:
+        """The next LOOKED_AT bytes, or as many as come before the input ends or pauses."""
+        while not self._over and len(self._seen) < LOOKED_AT and (not self._seen or self._waits()):
+            more = self._read(LOOKED_AT)
+            self._seen, self._over = self._seen + more, not more
+        return self._seen[:LOOKED_AT]
+
+    def read(self, size: int) -> bytes:
+        """At least one byte and at most `size`; b"" at the end."""
+        if not self._seen and not self._over:
+            return self._read(size)
+        found, self._seen = self._seen[:size], self._seen[size:]
+        return found
+
+    def waits(self) -> bool:
+        """Whether there is more to read without waiting for it."""
+        return bool(self._seen) or self._waits()
+
+
+def open_text(fd: int, name: str) -> Stream:
+    """What a file descriptor holds, unpacked if it is gzip data.
+
+    Raises FileError where reading fails, DataError where it is no text: `name` is for messages.
+    """
+
+    def read(size: int) -> bytes:
+        try:
+            return os.read(fd, size)
+        except OSError as error:
+            raise FileError(f"cannot read {name}: {error.strerror}") from None
+
+    def waits() -> bool:
+        return bool(select.select([fd], [], [], 0)[0])  # a regular file is always ready
+
+    stream = Stream(read, waits)
+    if stream.peek().startswith(GZIP):
+        stream = Stream(_unpacker(stream, name), stream.waits)
+    kind = kind_of(stream.peek())
+    if kind is not None:
+        shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
+        raise DataError(f"{name} is {kind.what}; {kind.remedy.replace('{}', shown)}")
+    return stream
+
+
+def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
+    unpacked = gzip.GzipFile(fileobj=packed)  # type: ignore[arg-type]  # it only calls read
+
+    def read(size: int) -> bytes:
+        try:
+            return unpacked.read1(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
+            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
+
+    return read
