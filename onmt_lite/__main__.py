@@ -24,8 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def translate(options: TranslateOptions) -> None:
-    # Imported late: wrong options must not wait for torch
     from onmt_lite.cli import print_out
+    from onmt_lite.console import CONSOLE, is_typed
+
+    if is_typed(options.data.src) and not (options.jobs.quiet or options.information.print_model):
+        print("loading the model ...", file=CONSOLE)
+    # Imported late: wrong options must not wait for torch
     from onmt_lite.job import describe_models, run_job
 
     if options.information.print_model:

@@ -65,6 +65,10 @@ def run_program(
     except Interrupted as interrupted:
         # The interpreter must not flush into a pipe that nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted
+            echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
+            kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
+            print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
         return interrupted.exit_code
     return 0
 

@@ -1,4 +1,4 @@
-"""Standard error as a place where nothing can go wrong: what it does not take is lost."""
+"""The terminal: standard error as a place where nothing can go wrong, and who types."""
 
 import os
 import sys
@@ -28,3 +28,8 @@ class Console:
 
 
 CONSOLE = Console()
+
+
+def is_typed(src: str) -> bool:
+    """Whether a person types the lines of `src`, and sees what is said about that."""
+    return src == "-" and sys.stdin is not None and sys.stdin.isatty() and CONSOLE.isatty()

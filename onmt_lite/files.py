@@ -26,7 +26,7 @@ def check_paths(read: Sequence[Named], output: str, log_file: str | None) -> Non
     `read`: what the job reads; of a directory, every file in it.
     """
     written = [("output", "/dev/stdout" if output == "-" else output)]
-    if output != "-" and descriptor_of(output) is None:
+    if replaces_a_file(output):
         written.append(("the file that output is written to first", str(part_of(output))))
     if log_file is not None:
         written.append(("log_file", log_file))
@@ -101,6 +101,19 @@ def open_input(path: str) -> Iterator[int]:
         os.close(fd)
 
 
+def name_of(output: str) -> str:
+    """As it can be printed, whatever the locale or the bytes of a path."""
+    printable = os.fsencode(output).decode("utf-8", "backslashreplace")
+    return "standard output" if output == "-" else printable
+
+
+def replaces_a_file(output: str) -> bool:
+    """Whether `output` is a file that appears when it is complete, not a stream or a device."""
+    if output == "-" or descriptor_of(output) is not None:
+        return False
+    return os.path.isfile(output) or not os.path.exists(output)
+
+
 def part_of(output: str) -> Path:
     """Where an output file is written until it is complete, beside what a link points to."""
     target = Path(os.path.realpath(output))
@@ -136,17 +149,14 @@ def open_output(path: str) -> Iterator[IO[bytes]]:
         return
     try:
         fd = descriptor_of(path)
-        if fd is not None:
-            with open(os.dup(fd), "wb", buffering=0) as out:
-                yield out
-        elif os.path.isdir(path):
+        if os.path.isdir(path):
             raise FileError(f"cannot write {path}: it is a directory")
-        elif os.path.exists(path) and not os.path.isfile(path):
-            with open(path, "wb", buffering=0) as device:
-                yield device
-        else:
+        if replaces_a_file(path):
             with _replacement(path) as out:
                 yield out
+        else:
+            with open(path if fd is None else os.dup(fd), "wb", buffering=0) as stream:
+                yield stream
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise FileError(f"cannot write {path}: {reason}") from None
@@ -208,5 +218,4 @@ def write_all(out: IO[bytes], text: str, path: str) -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise Interrupted(signal.SIGPIPE) from None
-        name = "standard output" if path == "-" else path
-        raise FileError(f"cannot write {name}: {error.strerror}") from None
+        raise FileError(f"cannot write {name_of(path)}: {error.strerror}") from None

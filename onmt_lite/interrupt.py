@@ -13,7 +13,9 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int):
         super().__init__(signum)
+        self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
+        self.kept = ""  # how far the work was, and what is left of it
 
 
 def stop_on_signals() -> None:

@@ -1,43 +1,45 @@
 """One file job: windows of lines through a translator, from -src to -output."""
 
-import logging
 import os
-import shutil
-import sys
+import shlex
 import time
 from collections.abc import Iterator
-from io import TextIOWrapper
 from typing import IO
-
-from tqdm import tqdm
 
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
-from onmt_lite.console import CONSOLE
-from onmt_lite.errors import DataError, FileError
+from onmt_lite.console import is_typed
+from onmt_lite.errors import DataError
 from onmt_lite.files import (
     MATCH,
     check_paths,
     count_input,
-    descriptor_of,
+    name_of,
     open_input,
     open_output,
+    replaces_a_file,
     write_all,
 )
-from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
-from onmt_lite.records import Line
+from onmt_lite.interrupt import Interrupted
+from onmt_lite.options import TranslateOptions
+from onmt_lite.progress import Meter, set_up_log
+from onmt_lite.records import Line, Translation
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.rules import model_notes
 from onmt_lite.shipped import find_config
+from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import LineReader
+from onmt_lite.text.stream import STANDARD_INPUT
 from onmt_lite.tokenization import fit, read_own
-from onmt_lite.translator import Progress, Translator, model_paths, totals
+from onmt_lite.translator import Progress, Translator, model_paths
 
 # Options that name a file to read, besides models and configurations
 READ = (
     *("src", "tgt", "phrase_table"),
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
+
+FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 
 def run_job(
@@ -51,30 +53,46 @@ def run_job(
     `progress` is called after each batch with the lines and target tokens that are done.
     """
     data, report = options.data, options.information
+    meter, started = None, time.monotonic()
     check_paths(list(files_read(options)), data.output, options.jobs.log_file)
     if translator is None:
         set_up_log(options.jobs)
     total = count_input(data.src, data.tgt)
-    with open_output(data.output) as out:
-        started = time.monotonic()
-        for note in options.notes:
-            LOG.info("NOTE: %s", note)
-        translator = translator or Translator.load(options)
-        for note in model_notes(options, translator.checkpoint, translator.device):
-            LOG.info("NOTE: %s", note)
-        loaded = time.monotonic()
-        summary, n_tokens = translate_stream(translator, options, out, total, totals(progress))
-        seconds = time.monotonic() - loaded
+    try:
+        with open_output(data.output) as out:
+            for note in options.notes:
+                LOG.info("NOTE: %s", note)
+            translator = translator or Translator.load(options)
+            for note in model_notes(options, translator.checkpoint, translator.device):
+                LOG.info("NOTE: %s", note)
+            with Meter(total, options.jobs.quiet, is_typed(data.src), progress) as meter:
+                summary = translate_stream(translator, options, out, meter)
+                seconds = meter.seconds()
+    except Interrupted as stop:
+        stop.kept = what_is_kept(data.output, meter)
+        raise
     summary.log(scores=report.verbose or report.report_time)
     if report.report_time:
         LOG.info(
             "TIME: %.2f s to load, %.2f s to translate, %.1f sentences/s, %.1f tokens/s",
-            loaded - started,
+            meter.started - started,
             seconds,
-            summary.n_lines / seconds,
-            n_tokens / seconds,
+            meter.n_lines / seconds,
+            meter.n_tokens / seconds,
         )
+    meter.end(data.output, time.monotonic() - started)
     return summary
+
+
+def what_is_kept(output: str, meter: Meter | None) -> str:
+    """Of a job that was stopped: how far it was and what became of its output."""
+    replaced = replaces_a_file(output)
+    n_lines = 0 if meter is None else meter.n_lines if replaced else meter.n_written
+    done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
+    if not replaced:
+        return f"{done}, written to {name_of(output)}" if n_lines else done
+    state = "is as it was before" if os.path.exists(output) else "was not written"
+    return f"{done}; {name_of(output)} {state}, nothing of this run is kept"
 
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
@@ -97,111 +115,76 @@ def describe_models(options: TranslateOptions) -> str:
 
 
 def translate_stream(
-    translator: Translator,
-    options: TranslateOptions,
-    out: IO[bytes],
-    total: int | None,
-    on_batch: Progress,
-) -> tuple[Summary, int]:
-    """Window after window, so that memory does not grow with the input.
-
-    `on_batch` is called with the lines and target tokens that each batch adds.  Returns the
-    summary and the number of target tokens.
-    """
-    data = options.data
+    translator: Translator, options: TranslateOptions, out: IO[bytes], meter: Meter
+) -> Summary:
+    """Window after window, so that memory does not grow with the input."""
+    data, summary = options.data, Summary()
     writer = build_writer(data, options.search.n_best)
-    summary, n_tokens = Summary(), 0
-    hidden = options.jobs.quiet or not CONSOLE.isatty()
-    # Some terminals say 0 x 0, which tqdm would believe
-    columns, rows = shutil.get_terminal_size()
-    with tqdm(
-        total=total, unit=" lines", file=CONSOLE, disable=hidden, ncols=columns, nrows=rows
-    ) as bar:
-
-        def progress(n_lines: int, n_new_tokens: int) -> None:
-            nonlocal n_tokens
-            n_tokens += n_new_tokens
-            elapsed = bar.format_dict["elapsed"] or 1e-9
-            bar.set_postfix_str(f"{n_tokens / elapsed:.0f} tokens/s", refresh=False)
-            bar.update(n_lines)
-            on_batch(n_lines, n_new_tokens)
-
-        for lines, tgt_lines in read_windows(data):
+    with open_input(data.src) as src_fd:
+        reader = LineReader(src_fd, STANDARD_INPUT if data.src == "-" else data.src)
+        for lines, tgt_lines in with_targets(reader.windows(), data.tgt):
             prefixes = tgt_lines if data.tgt_file_prefix else None
             gold_lines = None if data.tgt_file_prefix else tgt_lines
             translations = translator.translate_lines(
-                lines, gold_lines, options, progress, prefixes
+                lines, gold_lines, options, meter.add, prefixes
             )
-            bar.clear()  # the output may go to the same terminal
-            write_all(out, "".join(map(writer, translations)), data.output)
-            bar.refresh()
+            with meter.hidden():  # the output may go to the same terminal
+                write_all(out, "".join(map(writer, translations)), data.output)
+            meter.n_written += len(lines)
             for i, translation in enumerate(translations):
                 summary.add(translation)
                 gold = None if gold_lines is None else gold_lines[i].text
                 log_sentence(translation, gold, options.information.verbose)
-    return summary, n_tokens
+            if lines[0].id == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
+                note_raw_text(translations)
+    note_encoding(reader, summary)
+    return summary
 
 
-def read_windows(data: DataOptions) -> Iterator[tuple[list[Line], list[Line] | None]]:
-    """Windows of source lines, with the reference lines that belong to them."""
-    with open_input(data.src) as src_fd:
-        sources = LineReader(src_fd, data.src).windows()
-        if data.tgt is None:
-            for window in sources:
-                yield window, None
-            return
-        with open_input(data.tgt) as tgt_fd:
-            targets = (line for window in LineReader(tgt_fd, data.tgt).windows() for line in window)
-            n = 0
-            for window in sources:
-                paired = [target for _, target in zip(window, targets)]
-                n += len(paired)
-                if len(paired) < len(window):
-                    raise DataError(f"src has more lines than tgt, which has {n}; {MATCH}")
-                yield window, paired
-            if next(targets, None) is not None:
-                raise DataError(f"tgt has more lines than src, which has {n}; {MATCH}")
-
-
-class BarHandler(logging.Handler):
-    """Log lines above the progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=CONSOLE)
-
-
-class StrictFileHandler(logging.FileHandler):
-    """A log file that cannot be written ends the job instead of being forgotten."""
-
-    def _open(self) -> TextIOWrapper:
-        fd = descriptor_of(self.baseFilename)
-        return (
-            super()._open() if fd is None else open(os.dup(fd), "w", encoding="utf-8", newline="")
+def note_raw_text(translations: list[Translation]) -> None:
+    """Text given to a model of tokens: most of its first words are unknown."""
+    n_tokens = sum(translation.n_src_tokens for translation in translations)
+    n_unknown = sum(translation.n_unknown for translation in translations)
+    if n_unknown > n_tokens / 2:
+        LOG.info(
+            "NOTE: %d of the first %d words are unknown to the model, which takes tokens separated "
+            "by spaces; for text as it is, give -src_subword_model with -tokenizer bpe or "
+            "sentencepiece, or -transforms",
+            *(n_unknown, n_tokens),
         )
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        reason = getattr(error, "strerror", error)
-        raise FileError(f"cannot write {self.baseFilename}: {reason}") from None
 
-    def close(self) -> None:
-        self.stream = None  # every record was flushed; a full disk has been told of already
-        super().close()
-
-
-def set_up_log(jobs: JobOptions) -> None:
-    LOG.setLevel(logging.INFO)
-    LOG.propagate = False
-    LOG.handlers = [] if jobs.quiet else [BarHandler()]
-    if jobs.log_file is not None:
-        add_log_file(jobs.log_file)
+def note_encoding(reader: LineReader, summary: Summary) -> None:
+    """More than a few lines that are not UTF-8: which encoding would fit."""
+    noted = summary.notes.get("invalid-utf8")
+    if noted is None or noted.n_lines <= min(FEW_LINES, summary.n_lines / 2):
+        return
+    encoding = guess_encoding(reader.not_utf8)
+    file = "FILE" if reader.name == STANDARD_INPUT else shlex.quote(reader.name)
+    if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
+        remedy = "other lines are, so convert these alone"
+    else:
+        remedy = f"iconv -f {encoding} -t utf-8 {file}" if encoding else f"see file -i {file}"
+    likely = f" but look like {encoding}" if encoding else ""
+    LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)
 
 
-def add_log_file(path: str) -> None:
-    """Log to the end of a file too.  FileError where it cannot be written."""
-    try:
-        handler = StrictFileHandler(path, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
-    handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
-    LOG.addHandler(handler)
+def with_targets(
+    sources: Iterator[list[Line]], tgt: str | None
+) -> Iterator[tuple[list[Line], list[Line] | None]]:
+    """Windows of source lines, with the lines of the file `tgt` that belong to them."""
+    if tgt is None:
+        yield from ((window, None) for window in sources)
+        return
+    with open_input(tgt) as tgt_fd:
+        reader = LineReader(tgt_fd, STANDARD_INPUT if tgt == "-" else tgt)
+        targets = (line for window in reader.windows() for line in window)
+        n = 0
+        for window in sources:
+            paired = [target for _, target in zip(window, targets)]
+            n += len(paired)
+            if len(paired) < len(window):
+                raise DataError(f"src has more lines than tgt, which has {n}; {MATCH}")
+            yield window, paired
+        if next(targets, None) is not None:
+            raise DataError(f"tgt has more lines than src, which has {n}; {MATCH}")

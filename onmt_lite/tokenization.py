@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_pieces
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
@@ -50,7 +50,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     around lines.
 
     `own` is what `read_own` gave.  OptionError where the model has no such tokenizer, or does not
-    know a token that is to stand around lines.
+    know a token that is to stand around lines; CheckpointError where files of its own are missing.
     """
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
@@ -66,6 +66,11 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
 
 def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
     available = checkpoint.tokenizers
+    if name == "auto" and checkpoint.missing:
+        raise CheckpointError(
+            f"missing: {', '.join(checkpoint.missing)}, by which the model cuts lines into tokens; "
+            "put them there, or give lines of tokens and -tokenizer space"
+        )
     name = next(iter(available)) if name == "auto" else name
     if name not in available:
         raise OptionError(

@@ -37,9 +37,9 @@ from onmt_lite.cli import run_program
 from onmt_lite.console import CONSOLE
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.interrupt import Interrupted, noted_signals
-from onmt_lite.job import add_log_file, set_up_log
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import JobOptions, SpeedOptions
+from onmt_lite.progress import add_log_file, set_up_log
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import choose
 from onmt_lite.training import samples

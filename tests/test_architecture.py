@@ -26,15 +26,16 @@ RANKS = [
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
+    ["onmt_lite.progress"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
     ["onmt_lite.train", "onmt_lite.export"],
     ["onmt_lite.__main__"],
     ["translate"],
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
-# May read or write files, besides the job; a schema reads configurations
+# May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(job|files|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
+    r"onmt_lite/(files|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
     r"\.py"
 )
 

@@ -23,6 +23,7 @@ from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
 CONFIG = "config.json"
+SIDES = ("source", "target")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {
     "relu": "relu",
@@ -75,7 +76,8 @@ def load(path: Path) -> Checkpoint:
     if not 0 <= start < len(tgt_vocab):
         raise CheckpointError(f"{described.path}: decoder_start_token_id is not in the vocabulary")
     tokenizers: dict[str, Tokenizer] = {"space": SpaceTokenizer()}
-    if (path / "source.spm").exists():
+    missing = [path / f"{side}.spm" for side in SIDES if not (path / f"{side}.spm").exists()]
+    if path / "source.spm" not in missing:
         pieces = MarianTokenizer(_read_pieces(path, "source"), _read_pieces(path, "target"))
         tokenizers = {"sentencepiece": pieces, **tokenizers}
     eos = tgt_vocab.eos_id
@@ -90,6 +92,7 @@ def load(path: Path) -> Checkpoint:
         never_ids=_never_ids(described, start, len(tgt_vocab)),
         forced_eos=_forces_eos(described, eos),
         never_in_softmax=True,
+        missing=tuple(map(str, missing)),
         toolkit="marian",
         version=str(config.get("transformers_version", ""))[:20],
     )

@@ -20,6 +20,7 @@ class Checkpoint:
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
+    missing    files without which lines cannot become tokens as the model's own tokenizer does it
     toolkit    whose model it is
     version    of the toolkit or its format, as far as the files tell
     sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
@@ -41,6 +42,7 @@ class Checkpoint:
     src_start: tuple[int, ...] = ()
     tgt_start: tuple[int, ...] = ()
     tgt_end: tuple[int, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def copies(self) -> bool:

@@ -114,17 +114,21 @@ def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
         return Kind("UTF-32", "convert it: iconv -f utf-32 -t utf-8")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return Kind("UTF-16", "convert it: iconv -f utf-16 -t utf-8")
+    likely = []
     for name in ("utf-32le", "utf-32be", "utf-16le", "utf-16be"):
         text = _decoded(head, name)
         if not text.strip() or not all(char.isprintable() or char.isspace() for char in text):
             continue
         # Bytes that are no such text do decode now and then, to signs of far-off scripts
-        latin = sum(char < "\u0100" for char in text) >= 0.75 * len(text)
+        latin = sum(char < "\u0100" for char in text) / len(text)
         lines = "\n" in text and not _decoded(head, "utf-8")
-        if "32" in name or latin or lines or binary:
-            what = f"{name[:6].upper()} without a byte order mark"
-            return Kind(what, f"convert it: iconv -f {name} -t utf-8 {{}}")
-    return None
+        if "32" in name or latin >= 0.75 or lines or binary:
+            likely.append((latin, name))
+    if not likely:
+        return None
+    name = max(likely)[1]
+    what = f"{name[:6].upper()} without a byte order mark"
+    return Kind(what, f"convert it: iconv -f {name} -t utf-8 {{}}")
 
 
 def _decoded(head: bytes, encoding: str) -> str:

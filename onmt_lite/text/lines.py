@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from onmt_lite.errors import FileError
 from onmt_lite.records import Line
-from onmt_lite.text.stream import open_text
+from onmt_lite.text.stream import text_stream
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -27,6 +27,7 @@ class LineReader:
         """`name` is for messages."""
         self.fd, self.name, self.window_lines = fd, name, window_lines
         self.not_utf8 = b""  # lines that are not, as far as there is room for them
+        self.n_utf8 = 0  # lines that are, and not ASCII
 
     def windows(self) -> Iterator[list[Line]]:
         """Lists of lines, numbered from 0.
@@ -38,8 +39,7 @@ class LineReader:
         for raw, cut in self._raw_lines():
             if raw is not None:
                 window.append(to_line(raw, n_lines, cut))
-                if "invalid-utf8" in window[-1].notes and len(self.not_utf8) < MAX_SAMPLE:
-                    self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
+                self._look_at(window[-1], raw)
                 n_lines, n_bytes = n_lines + 1, n_bytes + len(raw)
             full = len(window) >= self.window_lines or n_bytes >= MAX_WINDOW_BYTES
             if window and (full or raw is None):
@@ -48,9 +48,15 @@ class LineReader:
         if window:
             yield window
 
+    def _look_at(self, line: Line, raw: bytes) -> None:
+        if "invalid-utf8" not in line.notes:
+            self.n_utf8 += not line.text.isascii()
+        elif len(self.not_utf8) < MAX_SAMPLE:
+            self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
+
     def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
         """(bytes of a line without its line feed, whether it was cut); None where input pauses."""
-        stream = open_text(self.fd, self.name)
+        stream = text_stream(self.fd, self.name)
         pending, cut = b"", False
         while chunk := stream.read(CHUNK):
             *complete, rest = chunk.split(b"\n")
@@ -136,7 +142,7 @@ def count_lines(path: str) -> int:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None
     try:
-        stream = open_text(fd, path)
+        stream = text_stream(fd, path)
         while chunk := stream.read(1 << 20):
             n, last = n + chunk.count(b"\n"), chunk[-1:]
     finally:

@@ -6,6 +6,7 @@ import select
 import shlex
 import zlib
 from collections.abc import Callable
+from typing import IO, cast
 
 from onmt_lite.errors import DataError, FileError
 from onmt_lite.text.kinds import LOOKED_AT, kind_of
@@ -42,7 +43,7 @@ class Stream:
         return bool(self._seen) or self._waits()
 
 
-def open_text(fd: int, name: str) -> Stream:
+def text_stream(fd: int, name: str) -> Stream:
     """What a file descriptor holds, unpacked if it is gzip data.
 
     Raises FileError where reading fails, DataError where it is no text: `name` is for messages.
@@ -68,7 +69,7 @@ def open_text(fd: int, name: str) -> Stream:
 
 
 def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
-    unpacked = gzip.GzipFile(fileobj=packed)  # type: ignore[arg-type]  # it only calls read
+    unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], packed))  # it only calls read
 
     def read(size: int) -> bytes:
         try:

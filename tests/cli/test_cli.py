@@ -99,7 +99,8 @@ def test_what_the_log_says(main, src, tmp_path):
     assert re.search(time, done.err)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
     told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ INFO\] ", "", logged)
-    assert told == done.err
+    assert told.startswith(done.err)
+    assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
 
 
 def test_quiet_says_nothing_but_logs_to_the_file(main, src, tmp_path):

@@ -1,0 +1,165 @@
+"""What is said while a job runs: a bar on a terminal, elsewhere a line now and then; the log."""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import TextIOWrapper
+
+from tqdm import tqdm
+
+from onmt_lite.console import CONSOLE
+from onmt_lite.errors import FileError
+from onmt_lite.files import descriptor_of, name_of
+from onmt_lite.options import JobOptions
+from onmt_lite.reports import LOG
+
+SECONDS_BETWEEN = 10.0  # lines about progress
+
+
+class Meter:
+    """How far a job is; a context in which its bar is shown."""
+
+    def __init__(
+        self,
+        total: int | None,
+        quiet: bool,
+        typed: bool,
+        tell: Callable[[int, int], object] | None = None,
+    ):
+        """`total` lines, None where they cannot be counted beforehand; `typed`: a person types
+        them.  `tell` is called after each batch with the lines and target tokens that are done."""
+        self.total, self.typed, self.tell = total, typed, tell
+        self.n_lines = self.n_tokens = self.n_written = 0
+        self.said = False  # a line about progress, on stderr
+        self.bar = tqdm(
+            total=total,
+            unit=" lines",
+            file=CONSOLE,
+            disable=quiet or typed or not CONSOLE.isatty(),
+            miniters=1,  # without it, a small batch after a large one does not move the bar
+            smoothing=0,
+            ncols=console_width(),
+            nrows=24,  # some terminals say 0, which tqdm would believe
+        )
+        if typed and not quiet:
+            print("type a line, Ctrl-D ends", file=CONSOLE)
+        self.started = self.last_said = time.monotonic()
+
+    def __enter__(self) -> "Meter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def add(self, n_lines: int, n_tokens: int) -> None:
+        """Count what a batch has added: lines, and tokens of their translations."""
+        self.n_lines, self.n_tokens = self.n_lines + n_lines, self.n_tokens + n_tokens
+        if self.tell is not None and n_lines:
+            self.tell(self.n_lines, self.n_tokens)
+        self.bar.ncols = console_width()
+        self.bar.set_postfix_str(self._speed(), refresh=False)
+        self.bar.update(n_lines)
+        now = time.monotonic()
+        if now - self.last_said >= SECONDS_BETWEEN and not self.typed:
+            self.last_said, self.said = now, True
+            LOG.info(self._line(), extra={"on_stderr": not CONSOLE.isatty()})
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While something else is written to the terminal."""
+        self.bar.clear()
+        yield
+        self.bar.refresh()
+
+    def end(self, output: str, seconds: float) -> None:
+        """Say where how many lines are: in the log file, and on stderr where the way there was
+        seen."""
+        seen = CONSOLE.isatty() or self.said
+        if self.typed and output == "-":
+            seen = False
+        took = f"{seconds:.1f} s" if seconds < 100 else tqdm.format_interval(seconds)
+        lines, where = counted(self.n_lines), name_of(output)
+        LOG.info("%s -> %s (%s)", lines, where, took, extra={"on_stderr": seen})
+
+    def done(self, n_lines: int) -> str:
+        """1,024 of 2,000 lines"""
+        return f"{n_lines:,} of {counted(self.total)}" if self.total else counted(n_lines)
+
+    def seconds(self) -> float:
+        return max(1e-9, time.monotonic() - self.started)
+
+    def _speed(self) -> str:
+        return f"{self.n_tokens / self.seconds():.0f} tokens/s"
+
+    def _line(self) -> str:
+        """1,024 of 2,000 lines, 812 tokens/s, 00:14 left"""
+        parts = [self.done(self.n_lines), self._speed()]
+        if self.total and self.n_lines:
+            left = self.seconds() * (self.total - self.n_lines) / self.n_lines
+            parts.append(f"{tqdm.format_interval(left)} left")
+        return ", ".join(parts)
+
+
+def counted(n: int) -> str:
+    return "1 line" if n == 1 else f"{n:,} lines"
+
+
+def console_width() -> int:
+    """Columns that a bar may fill without reaching the last one, where some terminals wrap."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # none, or one that is closed
+        columns = 0
+    return (columns or 80) - 1
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+class StderrHandler(logging.Handler):
+    """Log lines above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "on_stderr", True):
+            tqdm.write(self.format(record), file=CONSOLE)
+
+
+class StrictFileHandler(logging.FileHandler):
+    """A log file that cannot be written ends the job instead of being forgotten."""
+
+    def _open(self) -> TextIOWrapper:
+        fd = descriptor_of(self.baseFilename)
+        return (
+            super()._open() if fd is None else open(os.dup(fd), "w", encoding="utf-8", newline="")
+        )
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        reason = getattr(error, "strerror", error)
+        raise FileError(f"cannot write {self.baseFilename}: {reason}") from None
+
+    def close(self) -> None:
+        self.stream = None  # every record was flushed; a full disk has been told of already
+        super().close()
+
+
+def set_up_log(jobs: JobOptions) -> None:
+    """The log goes to stderr unless -quiet, and to -log_file."""
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+    LOG.handlers = [] if jobs.quiet else [StderrHandler()]
+    if jobs.log_file is not None:
+        add_log_file(jobs.log_file)
+
+
+def add_log_file(path: str) -> None:
+    """Log to the end of a file too.  FileError where it cannot be written."""
+    try:
+        handler = StrictFileHandler(path, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
+    handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
+    LOG.addHandler(handler)

@@ -1,0 +1,206 @@
+"""Inputs that are no plain UTF-8 text: refused with what to do, unpacked, or noted."""
+
+import gzip
+import io
+import json
+import shutil
+import zipfile
+
+import pytest
+
+from tests.support.files import DATA
+
+LINES = b"one\ntwo\n\nodd\n"  # of the fixture src
+OUT = "ein\nü\n\nx y z\n".encode()
+
+
+def docx():
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr("word/document.xml", "<w:document/>")
+    return data.getvalue()
+
+
+WORD = (
+    "{} is a Word document (docx); save it as plain text (UTF-8), or convert it: "
+    "pandoc -t plain --wrap=none {}"
+)
+
+
+def test_what_is_no_text_is_told_before_the_model_is_loaded(main, src, tmp_path):
+    (tmp_path / "my letter.docx").write_bytes(docx())
+    expected = WORD.format("my letter.docx", "'my letter.docx'")
+    argv = ["-model", "no/such", "-output", "out"]
+    main("-src", "my letter.docx", *argv).failed(3, expected)
+    main("-src", src, "-tgt", "my letter.docx", *argv).failed(3, expected)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_text_on_standard_input(main, tmp_path):
+    done = main("-output", "out", stdin=docx())
+    done.failed(3, WORD.format("standard input", "FILE"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_utf_16_without_a_mark(main, tmp_path):
+    (tmp_path / "wide").write_bytes("ein\nzwei\n".encode("utf-16-le"))
+    main("-src", "wide").failed(
+        3,
+        "wide is UTF-16 without a byte order mark; convert it: iconv -f utf-16le -t utf-8 wide",
+    )
+
+
+def packed(data):
+    """As pigz and `cat a.gz b.gz` make them: several members, zeros behind the last."""
+    return gzip.compress(data[:5]) + gzip.compress(b"") + gzip.compress(data[5:]) + bytes(64)
+
+
+def test_gzip_is_unpacked_whatever_its_name(main, tmp_path):
+    for name in ("src.gz", "src"):
+        (tmp_path / name).write_bytes(packed(LINES))
+        done = main("-src", name, "-output", "out")
+        assert (done.code, (tmp_path / "out").read_bytes()) == (0, OUT)
+    done = main(stdin=packed(LINES))
+    assert (done.code, done.out) == (0, OUT)
+    (tmp_path / "plain.gz").write_bytes(LINES)
+    assert main("-src", "plain.gz").out == OUT
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    assert main("-src", "empty.gz").out == b""
+
+
+def test_lines_of_gzip_files_are_counted(main, src, tmp_path):
+    (tmp_path / "tgt.gz").write_bytes(gzip.compress(b"ein\n" * 4))
+    assert main("-src", src, "-tgt", "tgt.gz").err.count("GOLD SCORE") == 3
+    (tmp_path / "tgt.gz").write_bytes(gzip.compress(b"ein\n" * 5))
+    done = main("-src", src, "-tgt", "tgt.gz", "-model", "no/such")
+    done.failed(3, "src has 4 lines, tgt has 5; they must match line by line")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: data[:-9], "it is cut off"),
+        (lambda data: data[:5], "it is cut off"),
+        (lambda data: data[:-6] + b"\0\0" + data[-4:], "it is damaged"),
+        (lambda data: data[:20] + b"\xff\xff\xff" + data[23:], "it is damaged"),
+        (lambda data: data + b"more", "it is damaged"),
+    ],
+)
+def test_damaged_gzip_data(main, tmp_path, damage, reason):
+    data = damage(gzip.compress(LINES * 3000))
+    (tmp_path / "src.gz").write_bytes(data)
+    argv = ["-output", "out"]
+    done = main("-src", "src.gz", *argv, "-model", "no/such")
+    done.failed(5, f"cannot unpack src.gz: {reason}; check it with gzip -t")
+    done = main(*argv, stdin=data)
+    done.failed(5, f"cannot unpack standard input: {reason}; check it with gzip -t")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
+
+
+def test_what_is_in_gzip_data_must_be_text_too(main, tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress(docx()))
+    main("-src", "x.gz").failed(3, WORD.format("x.gz", "x.gz"))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(gzip.compress(LINES)))
+    done = main("-src", "x.gz")
+    done.failed(3, "x.gz is gzip data within gzip data; unpack it first: zcat x.gz | zcat")
+
+
+def test_lines_of_gzip_data_are_answered_as_they_come(process):
+    """What the other side has flushed is translated, though the file is not at its end."""
+    job = process(stdin=-1)
+    with gzip.GzipFile(fileobj=job.stdin, mode="wb") as packing:
+        for line, answer in [(b"one\n", b"ein\n"), (b"two\n", "ü\n".encode())]:
+            packing.write(line)
+            packing.flush()
+            job.stdin.flush()
+            assert job.stdout.readline() == answer
+    job.stdin.close()
+    assert (job.wait(timeout=200), job.stdout.read()) == (0, b"")
+
+
+class TestOtherEncodings:
+    """Lines are translated, with U+FFFD; what to do is said at the end."""
+
+    GERMAN = ["Grüße aus München", "Äpfel und Öl", "Das Haus", "für fünf", "schön", "süß", "Bär"]
+
+    def note(self, main, model, data):
+        done = main("-model", model, "-max_length", 3, stdin=data)
+        assert (done.code, len(done.lines)) == (0, data.count(b"\n"))
+        return [line for line in done.err.split("\n") if line.startswith("NOTE")]
+
+    @pytest.mark.parametrize(("encoding", "more"), [("latin1", ""), ("windows-1252", " – 5 €")])
+    def test_the_encoding_is_named(self, main, tiny_checkpoint, encoding, more):
+        data = ("\n".join(self.GERMAN) + more + "\n").encode(encoding)
+        assert self.note(main, tiny_checkpoint, data) == [
+            "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8 but look like "
+            f"{encoding}; iconv -f {encoding} -t utf-8 FILE"
+        ]
+
+    def test_an_unknown_encoding(self, main, tiny_checkpoint):
+        data = "Привет мир\nКак дела\nДобрый день\n".encode("koi8-r")
+        expected = ["NOTE: lines 1, 2, 3 are not UTF-8; see file -i FILE"]
+        assert self.note(main, tiny_checkpoint, data) == expected
+
+    def test_a_file_in_two_encodings_is_not_converted_as_a_whole(self, main, tiny_checkpoint):
+        data = "\n".join(self.GERMAN).encode("latin1") + b"\n" + "für\nÖl\n".encode()
+        assert self.note(main, tiny_checkpoint, data) == [
+            "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8 but look like latin1; "
+            "other lines are, so convert these alone"
+        ]
+
+    def test_a_few_damaged_lines_get_no_such_note(self, main, tiny_checkpoint):
+        data = b"ein Haus\n" * 9 + b"f\xfcr\n" * 3
+        assert self.note(main, tiny_checkpoint, data) == []
+
+
+@pytest.fixture
+def marian(tmp_path):
+    return shutil.copytree(DATA / "hf" / "marian", tmp_path / "marian")
+
+
+def test_a_marian_directory_without_its_sentencepiece_models(main, marian, tmp_path):
+    (tmp_path / "raw").write_bytes(b"w37 w3 w90 w24\n")
+    expected = main("-src", "raw", "-model", "marian").out
+    (marian / "source.spm").unlink()
+    rest = ", by which the model cuts lines into tokens; "
+    rest += "put them there, or give lines of tokens and -tokenizer space"
+    done = main("-src", "raw", "-model", "marian", "-output", "out")
+    done.failed(4, f"missing: marian/source.spm{rest}")
+    (marian / "target.spm").unlink()
+    done = main("-src", "raw", "-model", "marian", "-output", "out")
+    done.failed(4, f"missing: marian/source.spm, marian/target.spm{rest}")
+    assert not (tmp_path / "out").exists()
+    # Who has cut the lines can go on
+    (tmp_path / "cut").write_text("▁w37 ▁w3 ▁w90 ▁w24\n", encoding="utf-8")
+    done = main("-src", "cut", "-model", "marian", "-tokenizer", "space")
+    assert done.code == 0
+    assert done.out.decode().replace(" ", "").replace("▁", " ").strip() == expected.decode().strip()
+
+
+def test_raw_text_for_a_model_of_tokens(main, marian, tmp_path):
+    note = (
+        "NOTE: {} of the first {} words are unknown to the model, which takes tokens separated by "
+        "spaces; for text as it is, give -src_subword_model with -tokenizer bpe or sentencepiece, "
+        "or -transforms\n"
+    )
+    argv = ["-model", "marian", "-tokenizer", "space"]
+    done = main(*argv, stdin=b"Guten Morgen, Welt!\n\nDas Haus\n")
+    assert done.code == 0 and note.format(5, 5) in done.err
+    tokens = "▁w37 ▁w3 Haus\n\n▁w90 ▁w24\n".encode()
+    assert "NOTE" not in main(*argv, stdin=tokens).err
+    # The tokenizer of the model cuts text as it is
+    assert "NOTE" not in main("-model", "marian", stdin=b"Guten Morgen\n").err
+
+
+def test_only_the_first_lines_are_looked_at(main, marian, tmp_path):
+    """Once, not at every window."""
+    argv = ["-model", "marian", "-tokenizer", "space", "-max_length", 2, "-beam_size", 1]
+    done = main(*argv, stdin=b"Guten Tag\n" * 1500)
+    assert done.err.count("NOTE") == 1 and "2048 of the first 2048 words" in done.err
+
+
+def test_the_shipped_table_takes_tokens_without_a_note(main, src):
+    records = main("-src", src, "-output_format", "jsonl")
+    assert "NOTE" not in records.err
+    assert [json.loads(line)["src"] for line in records.lines] == ["one", "two", "", "odd"]

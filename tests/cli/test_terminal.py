@@ -1,0 +1,272 @@
+"""What a person sees: the bar, lines about progress, typed lines, and how a job says its end."""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import struct
+import termios
+
+import pytest
+
+from onmt_lite import progress as module
+from onmt_lite.progress import Meter, counted
+
+OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
+END = r"4 lines -> {} \(\d+\.\d s\)\n"
+
+
+class Terminal:
+    """A terminal of some size, and all that was shown on it so far."""
+
+    def __init__(self, columns, rows=24):
+        self.ours, self.theirs = os.openpty()
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, size)
+        os.set_blocking(self.ours, False)
+        self.shown = ""
+
+    def read(self):
+        with contextlib.suppress(OSError):  # nothing new, or nobody left who writes
+            while data := os.read(self.ours, 1 << 16):
+                self.shown += data.decode("utf-8")
+        return self.shown
+
+    def type(self, text):
+        os.write(self.ours, text.encode("utf-8"))
+
+    def lines(self):
+        """What is left to see: a carriage return goes back, a new text covers the old one."""
+        screen = []
+        for line in self.read().replace("\r\n", "\n").split("\n"):
+            cells = ""
+            for text in line.split("\r"):
+                cells = text + cells[len(text) :]
+            screen.append(cells.rstrip())
+        return screen
+
+    def controls(self):
+        """For a child: make this its terminal, so that ^C reaches it."""
+        os.setsid()
+        fcntl.ioctl(self.theirs, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal():
+    made = []
+
+    def make(columns=80):
+        made.append(Terminal(columns))
+        return made[-1]
+
+    yield make
+    for one in made:
+        os.close(one.ours)
+        os.close(one.theirs)
+
+
+@pytest.mark.parametrize("columns", [80, 20, 0])
+def test_the_bar_fits_and_the_end_says_where_the_output_is(process, terminal, src, columns):
+    screen = terminal(columns)
+    job = process("-src", src, "-output", "out", stderr=screen.theirs)
+    assert (job.wait(timeout=200), job.stdout.read()) == (0, b"")
+    screen.read()
+    bars = [text for text in re.split("[\r\n]+", screen.shown) if "4" in text and "%" in text]
+    assert bars and all(len(bar) < (columns or 80) for bar in bars)
+    assert "100%" in bars[-1]
+    *_, summary, end, nothing = screen.lines()
+    assert (summary, nothing) == ("empty: 1 of 4 lines (3)", "")
+    assert re.fullmatch(END.format("out"), end + "\n")
+
+
+def test_the_bar_moves_before_the_end(process, terminal, until):
+    screen = terminal()
+    job = process("-output", "out", stdin=-1, stderr=screen.theirs)
+    for n, text in enumerate(["1 lines", "2 lines", "3 lines"], 1):
+        job.stdin.write(b"one\n")
+        job.stdin.flush()
+        until(lambda text=text: job.poll() is not None or text in screen.read())
+        assert job.poll() is None, f"ended at line {n}"
+    job.stdin.close()
+    assert job.wait(timeout=200) == 0
+
+
+def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
+    """The bar must not learn from the first batch to wait for another one of that size."""
+
+    class Screen:
+        encoding, shown = "utf-8", ""
+
+        def write(self, text):
+            self.shown += text
+
+        def flush(self):
+            pass
+
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(module, "CONSOLE", Screen())
+    with Meter(400, quiet=False, typed=False) as meter:
+        meter.bar.mininterval = 0
+        for n, done in [(300, 300), (1, 301), (9, 310), (90, 400)]:
+            meter.add(n, 10)
+            assert f"{done}/400" in module.CONSOLE.shown
+
+
+def test_output_on_the_same_terminal_is_not_mixed_with_the_bar(process, terminal, src):
+    screen = terminal()
+    job = process("-src", src, stdout=screen.theirs, stderr=screen.theirs)
+    assert job.wait(timeout=200) == 0
+    assert screen.lines()[:4] == ["ein", "ü", "", "x y z"]
+
+
+def test_no_bar_on_a_terminal_with_quiet(process, terminal, src):
+    screen = terminal()
+    job = process("-src", src, "-quiet", stderr=screen.theirs)
+    assert (job.wait(timeout=200), job.stdout.read(), screen.read()) == (0, OUT, "")
+
+
+class TestWithoutATerminal:
+    LINE = r"\d of 4 lines, \d+ tokens/s, \d\d:\d\d left\n"
+
+    def test_nothing_is_said_about_a_short_job(self, main, src):
+        assert main("-src", src, "-output", "out").err == "empty: 1 of 4 lines (3)\n"
+
+    def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
+        """At every batch, as no time passes between two lines."""
+        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
+        done = main("-src", src, "-output", "out", *argv)
+        said = done.err.split("empty: ")
+        assert re.fullmatch(f"({self.LINE}){{4}}", said[0])  # the blank line, then three batches
+        assert "4 of 4 lines, " in said[0] and "00:00 left\n" in said[0]
+        assert re.fullmatch(END.format("out"), done.err.split("\n", 5)[-1])
+        logged = re.sub(r"(?m)^\[.* INFO\] ", "", (tmp_path / "log").read_text())
+        assert logged == done.err
+
+    def test_of_an_unknown_number_of_lines(self, main, monkeypatch):
+        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        done = main("-output", "out", stdin=b"one\n")
+        assert re.match(r"1 line, \d+ tokens/s\n", done.err.split("\n", 1)[-1])
+        assert done.err.split("\n")[-2].startswith("1 line -> out (")
+
+    def test_quiet_keeps_them_to_the_log_file(self, main, src, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        done = main("-src", src, "-quiet", "-log_file", "log")
+        assert (done.code, done.out, done.err) == (0, OUT, "")
+        logged = (tmp_path / "log").read_text()
+        assert "4 of 4 lines, " in logged and "4 lines -> standard output (" in logged
+
+
+def test_how_lines_are_counted():
+    assert [counted(n) for n in (0, 1, 2, 12345)] == [
+        "0 lines",
+        "1 line",
+        "2 lines",
+        "12,345 lines",
+    ]
+
+
+class TestTyping:
+    @pytest.fixture
+    def typed(self, process, terminal, until):
+        """A job whose lines are typed, once it waits for them, and its terminal."""
+        screen = terminal()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
+        job = process(**streams, preexec_fn=screen.controls)
+        until(lambda: job.poll() is not None or "Ctrl-D ends\r\n" in screen.read())
+        assert screen.lines() == ["loading the model ...", "type a line, Ctrl-D ends", ""]
+        return job, screen
+
+    def test_each_line_is_answered_at_once(self, typed, until):
+        job, screen = typed
+        for line, answer in [("one", "ein"), ("two", "ü"), ("odd", "x y z")]:
+            screen.type(f"{line}\n")
+            until(lambda seen=f"{line}\r\n{answer}\r\n": seen in screen.read())
+        screen.type("\x04")
+        assert job.wait(timeout=200) == 0
+        assert screen.lines()[2:] == ["one", "ein", "two", "ü", "odd", "x y z", ""]
+        assert "%" not in screen.shown and "tokens/s" not in screen.shown
+
+    def test_ctrl_d_at_once(self, typed):
+        job, screen = typed
+        screen.type("\x04")
+        assert job.wait(timeout=200) == 0
+        assert screen.lines()[2:] == [""]
+
+    def test_ctrl_c_leaves_a_clean_line(self, typed, until):
+        job, screen = typed
+        screen.type("one\n")
+        until(lambda: "ein\r\n" in screen.read())
+        screen.type("tw\x03")
+        assert job.wait(timeout=200) == 130
+        stopped = "onmt_lite: stopped by SIGINT after 1 line, written to standard output"
+        assert screen.lines()[2:] == ["one", "ein", stopped, ""]
+
+    def test_nothing_is_said_with_quiet(self, process, terminal):
+        screen = terminal()
+        job = process("-quiet", stdin=screen.theirs, stderr=screen.theirs)
+        screen.type("one\n\x04")
+        out, _ = job.communicate(timeout=200)
+        assert (job.returncode, out, screen.lines()) == (0, b"ein\n", ["one", ""])
+
+
+class TestStopped:
+    """One line says how far the job was and what is left of it."""
+
+    @pytest.fixture
+    def stopped(self, process, until, tmp_path):
+        """stopped(*argv) -> (output, errors) of a job that is stopped after its first line."""
+
+        def run(*argv, **popen):
+            os.mkfifo(tmp_path / "more")
+            job = process("-src", "more", *argv, **popen)
+            with open(tmp_path / "more", "wb", buffering=0) as more:
+                more.write(b"one\n")
+                first, part = b"", tmp_path / "new.part"
+                if "-output" in argv:
+                    until(lambda: job.poll() is not None or part.stat().st_size)
+                else:
+                    first = job.stdout.readline()
+                job.send_signal(signal.SIGTERM)
+                out, err = job.communicate(timeout=200)
+            assert job.returncode == 143
+            return first + out, err.decode()
+
+        return run
+
+    def test_with_a_new_file(self, stopped, tmp_path):
+        expected = "after 1 line; new was not written, nothing of this run is kept"
+        assert stopped("-output", "new") == (b"", f"onmt_lite: stopped by SIGTERM {expected}\n")
+        assert not (tmp_path / "new").exists() and not (tmp_path / "new.part").exists()
+
+    def test_with_standard_output(self, stopped):
+        expected = "onmt_lite: stopped by SIGTERM after 1 line, written to standard output\n"
+        assert stopped() == (b"ein\n", expected)
+
+    def test_while_the_model_is_loaded(self, process, src, until, tmp_path):
+        """The model is a pipe, and nobody writes to it."""
+        os.mkfifo(tmp_path / "model")
+        (tmp_path / "out").write_bytes(b"older\n")
+        job = process("-model", "model", "-src", src, "-output", "out")
+        until(lambda: job.poll() is not None or (tmp_path / "out.part").exists())
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=200)
+        assert job.returncode == 130
+        expected = "before the first line; out is as it was before, nothing of this run is kept"
+        assert err.decode() == f"onmt_lite: stopped by SIGINT {expected}\n"
+
+    def test_a_bar_ends_with_its_line(self, process, terminal, until):
+        screen = terminal()
+        job = process("-output", "new", stdin=-1, stderr=screen.theirs, preexec_fn=screen.controls)
+        job.stdin.write(b"one\n")
+        job.stdin.flush()
+        until(lambda: job.poll() is not None or "1 lines" in screen.read())
+        screen.type("\x03")
+        assert job.wait(timeout=200) == 130
+        bar, stopped, nothing = screen.lines()
+        assert bar.startswith("1 lines [")
+        assert stopped.startswith("onmt_lite: stopped by SIGINT after 1 line; new was not written")
+        assert nothing == ""
