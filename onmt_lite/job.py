@@ -130,7 +130,7 @@ def translate_stream(
             )
             with meter.hidden():  # the output may go to the same terminal
                 write_all(out, "".join(map(writer, translations)), data.output)
-            meter.n_written += len(lines)
+                meter.n_written += len(lines)
             for i, translation in enumerate(translations):
                 summary.add(translation)
                 gold = None if gold_lines is None else gold_lines[i].text
