@@ -1,12 +1,14 @@
 """Lines to what a model reads: ids of source, reference and prefix."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.errors import DataError
-from onmt_lite.records import Example, Line
+from onmt_lite.errors import DataError, OptionError
+from onmt_lite.records import Example, Line, Reading
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
 CAPITALS = "capitals"  # the note of a line that was read in small letters
@@ -15,8 +17,13 @@ CAPITALS = "capitals"  # the note of a line that was read in small letters
 class ExampleMaker:
     """Makes examples for one model, with its first tokenizer."""
 
-    def __init__(self, checkpoint: Checkpoint, lowers_capitals: bool):
-        self.checkpoint, self.lowers_capitals = checkpoint, lowers_capitals
+    def __init__(
+        self, checkpoint: Checkpoint, lowers_capitals: bool = False, rule: UnknownRule = "model"
+    ):
+        """rule: what becomes of characters that the model does not know.  OptionError where the
+        tokenizer or the model is not made for it."""
+        self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
+        self.reader = None if rule == "model" else build_reader(checkpoint, rule)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
 
@@ -26,8 +33,16 @@ class ExampleMaker:
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, notes = self.checkpoint, line.notes
-        capitals = self.lowers_capitals and in_capitals(line.text)
-        tokens = self.tokenizer.encode(line.text.lower() if capitals else line.text)
+        reading = None if self.reader is None else self.reader.read(line.text)
+        reading = reading or Reading(line.text, (line.text,))
+        capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
+        reading = reading.lower() if capitals else reading
+        tokens = self.tokenizer.encode(reading.text)
+        n_unknown = self._n_unknown(
+            self.tokenizer.encode(reading.plain) if reading.items else tokens
+        )
+        if reading.passes:
+            return self._passed(line, n_unknown)
         before, after = list(checkpoint.src_start), list(checkpoint.src_end)
         room = self.max_positions - len(before) - len(after)
         if not tokens:
@@ -37,12 +52,12 @@ class ExampleMaker:
         tokens = tokens[:room]
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
-        tgt_ids = self._target_ids(tgt, capitals, own_words)
+        tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
             if len(tgt_ids) >= self.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
-        prefix_ids = self._target_ids(prefix, capitals, own_words) or []
+        prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
         if prefix_ids:
             prefix_ids = [*checkpoint.tgt_start, *prefix_ids]
         if len(prefix_ids) >= self.max_positions:
@@ -51,14 +66,26 @@ class ExampleMaker:
             line,
             src_ids=before + ids + after if ids else [],
             n_src_tokens=len(ids),
-            n_unknown=sum(i == checkpoint.src_vocab.unk_id for i in ids),
+            n_unknown=n_unknown,
             tgt_ids=tgt_ids,
             notes=(*notes, CAPITALS) if capitals else notes,
             copy_ids=copy_ids,
             own_words=own_words,
             prefix_ids=tuple(prefix_ids[: self.max_positions - 1]),
             src_tokens=tuple(tokens),
+            reading=reading if reading.items and self.rule == "copy" else None,
         )
+
+    def _passed(self, line: Line, n_unknown: int) -> Example:
+        """A line that is not translated."""
+        n = len(self.tokenizer.encode(line.text))
+        notes = (*line.notes, "unknown-script")
+        return Example(line, [], n, n_unknown, notes=notes, passes=True)
+
+    def _n_unknown(self, tokens: list[str]) -> int:
+        """How many tokens the model does not know; of a line's start, if it is too long."""
+        vocab = self.checkpoint.src_vocab
+        return sum(not is_known(vocab, token) for token in tokens[: self.max_positions])
 
     def _copying(
         self, tokens: list[str], before: list[int], after: list[int]
@@ -75,7 +102,7 @@ class ExampleMaker:
         return [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(src_ids)]
 
     def _target_ids(
-        self, line: Line | None, capitals: bool, own_words: Sequence[str]
+        self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
     ) -> list[int] | None:
         """Ids of a line in the target language; capitals: whether its source is written so."""
         if line is None:
@@ -83,8 +110,28 @@ class ExampleMaker:
         if not line.text.strip():
             return []
         lower = capitals and in_capitals(line.text)
-        tokens = self.tokenizer.encode_target(line.text.lower() if lower else line.text)
+        text = reading.of_target(line.text.lower() if lower else line.text)
+        tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+
+
+def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:
+    """OptionError unless the tokenizer is one of characters and the model attends."""
+    tokenizer = next(iter(checkpoint.tokenizers.values()))
+    if SPACER not in "".join(tokenizer.encode("a a")):
+        raise OptionError(f"unknown {rule}: needs lines that sentencepiece cuts; leave it out")
+    if rule == "copy" and not checkpoint.attends:
+        raise OptionError("unknown copy: the model has no attention; unknown drop works")
+    unknown = checkpoint.unknown
+    if rule == "drop":
+        unknown = replace(unknown, names=(), numbers=())
+    return Reader(tokenizer.encode, lambda token: is_known(checkpoint.src_vocab, token), unknown)
+
+
+def is_known(vocab: Vocab, token: str) -> bool:
+    """Whether the model reads it as something else than the unknown token."""
+    i = vocab.ids.get(token, vocab.unk_id)
+    return i != vocab.unk_id and not (i is not None and vocab.is_control(i))
 
 
 def encode(

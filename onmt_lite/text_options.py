@@ -60,6 +60,13 @@ class TextOptions:
         "(`joiner`)",
         example="bpe",
     )
+    unknown: Literal["auto", "copy", "drop", "model"] = opt(
+        "auto",
+        "what becomes of characters that the model does not know, of tags and of placeholders: "
+        "`copy` takes them out before and puts them back, `drop` leaves them out, `model` shows "
+        "them to the model as they are; `auto` is what the model's description says, or else "
+        "`model`",
+    )
     replace_unk: bool = opt(
         False,
         "Replace each unknown token of the output by the source token attended to most",

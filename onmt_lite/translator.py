@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from onmt_lite.search.forced import score_targets
 from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.text.batching import Pair, growing_windows, make_batches, pad_batch, pair_up
 from onmt_lite.text.lines import from_texts
+from onmt_lite.text.restoring import Aligned, put_back
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, read_own
 
@@ -69,7 +71,10 @@ class Translator:
             self.model.to(self.device, dtype)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         raw_text = options.text.tokenizer != "space"
-        self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text)
+        rule = options.text.unknown
+        if rule == "auto":
+            rule = checkpoint.unknown.rule if raw_text else "model"
+        self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
@@ -225,7 +230,8 @@ class Translator:
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
-        hyps = [[NOTHING] for _ in examples]  # what a blank line translates to
+        # What a blank line translates to, or one that is passed through
+        hyps = [[replace(NOTHING, text=e.line.text if e.passes else "")] for e in examples]
         with cpu_threads(options.speed.threads):
             for group in self._batches(full, options):
                 found = self._decode(group, rules)
@@ -287,13 +293,14 @@ class Translator:
     def _decode_batch(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
         beams = [Beam(rules.beam, rules.limits(e)) for e in group]
         batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
+        aligns = rules.candidates.aligns or any(e.reading for e in group)
         try:
             decode(
                 self.model,
                 batch.src,
                 batch.src_lengths,
                 list(beams),
-                rules.candidates,
+                replace(rules.candidates, aligns=aligns),
                 batch.copy_ids,
             )
         except NotANumber as error:
@@ -312,8 +319,16 @@ class Translator:
             tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
             if self.options.text.replace_unk and self.checkpoint.tgt_vocab.unk_id in words:
                 tokens = self._without_unk(words, tokens, beam.alignment(hyp), example)
-            text = self.tokenizer.decode(tokens)
-            text = text.upper() if CAPITALS in example.notes else text
+            text, case = (
+                self.tokenizer.decode(tokens),
+                str.upper if CAPITALS in example.notes else str,
+            )
+            if example.reading:
+                sources = self._sources(beam.alignment(hyp), len(tokens))
+                aligned = Aligned(example.src_tokens, tokens, sources)
+                text = put_back(example.reading, self.tokenizer.encode, aligned, text, case)
+            else:
+                text = case(text)
             # Two segmentations of one text are two sequences of tokens
             key = {"text": text, "tokens": tuple(ids), "copies": len(found)}
             found.setdefault(
@@ -321,6 +336,13 @@ class Translator:
                 Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
             )
         return list(found.values())
+
+    def _sources(self, places: list[int], n_tokens: int) -> list[int]:
+        """The token of the line that each token of a hypothesis renders."""
+        late, n_before = self.checkpoint.aligns_late, len(self.checkpoint.src_start)
+        # One that is cut off has no token after its last
+        own = [*places[late:], *places[-1:]][:n_tokens]
+        return [place - n_before for place in own]
 
     def _without_unk(
         self, ids: list[int], tokens: list[str], places: list[int], example: Example

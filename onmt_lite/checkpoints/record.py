@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.text.unknown import Unknown
 from onmt_lite.text.vocab import Vocab
 
 
@@ -18,6 +19,7 @@ class Checkpoint:
     never_ids  ids the model must not produce
     never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
+    unknown    what becomes of characters that the model does not know
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
     missing    files without which lines cannot become tokens as the model's own tokenizer does it
@@ -34,6 +36,7 @@ class Checkpoint:
     src_end: tuple[int, ...] = ()
     never_ids: tuple[int, ...] = ()
     lower_capitals: bool = False
+    unknown: Unknown = Unknown()
     forced_eos: bool = False
     toolkit: str = "onmt_lite"
     version: str = ""
@@ -53,6 +56,11 @@ class Checkpoint:
     def attends(self) -> bool:
         """Whether the attention that the model returns says anything."""
         return getattr(self.model, "attends", True)
+
+    @property
+    def aligns_late(self) -> bool:
+        """Whether attention tells of the token before the one that is being made."""
+        return getattr(self.model, "aligns_late", False)
 
     @property
     def eos_id(self) -> int:

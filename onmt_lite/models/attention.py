@@ -90,7 +90,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D) and the first head's weights (B, T, S).
+        """x (B, T, D) -> (B, T, D) and the heads' weights (B, H, T, S).
 
         In step-by-step decoding T counts the beams of a sentence, not positions: K
         hypotheses ask one sentence's keys in a single product, so keys are never tiled.
@@ -98,4 +98,4 @@ class CrossAttention(nn.Module):
         b, t, _ = x.shape
         q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)
         context, weights = attend(q, *keys_values, mask)
-        return self.out(context.transpose(1, 2).reshape(b, t, -1)), weights[:, 0]
+        return self.out(context.transpose(1, 2).reshape(b, t, -1)), weights

@@ -5,7 +5,10 @@ import typing
 from dataclasses import dataclass
 from typing import Literal
 
-MAY_BE_ZERO = {"position_offset", "kv_heads", "dec_heads", "dec_d_ff", "rotary_dim"}
+MAY_BE_ZERO = {
+    *("position_offset", "kv_heads", "dec_heads", "dec_d_ff", "rotary_dim"),
+    *("align_layer", "align_head"),
+}
 MAX_RELATIVE = 1 << 17  # no file bounds a table that is computed
 
 
@@ -47,6 +50,9 @@ class TransformerConfig:
     rotary_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that are turned; 0: all
     rotary_interleave: bool = False  # pairs are neighbours, else halves
+    align_layer: int = 0  # of the decoder, whose attention tells what was translated; 0: the last
+    align_head: int = 0  # the head of that layer
+    align_late: bool = False  # it tells so of the token before the one that is being made
 
     def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
@@ -61,6 +67,10 @@ class TransformerConfig:
             raise ValueError("config: vocabularies of different size cannot share a table")
         for heads in (self.heads, self.dec_heads or self.heads):
             self._check_heads(heads)
+        if self.align_layer > self.dec_layers or self.align_head >= (self.dec_heads or self.heads):
+            raise ValueError(
+                "config: align_layer and align_head name an attention that is not there"
+            )
         if max(self.relative_limit, self.relative_buckets) > MAX_RELATIVE:
             raise ValueError("config: relative positions of a size that nothing has")
         if self.relative == "buckets" and not 4 <= self.relative_buckets < 2 * self.relative_limit:

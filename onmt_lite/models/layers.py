@@ -162,7 +162,7 @@ class DecoderLayer(nn.Module):
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), attention (B, T, S); with a cache x is (R, 1, D), see
+        """x (B, T, D) -> (B, T, D), attention (B, H, T, S); with a cache x is (R, 1, D), see
         `CrossAttention.forward` for the shape of the attention."""
         around = self.self_attn_residual
         asked = around.before(x)

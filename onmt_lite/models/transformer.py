@@ -69,6 +69,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.max_positions = cfg.max_positions
+        self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
         self.src_embedding = Embedding(cfg, cfg.src_vocab_size, dropout)
         self.tgt_embedding = Embedding(cfg, cfg.tgt_vocab_size, dropout)
@@ -126,7 +127,9 @@ class Transformer(nn.Module):
         """As `step`: what the output layer reads (R, D), attention (R, S)."""
         x = self.tgt_embedding(tokens[:, None], start=state.cache.length)
         for i, layer in enumerate(self.decoder):
-            x, attn = layer(x, None, state.cross[i], state.memory_mask, state.cache, i)
+            x, heads = layer(x, None, state.cross[i], state.memory_mask, state.cache, i)
+            if i == self.align_layer:
+                attn = heads[:, self.cfg.align_head]
         state.cache.length += 1
         return self.dec_norm(x[:, 0]), attn.flatten(0, 1)
 
@@ -135,7 +138,9 @@ class Transformer(nn.Module):
         t = tgt.size(1)
         causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
         x = self.tgt_embedding(tgt)
-        for layer in self.decoder:
+        for i, layer in enumerate(self.decoder):
             keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
-            x, attn = layer(x, causal, keys_values, memory.mask)
+            x, heads = layer(x, causal, keys_values, memory.mask)
+            if i == self.align_layer:
+                attn = heads[:, self.cfg.align_head]
         return self.dec_norm(x), attn
