@@ -6,12 +6,14 @@ Of the input:
   truncated         longer than the model or the reader takes; the rest is not translated
   capitals          written in capitals; read in small letters
   unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
+  unknown-script    hardly a letter that the model knows; passed through as it is
 Of a reference or prefix:
   tgt-too-long      longer than the model takes; not scored
   prefix-truncated  longer than the model takes; cut
   prefix-over-limit leaves no room for more
 Of the output, its best hypothesis:
   unfinished        cut by a limit of length before the end token
+  unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
   repeats           says the same word or words three times running or more, and more often than the
                     source does
 """
@@ -27,7 +29,9 @@ A_LETTER = re.compile(r"[^\W\d_]")
 LOOP = 3  # times running from which words are a loop
 
 
-def notes_of(example: Example, hyps: Sequence[Hypothesis], rules: SearchRules) -> tuple[str, ...]:
+def notes_of(
+    example: Example, hyps: Sequence[Hypothesis], rules: SearchRules, unsure: bool
+) -> tuple[str, ...]:
     """The notes of one line, those that were made on the way here first."""
     if not example.src_ids:
         return example.notes
@@ -36,6 +40,7 @@ def notes_of(example: Example, hyps: Sequence[Hypothesis], rules: SearchRules) -
         "unknown-tokens": example.n_unknown > 0,
         "prefix-over-limit": rules.outgrown(example),
         "unfinished": not best.ended,
+        "unsure": unsure,
         "repeats": loops(best.text, example.line.text),
     }
     return (*example.notes, *(name for name, holds in found.items() if holds))

@@ -376,6 +376,11 @@ class InformationOptions:
 
     verbose: bool = opt(False, "Log each sentence with its hypotheses and scores")
     report_time: bool = opt(False, "Log seconds, sentences and tokens per second at the end")
+    report_unsure: bool = opt(
+        False,
+        "Note `unsure` for lines whose translation is more probably wrong than right; the model "
+        "must be calibrated, as the shipped one is",
+    )
     print_model: bool = opt(
         False, "Print family, sizes, vocabularies and writer of the models, and exit"
     )

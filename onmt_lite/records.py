@@ -118,12 +118,45 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
+class Confidence:
+    """How probable it is that a translation is right, by its mean log-probability per token: a
+    logistic curve, fitted to translations of held-out text by `onmt_lite.calibrate`.
+
+    at_zero   log-odds where the mean is 0
+    per_nat   by how much they grow with each nat more, above 0
+    """
+
+    at_zero: float
+    per_nat: float
+
+    def of(self, hyp: Hypothesis) -> float | None:
+        """From 0 to 1; None for a text that the model did not make."""
+        return self.at(mean_log_prob(hyp)) if hyp.token_log_probs else None
+
+    def at(self, mean: float) -> float:
+        odds = self.at_zero + self.per_nat * mean
+        return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
+
+    @property
+    def threshold(self) -> float:
+        """The mean log-probability from which on a translation is more probably right than not."""
+        return -self.at_zero / self.per_nat
+
+
+def mean_log_prob(hyp: Hypothesis) -> float:
+    """In nats per token, the end token included."""
+    return hyp.log_prob / len(hyp.token_log_probs)
+
+
+@dataclass(frozen=True)
 class Translation:
     """All that is known about one line, best hypothesis first; a blank line has an empty one.
 
     notes         see `onmt_lite.notes`
     n_src_tokens  tokens of the line as the model reads it
     n_unknown     those of them that the model does not know
+    confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
+                  it, or cannot tell (not `calibrated`)
     """
 
     id: int
@@ -134,6 +167,8 @@ class Translation:
     has_gold: bool = False
     n_src_tokens: int = 0
     n_unknown: int = 0
+    confidence: float | None = None
+    calibrated: bool = False
 
     @property
     def text(self) -> str:
@@ -150,6 +185,9 @@ class Translation:
         }
         if self.n_unknown:
             record["n_unknown"] = self.n_unknown
+        if self.calibrated:
+            value = self.confidence
+            record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
             gold = self.gold_log_prob  # None for a blank line; JSON has no word for infinity
             record["gold_log_prob"] = gold if gold is None or math.isfinite(gold) else None

@@ -62,10 +62,10 @@ class TextOptions:
     )
     unknown: Literal["auto", "copy", "drop", "model"] = opt(
         "auto",
-        "what becomes of characters that the model does not know, of tags and of placeholders: "
-        "`copy` takes them out before and puts them back, `drop` leaves them out, `model` shows "
-        "them to the model as they are; `auto` is what the model's description says, or else "
-        "`model`",
+        "Take characters that the model does not know, tags and placeholders out of each line "
+        "and put them back (`copy`) or leave them out (`drop`), or show them to the model "
+        "(`model`); `auto` is what the model's description says, or else `model`",
+        example="copy",
     )
     replace_unk: bool = opt(
         False,

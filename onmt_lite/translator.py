@@ -74,6 +74,11 @@ class Translator:
         rule = options.text.unknown
         if rule == "auto":
             rule = checkpoint.unknown.rule if raw_text else "model"
+        if options.information.report_unsure and checkpoint.confidence is None:
+            raise OptionError(
+                "report_unsure: the model does not say how sure it is; "
+                "python -m onmt_lite.calibrate teaches one of our format to"
+            )
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
 
     @classmethod
@@ -240,19 +245,27 @@ class Translator:
                 n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
                 progress(len(group), n_tokens)
             gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
-        return [
-            Translation(
-                e.line.id,
-                e.line.text,
-                h,
-                notes_of(e, h, rules),
-                g,
-                tgt_lines is not None,
-                e.n_src_tokens,
-                e.n_unknown,
-            )
-            for e, h, g in zip(examples, hyps, gold)
-        ]
+        made = [self._translation(e, best, rules) for e, best in zip(examples, hyps)]
+        if tgt_lines is None:
+            return made
+        return [replace(t, gold_log_prob=g, has_gold=True) for t, g in zip(made, gold)]
+
+    def _translation(
+        self, example: Example, hyps: list[Hypothesis], rules: SearchRules
+    ) -> Translation:
+        curve = self.checkpoint.confidence
+        confidence = None if curve is None else curve.of(hyps[0])
+        unsure = confidence is not None and confidence < 0.5
+        return Translation(
+            example.line.id,
+            example.line.text,
+            hyps,
+            notes_of(example, hyps, rules, unsure and self.options.information.report_unsure),
+            n_src_tokens=example.n_src_tokens,
+            n_unknown=example.n_unknown,
+            confidence=confidence,
+            calibrated=curve is not None,
+        )
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
         speed = options.speed

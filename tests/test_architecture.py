@@ -28,7 +28,7 @@ RANKS = [
     ["onmt_lite.files"],
     ["onmt_lite.progress"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
-    ["onmt_lite.train", "onmt_lite.export"],
+    ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate"],
     ["onmt_lite.__main__"],
     ["translate"],
 ]

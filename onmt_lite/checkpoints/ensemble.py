@@ -46,6 +46,7 @@ def combine(
         src_vocab=src_vocab,
         never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
         sums_to_one=of_probs,
+        confidence=None,  # each member's is of its own scores
     )
 
 

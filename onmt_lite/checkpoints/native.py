@@ -1,7 +1,9 @@
 """Our own format: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
 
 `model.json` holds the configuration and the SHA-256 of every file, its own included, so a
-directory either loads as it was written or is refused.
+directory either loads as it was written or is refused.  It may also say what becomes of characters
+that the model does not know ("unknown", see `onmt_lite.text.unknown.Unknown`), and how sure its
+translations are ("confidence", see `onmt_lite.records.Confidence`).
 """
 
 import dataclasses
@@ -16,12 +18,15 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, FileError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.records import Confidence
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
+from onmt_lite.text.unknown import Unknown, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
 # By the bits of a weight in a matrix: the second has 8-bit rows, see `rows`
@@ -75,6 +80,21 @@ def replace_files(folder: Path, files: dict[str, bytes]) -> None:
         raise FileError(f"cannot write {folder / name}: {error.strerror}") from None
 
 
+def describe(
+    path: Path, config: dict[str, Any], unknown: Unknown, confidence: Confidence | None
+) -> None:
+    """Write into the description of a model: `config` over what it has, and the rest."""
+    manifest = _read_manifest(path / MANIFEST)
+    manifest["config"] |= config
+    manifest["unknown"] = dataclasses.asdict(unknown)
+    manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
+    manifest["sha256"] = _checksum(manifest)
+    new = path / f"{MANIFEST}.new"
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    new.write_text(text + "\n", encoding="utf-8")
+    new.replace(path / MANIFEST)
+
+
 def load(path: Path) -> Checkpoint:
     """Raises CheckpointError for anything that is not exactly what `save` wrote."""
     manifest = _read_manifest(path / MANIFEST)
@@ -89,6 +109,7 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
+    told = Description(manifest, path / MANIFEST)
     ours = {name: weights.take(name) for name in list(weights.tensors)}
     model = build_transformer(cfg, ours, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
@@ -119,7 +140,38 @@ def checkpoint(
         never_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
         lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
+        unknown=_read_unknown(told),
+        confidence=_read_confidence(told),
     )
+
+
+def _read_unknown(told: Description) -> Unknown:
+    """What it says of characters that the model does not know; nothing in older ones."""
+    if told.get("unknown") is None:
+        return Unknown()
+    part = Description(told.get("unknown"), told.path)
+    rules: dict[str, UnknownRule] = {"copy": "copy", "drop": "drop", "model": "model"}
+    names, numbers = part.get("names") or [], part.get("numbers") or []
+    words = part.get("words") or {}
+    fits = (type(names), type(numbers), type(words)) == (list, list, dict)
+    if not fits or not all(map(_is_word, [*names, *numbers, *words, *words.values()])):
+        raise CheckpointError(f"{told.path}: unknown: names, numbers or words are none")
+    rule, rare = part.choice("rule", rules, "model"), part.text("rare", "")
+    return Unknown(rule, tuple(names), tuple(numbers), words, rare)
+
+
+def _is_word(text: Any) -> bool:
+    return isinstance(text, str) and bool(text) and not any(map(str.isspace, text))
+
+
+def _read_confidence(told: Description) -> Confidence | None:
+    if told.get("confidence") is None:
+        return None
+    part = Description(told.get("confidence"), told.path)
+    curve = Confidence(part.real("at_zero"), part.real("per_nat"))
+    if curve.per_nat <= 0:
+        raise CheckpointError(f"{told.path}: confidence: per_nat is not above 0")
+    return curve
 
 
 def _own_weights(model: Transformer) -> dict[str, Tensor]:

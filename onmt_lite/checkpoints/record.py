@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.records import Confidence
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.unknown import Unknown
 from onmt_lite.text.vocab import Vocab
@@ -20,6 +21,7 @@ class Checkpoint:
     never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     unknown    what becomes of characters that the model does not know
+    confidence  how the score of a translation tells whether it is right, if that is known
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
     missing    files without which lines cannot become tokens as the model's own tokenizer does it
@@ -37,6 +39,7 @@ class Checkpoint:
     never_ids: tuple[int, ...] = ()
     lower_capitals: bool = False
     unknown: Unknown = Unknown()
+    confidence: Confidence | None = None
     forced_eos: bool = False
     toolkit: str = "onmt_lite"
     version: str = ""

@@ -19,8 +19,8 @@ invents words.  So such a line is read without them:
      that word's translation.  A pair of tags or brackets stands around the translation of what it
      held.  A mark at the start or end of the line stays there.  Attention tells which word became
      which.
-4. A line without a known letter, or with more unknown letters than known ones, is not translated
-   but passed through as it is.
+4. A line without a known letter outside of what step 2 takes out, or with more than two thirds of
+   its letters unknown, is not translated but passed through as it is.
 
 The rule `copy` does all of this, `drop` leaves out what step 2 takes out, stand-ins too, and
 `model` does nothing.  How items are put back, `onmt_lite.text.restoring` tells.
@@ -165,7 +165,7 @@ class Reader:
         parts, items = _taken_out(line, spans, self.unknown)
         unknown = sum(char.isalpha() and not self.knows(char) for char in line)
         known = sum(char.isalpha() for part in parts for char in part)
-        passes = not has_words or bool(spans) and (known == 0 or unknown > known)
+        passes = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
         return Reading(line, tuple(parts), tuple(items), passes)
 
     def _plain(self, line: str) -> str:
@@ -192,13 +192,13 @@ class Reader:
 
     def _plain_char(self, char: str, before: str) -> str:
         category, form = unicodedata.category(char), unicodedata.decomposition(char)
-        if category in ("Cc", "Zl", "Zp"):
+        if category in ("Cc", "Zl", "Zp", "Zs"):
             return " "
         if self.knows(char):
             return char
         if category == "Cf":  # between the parts of an emoji it belongs to that
             return char if before and not self.knows(before) else ""
-        found = PLAIN.get(char, " " if category == "Zs" else char)
+        found = PLAIN.get(char, char)
         if found == char and form.startswith(PLAIN_FORMS):
             found = unicodedata.normalize("NFKC", char)
         return found if all(map(self.knows, found)) else char

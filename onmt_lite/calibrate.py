@@ -1,0 +1,273 @@
+"""Teach a model to say how sure it is: `python -m onmt_lite.calibrate -help`.
+
+From held-out pairs of lines and its own translations of the sources, three things are learned about
+a model and written into its description:
+
+confidence   the probability that a translation is right, by its mean log-probability per token: a
+             logistic curve.  Right is what shares enough with the reference, chrF 50 or more.
+attention    the head of the decoder that tells best which word became which: of the words that
+             source and translation share, it is to find the most.  It places what is put back.
+rare         with -train, the marks that the model has hardly ever seen; they are treated as unknown
+"""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from onmt_lite.environment import check_environment
+
+if __name__ == "__main__":
+    check_environment()
+
+from onmt_lite.cli import print_out, run_program
+from onmt_lite.errors import OptionError
+from onmt_lite.records import Confidence, Example, Line, Translation, mean_log_prob
+from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
+
+USAGE = """\
+-model PATH -valid FILE [FILE ...] [options]
+
+Translates held-out text with a model of our format, learns from it how sure the model may be of a
+translation, and writes that into its model.json.  The model's weights stay as they are."""
+
+RIGHT = 50.0  # chrF from which on a translation counts as right
+RARE = 10_000  # a mark that fewer than one of so many lines has is treated as unknown
+ORDER, BETA = 6, 2.0  # of chrF
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """What is calibrated, and by what."""
+
+    title: ClassVar[str] = "Calibrate"
+
+    model: str = opt("", "directory of a model of our format")
+    valid: tuple[str, ...] = opt(
+        (),
+        "held-out pairs, one `source<TAB>target` a line, plain or .gz: none that it learned from",
+    )
+    train: tuple[str, ...] = opt(
+        (), "the pairs that it learned from, to find marks that it has hardly ever seen"
+    )
+    unknown: Literal["copy", "drop", "model"] | None = opt(
+        None, "what -unknown auto is to mean with this model; without it, as it was"
+    )
+    names: tuple[str, ...] = opt(
+        (), "names that the model copies, as stand-ins for unknown words; without them, as it was"
+    )
+    numbers: tuple[str, ...] = opt((), "the same for unknown numbers")
+    words: tuple[str, ...] = opt((), "what marks that stand alone are read as, such as `&=und`")
+
+
+OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
+
+
+def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    resolved = load(argv, OPTIONS, cross_check)
+    return resolved.build(CalibrateOptions), resolved
+
+
+def cross_check(v: dict[str, Any]) -> list[str]:
+    problems = [f"{name} is missing; give a path" for name in ("model", "valid") if not v[name]]
+    wrong = [pair for pair in v["words"] if len(pair.split("=")) != 2]
+    return problems + [f"words: {pair!r} is not of the form mark=word" for pair in wrong]
+
+
+def calibrate(options: CalibrateOptions) -> None:
+    """The whole program.  OnmtLiteError where something cannot be read or written."""
+    # Imported late: wrong options must not wait for torch
+    from onmt_lite.checkpoints import native
+    from onmt_lite.errors import CheckpointError
+    from onmt_lite.options import TranslateOptions
+    from onmt_lite.training.data import read_pairs
+    from onmt_lite.translator import Translator
+
+    path = Path(options.model)
+    if not native.recognises(path):
+        raise CheckpointError(f"{path}: not a model of our format, which alone can be calibrated")
+    pairs = [pair for file in options.valid for pair in read_pairs(file)]
+    checkpoint = native.load(path)
+    given = {name: value for name, value in asdict(options).items() if value}
+    unknown = replace(
+        checkpoint.unknown,
+        rule=given.get("unknown", checkpoint.unknown.rule),
+        names=given.get("names", checkpoint.unknown.names),
+        numbers=given.get("numbers", checkpoint.unknown.numbers),
+        words=dict(pair.split("=") for pair in options.words) or checkpoint.unknown.words,
+    )
+    if options.train:
+        seen = (src for file in options.train for src, _ in read_pairs(file))
+        vocab = checkpoint.src_vocab
+        known = {char for token in vocab.tokens for char in token}
+        unknown = replace(unknown, rare=rare_marks(known, seen))
+    checkpoint = replace(checkpoint, unknown=unknown)
+    translator = Translator(checkpoint, TranslateOptions.of())
+    made = translator.translate([src for src, _ in pairs])
+    config, n_found, n_shared = best_attention(translator, made)
+    points = [
+        Point(mean_log_prob(t.hyps[0]), chrf(t.text, ref) >= RIGHT)
+        for t, (_, ref) in zip(made, pairs)
+        if t.hyps[0].token_log_probs
+    ]
+    curve = fit(points)
+    native.describe(path, config, unknown, curve)
+    print_out(
+        f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
+        f"at {curve.threshold:.3f} per token\n{table(points, curve)}"
+        f"attention: {config or 'as it was'}; finds {n_found} of {n_shared} words that both sides "
+        "share\n"
+    )
+
+
+# -- confidence -----------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """A translation: its mean log-probability per token, and whether it is right."""
+
+    mean: float
+    right: bool
+
+
+def chrf(text: str, reference: str) -> float:
+    """How much two texts share, from 0 to 100: the F-score of their character n-grams.
+
+    Source: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015; the
+    numbers are sacrebleu's.
+    """
+    precisions, recalls = [], []
+    for n in range(1, ORDER + 1):
+        ours, theirs = _grams(text, n), _grams(reference, n)
+        if ours and theirs:
+            shared = sum((ours & theirs).values())
+            precisions.append(shared / sum(ours.values()))
+            recalls.append(shared / sum(theirs.values()))
+    total = sum(precisions) * BETA**2 + sum(recalls)
+    if total == 0:
+        return 0.0
+    mean = 1 / len(precisions)
+    return 100 * (1 + BETA**2) * sum(precisions) * sum(recalls) * mean / total
+
+
+def _grams(text: str, n: int) -> Counter[str]:
+    text = "".join(text.split())
+    return Counter(text[i : i + n] for i in range(len(text) - n + 1))
+
+
+def fit(points: Sequence[Point]) -> Confidence:
+    """The curve of the greatest likelihood, by Newton's method.
+
+    OptionError where the points do not decide one: all are right or wrong, or none of the wrong
+    ones has a better mean than a right one.
+    """
+    rights = [p.mean for p in points if p.right]
+    wrongs = [p.mean for p in points if not p.right]
+    if not rights or not wrongs or max(wrongs) <= min(rights) or max(rights) <= min(wrongs):
+        raise OptionError(
+            f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not decide a "
+            "curve; give more pairs"
+        )
+    a, b = 0.0, 0.0
+    for _ in range(100):
+        slope_a = slope_b = aa = ab = bb = 0.0
+        for mean, right in points:
+            p = 1 / (1 + math.exp(-(a + b * mean)))
+            slope_a, slope_b = slope_a + right - p, slope_b + (right - p) * mean
+            weight = p * (1 - p)
+            aa, ab, bb = aa + weight, ab + weight * mean, bb + weight * mean * mean
+        det = aa * bb - ab * ab
+        step = (bb * slope_a - ab * slope_b) / det, (aa * slope_b - ab * slope_a) / det
+        a, b = a + step[0], b + step[1]
+        if max(map(abs, step)) < 1e-10:
+            break
+    if b <= 0:
+        raise OptionError("valid: better scores do not mean better translations here")
+    return Confidence(round(a, 4), round(b, 4))
+
+
+def table(points: Sequence[Point], curve: Confidence) -> str:
+    """Predicted against observed, in ten bins, as Markdown."""
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
+    for mean, right in points:
+        p = curve.at(mean)
+        bins[min(9, int(10 * p))].append((p, right))
+    rows = ["| confidence | lines | predicted right | observed right |", "|---|---|---|---|"]
+    for i, found in enumerate(bins):
+        if found:
+            predicted, observed = (sum(column) / len(found) for column in zip(*found))
+            rows.append(
+                f"| {i / 10:.1f} to {(i + 1) / 10:.1f} | {len(found)} | {predicted:.0%} "
+                f"| {observed:.0%} |"
+            )
+    return "".join(f"{row}\n" for row in rows)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
+    """The head, and whether late, that finds the most words that a source and its translation
+    share; how many it finds, and of how many.  Nothing where no words are shared."""
+    from onmt_lite.text.restoring import Units
+
+    found: Counter[tuple[int, int, bool]] = Counter()
+    n_shared = 0
+    for translation in made:
+        example = translator.examples.make(Line(translation.id, translation.src))
+        tokens = translation.hyps[0].tokens
+        source, target = Units(example.src_tokens), Units(tokens)
+        shared = source.unique.keys() & target.unique.keys()
+        places = attended(translator, example, tokens) if shared else []
+        for word in shared:
+            n_shared += 1
+            t = target.of_token.index(target.unique[word])
+            for layer, heads in enumerate(places):
+                for head, place in enumerate(heads):
+                    for late in (False, True):
+                        hit = source.of_token[place[t + late]] == source.unique[word]
+                        found[layer, head, late] += hit
+    if not found:
+        return {}, 0, 0
+    (layer, head, late), n_found = max(found.items(), key=lambda item: item[1])
+    config = {"align_layer": layer + 1, "align_head": head, "align_late": late}
+    return config, n_found, n_shared
+
+
+def attended(translator: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
+    """By layer and head, the token of the line that each step attends to most: the start token's
+    step first, which makes the first token."""
+    import torch
+
+    maps: list[Any] = []  # of the layers, (1, H, T, S)
+    model, device = translator.model, translator.device
+    hooks = [
+        layer.cross_attn.register_forward_hook(lambda module, inputs, out: maps.append(out[1]))
+        for layer in model.decoder
+    ]
+    src = torch.tensor([example.src_ids], device=device)
+    ids = translator.checkpoint.tgt_vocab.encode(tokens)
+    with torch.inference_mode():
+        memory = model.encode(src, torch.tensor([src.size(1)], device=device))
+        model.forward(memory, torch.tensor([[translator.checkpoint.start_id, *ids]], device=device))
+    for hook in hooks:
+        hook.remove()
+    return [m[0, :, :, : len(example.src_tokens)].argmax(-1).tolist() for m in maps]
+
+
+def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
+    """Of the characters that are `known`, the marks that hardly any line has."""
+    n_lines, n_with = 0, Counter[str]()
+    for line in lines:
+        n_lines += 1
+        n_with.update(set(line))
+    marks = [char for char in set(known) if not char.isalnum() and char != "▁"]
+    return "".join(sorted(char for char in marks if n_with[char] * RARE < n_lines))
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_calibrate_options, calibrate))

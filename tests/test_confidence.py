@@ -1,0 +1,247 @@
+"""How sure a model is: the curve, where it comes from, and what becomes of it."""
+
+import json
+import math
+import random
+import shutil
+import statistics
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.calibrate import Point, chrf, fit, load_calibrate_options, rare_marks, table
+from onmt_lite.calibrate import calibrate as run
+from onmt_lite.checkpoints import load_checkpoints, native
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.records import Confidence, Hypothesis, Translation
+from onmt_lite.reports import to_jsonl
+from onmt_lite.text.unknown import Unknown
+from tests.support import tiny
+
+SHIPPED = "data/de-en"
+
+
+def hyp(*log_probs: float) -> Hypothesis:
+    return Hypothesis("a", ["a"], 0.0, sum(log_probs), list(log_probs), True)
+
+
+@pytest.fixture
+def model(tiny_checkpoint, tmp_path):
+    """A copy that says of itself how sure it is: of half of the sentences more than of the rest."""
+    path = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, path)
+    made = Translator.from_pretrained(path, device="cpu").translate(tiny.SENTENCES)
+    middle = statistics.median(t.hyps[0].log_prob / len(t.hyps[0].token_log_probs) for t in made)
+    native.describe(path, {}, Unknown(), Confidence(-2.0 * middle, 2.0))
+    return path
+
+
+def test_the_curve_is_logistic():
+    curve = Confidence(3.0, 6.0)
+    for log_probs in ([-0.5, -0.5], [-0.1, -0.2, -0.3], [-900.0]):
+        mean = sum(log_probs) / len(log_probs)
+        odds = math.exp(3.0 + 6.0 * mean)
+        assert curve.of(hyp(*log_probs)) == pytest.approx(odds / (1 + odds), abs=1e-12)
+    assert curve.of(hyp(curve.threshold)) == pytest.approx(0.5)
+    assert curve.of(Hypothesis("", [], 0.0, 0.0, [], False)) is None
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6))
+def test_no_curve_near_the_fitted_one_is_likelier(seed):
+    rng = random.Random(seed)
+    points = [Point(m := rng.uniform(-2, 0), rng.random() < 1 / (1 + math.exp(-3 - 5 * m)))
+              for _ in range(300)]  # fmt: skip
+
+    def likelihood(a: float, b: float) -> float:
+        return sum(math.log(p if right else 1 - p) for mean, right in points
+                   for p in [1 / (1 + math.exp(-a - b * mean))])  # fmt: skip
+
+    curve = fit(points)
+    best = likelihood(curve.at_zero, curve.per_nat)
+    for da, db in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05), (0.05, 0.05)):
+        assert likelihood(curve.at_zero + da, curve.per_nat + db) < best
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [Point(-1.0, True)] * 5,
+        [Point(-1.0, False)] * 5,
+        [Point(-1.0, False), Point(-0.5, True)],
+        [Point(-1.0, True), Point(-0.5, False), Point(-0.9, False), Point(-0.6, True)],
+    ],
+)
+def test_points_that_decide_no_curve(points):
+    with pytest.raises(OptionError, match="valid: "):
+        fit(points)
+
+
+@settings(max_examples=200)
+@given(*[st.text(st.sampled_from("abc .!é"), max_size=15)] * 2)
+def test_chrf_is_sacrebleus(text, reference):
+    expected = sacrebleu.sentence_chrf(text, [reference]).score
+    if "".join(text.split()) and "".join(reference.split()):
+        assert chrf(text, reference) == pytest.approx(expected, abs=1e-6)
+
+
+def test_marks_that_hardly_any_line_has():
+    lines = ["Das ist gut."] * 20_000 + ["5 €"] + ["a (b)"] * 3
+    assert rare_marks("Dasgut.€()[a", lines) == "[€"
+
+
+def test_jsonl():
+    """Absent without a curve, null where the model made nothing."""
+    for calibrated, value, expected in [
+        (False, None, "absent"),
+        (True, None, None),
+        (True, 0.87654321, 0.8765),
+    ]:
+        translation = Translation(0, "a", [hyp(-1.0)], confidence=value, calibrated=calibrated)
+        assert json.loads(to_jsonl(translation)).get("confidence", "absent") == expected
+
+
+def test_what_a_calibrated_model_says(model, tmp_path, capfd):
+    lines = [*tiny.SENTENCES, "", "🙂"]
+    translator = Translator.from_pretrained(model, device="cpu", unknown="copy")
+    found = translator.translate(lines)
+    assert all("unsure" not in t.notes for t in found)
+    for t in found[:-2]:
+        mean = t.hyps[0].log_prob / len(t.hyps[0].token_log_probs)
+        at_zero = translator.checkpoint.confidence.at_zero
+        assert t.confidence == pytest.approx(1 / (1 + math.exp(-at_zero - 2 * mean)))
+    assert [t.confidence for t in found[-2:]] == [None, None]
+    unsure = [i for i, t in enumerate(found) if t.confidence is not None and t.confidence < 0.5]
+    assert 0 < len(unsure) < len(tiny.SENTENCES)
+
+    (tmp_path / "src").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    argv = f"-model {model} -src {tmp_path}/src -device cpu -unknown copy -report_unsure".split()
+    assert translate.main([*argv, "-output_format", "jsonl"]) == 0
+    out, err = capfd.readouterr()
+    records = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert [i for i, r in enumerate(records) if "unsure" in r["notes"]] == unsure
+    shown = ", ".join([str(i + 1) for i in unsure[:5]] + ["..."] * (len(unsure) > 5))
+    assert f"unsure: {len(unsure)} of {len(lines)} lines ({shown})\n" in err
+
+
+def test_a_model_that_does_not_know_how_sure_it_is(tiny_checkpoint, capfd, model):
+    (found,) = Translator.from_pretrained(tiny_checkpoint, device="cpu").translate(["der hund"])
+    assert found.confidence is None and "confidence" not in found.to_dict()
+    src = str(tiny_checkpoint / native.MANIFEST)
+    argv = ["-model", str(tiny_checkpoint), "-src", src, "-report_unsure"]
+    assert translate.main(argv) == 2
+    assert "report_unsure: the model does not say how sure it is" in capfd.readouterr().err
+    assert load_checkpoints([model, model]).confidence is None  # an ensemble's scores are others
+
+
+def test_the_shipped_model_says_it():
+    """By the numbers in its description, which its card tells too."""
+    manifest = json.loads(open(f"{SHIPPED}/model.json", encoding="utf-8").read())
+    curve = manifest["confidence"]
+    (found,) = Translator.from_pretrained(device="cpu").translate(["Guten Morgen!"])
+    mean = found.hyps[0].log_prob / len(found.hyps[0].token_log_probs)
+    odds = curve["at_zero"] + curve["per_nat"] * mean
+    assert found.confidence == pytest.approx(1 / (1 + math.exp(-odds)))
+    card = open(f"{SHIPPED}/README.md", encoding="utf-8").read()
+    assert f"1 / (1 + exp(-({curve['at_zero']} + {curve['per_nat']} s)))" in card
+
+
+def changed(path, **values):
+    manifest = json.loads((path / native.MANIFEST).read_text(encoding="utf-8")) | values
+    manifest["sha256"] = native._checksum(manifest)
+    (path / native.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"confidence": {"at_zero": 1.0}},
+        {"confidence": {"at_zero": "1", "per_nat": 1.0}},
+        {"confidence": {"at_zero": 1.0, "per_nat": 0.0}},
+        {"confidence": [1.0, 2.0]},
+        {"confidence": {"at_zero": float("nan"), "per_nat": 1.0}},
+        {"unknown": "copy"},
+        {"unknown": {"rule": "keep"}},
+        {"unknown": {"rule": "copy", "names": "Tom"}},
+        {"unknown": {"rule": "copy", "names": ["Tom", 3]}},
+        {"unknown": {"rule": "copy", "numbers": [""]}},
+        {"unknown": {"rule": "copy", "words": ["&"]}},
+        {"unknown": {"rule": "copy", "words": {"&": 1}}},
+        {"unknown": {"rule": "copy", "rare": ["€"]}},
+    ],
+)
+def test_descriptions_that_are_refused(model, values):
+    changed(model, **values)
+    with pytest.raises(CheckpointError, match="model.json"):
+        native.load(model)
+
+
+@pytest.mark.parametrize(
+    "config", [{"align_layer": 9}, {"align_head": 9}, {"align_layer": -1}, {"align_late": 1}]
+)
+def test_attention_that_is_not_there(model, config):
+    manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
+    changed(model, config=manifest["config"] | config)
+    with pytest.raises(CheckpointError, match="align_"):
+        native.load(model)
+
+
+def test_older_descriptions_still_load(model):
+    manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
+    for name in ("unknown", "confidence"):
+        del manifest[name]
+    config = {k: v for k, v in manifest["config"].items() if not k.startswith("align_")}
+    manifest["config"] = config
+    (model / native.MANIFEST).write_text("{}", encoding="utf-8")
+    changed(model, **manifest)
+    checkpoint = native.load(model)
+    assert (checkpoint.unknown, checkpoint.confidence) == (Unknown(), None)
+
+
+class TestCalibrate:
+    def test_a_whole_run(self, tiny_checkpoint, tmp_path, capfd):
+        """References are the model's own translations where they are to count as right: those it
+        is surest of, and one of the others."""
+        path = tmp_path / "model"
+        shutil.copytree(tiny_checkpoint, path)
+        weights = (path / native.WEIGHTS).read_bytes()
+        lines = [f"{a} {b}" for a in "der die das ein".split() for b in "hund katze kind".split()]
+        made = Translator.from_pretrained(path, device="cpu").translate(lines)
+        means = [t.hyps[0].log_prob / len(t.hyps[0].token_log_probs) for t in made]
+        order = sorted(range(len(lines)), key=lambda i: -means[i])
+        right = {*order[:5], order[7]}
+        pairs = [f"{t.src}\t{t.text if i in right else 'XXXX'}\n" for i, t in enumerate(made)]
+        (tmp_path / "valid.tsv").write_text("".join(pairs), encoding="utf-8")
+        argv = (
+            f"-model {path} -valid {tmp_path}/valid.tsv -unknown copy -names Tom Ann -words &=und"
+        )
+        run(load_calibrate_options(argv.split())[0])
+        assert f"{len(lines)} lines, 6 of them right" in capfd.readouterr().out
+        checkpoint = native.load(path)
+        expected = fit([Point(mean, i in right) for i, mean in enumerate(means)])
+        assert checkpoint.confidence == expected
+        assert checkpoint.unknown == Unknown("copy", ("Tom", "Ann"), (), {"&": "und"})
+        assert (path / native.WEIGHTS).read_bytes() == weights
+        # What is not given stays
+        run(load_calibrate_options(argv.split()[:4])[0])
+        assert native.load(path).unknown == checkpoint.unknown
+
+    def test_what_is_missing(self):
+        with pytest.raises(OptionError) as caught:
+            load_calibrate_options(["-words", "&"])
+        assert len(caught.value.problems) == 3
+
+    def test_other_models_are_refused(self, tmp_path):
+        with pytest.raises(CheckpointError, match="not a model of our format"):
+            run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
+
+    def test_the_table(self):
+        """Ten bins, those without lines left out."""
+        points = [Point(0.0, True), Point(0.0, False), Point(-1.0, False)]
+        rows = table(points, Confidence(math.log(3), 3.0)).split("\n")
+        assert rows[2] == "| 0.1 to 0.2 | 1 | 13% | 0% |"
+        assert rows[3] == "| 0.7 to 0.8 | 2 | 75% | 50% |"
