@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from onmt_lite.cli import print_out, run_program
 from onmt_lite.errors import OptionError
 from onmt_lite.records import Confidence, Example, Line, Translation, mean_log_prob
-from onmt_lite.schema import META, Option, Resolved, load, opt, options_of
+from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
@@ -45,25 +45,35 @@ class CalibrateOptions:
 
     title: ClassVar[str] = "Calibrate"
 
-    model: str = opt("", "directory of a model of our format")
+    model: str = opt("", "Calibrate the model of our format in this directory", value="PATH")
     valid: tuple[str, ...] = opt(
         (),
-        "held-out pairs, one `source<TAB>target` a line, plain or .gz: none that it learned from",
+        "Learn from these held-out pairs, one `source<TAB>target` a line, plain or .gz: none that "
+        "the model was trained on",
+        value="FILE",
     )
     train: tuple[str, ...] = opt(
-        (), "the pairs that it learned from, to find marks that it has hardly ever seen"
+        (),
+        "Find marks that the model has hardly ever seen, by the pairs that it was trained on",
+        value="FILE",
     )
     unknown: Literal["copy", "drop", "model"] | None = opt(
-        None, "what -unknown auto is to mean with this model; without it, as it was"
+        None, "Let -unknown auto mean this with the model; without it, what it meant before"
     )
     names: tuple[str, ...] = opt(
-        (), "names that the model copies, as stand-ins for unknown words; without them, as it was"
+        (),
+        "Let these names stand in for unknown words, names that the model copies, the best first; "
+        "without it, the same as before",
+        example="Tom Boston",
     )
-    numbers: tuple[str, ...] = opt((), "the same for unknown numbers")
-    words: tuple[str, ...] = opt((), "what marks that stand alone are read as, such as `&=und`")
+    numbers: tuple[str, ...] = opt((), "Let these stand in for unknown numbers", example="14 17")
+    words: tuple[str, ...] = opt(
+        (), "Read marks that stand alone as words, such as `&=und`", example="&=und"
+    )
 
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
+PROGRAM = Program((), USAGE, OPTIONS)
 
 
 def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
@@ -269,5 +279,9 @@ def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
     return "".join(sorted(char for char in marks if n_with[char] * RARE < n_lines))
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, PROGRAM, load_calibrate_options, calibrate)
+
+
 if __name__ == "__main__":
-    sys.exit(run_program(sys.argv[1:], OPTIONS, USAGE, load_calibrate_options, calibrate))
+    sys.exit(main())

@@ -234,7 +234,11 @@ def test_only_the_command_line_prints(trees):
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_functions_can_be_read_at_once(trees, name):
     # A run is one story, and so is a list of declarations
-    longer = {"onmt_lite/train.py": 560, "onmt_lite/options.py": 800}
+    longer = {
+        "onmt_lite/train.py": 560,
+        "onmt_lite/options.py": 800,
+        "onmt_lite/translator.py": 450,
+    }
     longer["onmt_lite/training/options.py"] = 800
     assert len((ROOT / name).read_text("utf-8").split("\n")) <= longer.get(name, 400) + 1
     for node in ast.walk(trees[name]):

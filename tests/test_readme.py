@@ -25,6 +25,7 @@ import yaml
 
 import onmt_lite.notes
 from onmt_lite import OnmtLiteError, Translator
+from onmt_lite.calibrate import load_calibrate_options
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
 from onmt_lite.opennmt_options import FOREIGN
@@ -45,6 +46,7 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite": load_options,
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
+    "onmt_lite.calibrate": load_calibrate_options,
 }
 COMMANDS = {  # of an installed copy
     "onmt_translate": "onmt_lite",

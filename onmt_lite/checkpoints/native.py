@@ -89,10 +89,8 @@ def describe(
     manifest["unknown"] = dataclasses.asdict(unknown)
     manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
     manifest["sha256"] = _checksum(manifest)
-    new = path / f"{MANIFEST}.new"
-    text = json.dumps(manifest, indent=1, ensure_ascii=False)
-    new.write_text(text + "\n", encoding="utf-8")
-    new.replace(path / MANIFEST)
+    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    replace_files(path, {MANIFEST: text.encode("utf-8")})
 
 
 def load(path: Path) -> Checkpoint:
@@ -116,7 +114,11 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
         )
-    return checkpoint(model, sp, f"(format {manifest['format']})")
+    return dataclasses.replace(
+        checkpoint(model, sp, f"(format {manifest['format']})"),
+        unknown=_read_unknown(told),
+        confidence=_read_confidence(told),
+    )
 
 
 def checkpoint(
@@ -140,8 +142,6 @@ def checkpoint(
         never_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
         lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
-        unknown=_read_unknown(told),
-        confidence=_read_confidence(told),
     )
 
 
