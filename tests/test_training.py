@@ -537,6 +537,22 @@ def test_weights_reach_the_run(corpus, tmp_path):
     assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
 
 
+def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path):
+    few = Trainer(options(corpus, tmp_path / "few"))
+    pieces = (tmp_path / "few" / "sentencepiece.model").read_bytes()
+    odd = tmp_path / "odd.tsv"
+    odd.write_text("zwei 🙂\ttwo\nzwei\ttwo 🙂\n" * 30, encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "sentencepiece.model").write_bytes(pieces)
+    files = ["-train", str(corpus), str(odd), "-augment_join", "0"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *files))
+    unk = few.sp.unk_id()
+    examples = [example for batch in trainer.epochs(0) for example in batch]
+    assert sum(unk in src for src, _ in examples) == 30
+    assert not any(unk in tgt for _, tgt in examples)
+    assert len(examples) == 300 + 30
+
+
 def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
     same = tmp_path / "same.txt"
     same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")

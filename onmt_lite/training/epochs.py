@@ -49,7 +49,9 @@ class Epochs:
     def __call__(self, epoch: int) -> Batches:
         rng = Random(f"{self.seed} {epoch}")
         examples = tokenize(self.sp, self.pairs(rng), self.src_sampling, self.tgt_sampling, rng)
-        return group(fitting(examples, self.max_length), self.batch_tokens, rng)
+        unk = self.sp.unk_id()  # never to be learned as something to say
+        examples = fitting([e for e in examples if unk not in e[1]], self.max_length)
+        return group(examples, self.batch_tokens, rng)
 
 
 def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
