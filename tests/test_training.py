@@ -544,8 +544,8 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
     odd.write_text("zwei 🙂\ttwo\nzwei\ttwo 🙂\n" * 30, encoding="utf-8")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "sentencepiece.model").write_bytes(pieces)
-    files = ["-train", str(corpus), str(odd), "-augment_join", "0"]
-    trainer = Trainer(options(corpus, tmp_path / "run", *files))
+    plain = "-augment_join 0 -augment_upper 0".split()
+    trainer = Trainer(options(corpus, tmp_path / "run", "-train", str(corpus), str(odd), *plain))
     unk = few.sp.unk_id()
     examples = [example for batch in trainer.epochs(0) for example in batch]
     assert sum(unk in src for src, _ in examples) == 30
