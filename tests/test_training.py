@@ -538,15 +538,13 @@ def test_weights_reach_the_run(corpus, tmp_path):
 
 
 def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path):
-    few = Trainer(options(corpus, tmp_path / "few"))
-    pieces = (tmp_path / "few" / "sentencepiece.model").read_bytes()
+    train(options(corpus, tmp_path / "few", "-train_steps", "1"))
     odd = tmp_path / "odd.tsv"
     odd.write_text("zwei 🙂\ttwo\nzwei\ttwo 🙂\n" * 30, encoding="utf-8")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "sentencepiece.model").write_bytes(pieces)
+    more = ["-init_from", str(tmp_path / "few"), "-train", str(corpus), str(odd)]
     plain = "-augment_join 0 -augment_upper 0".split()
-    trainer = Trainer(options(corpus, tmp_path / "run", "-train", str(corpus), str(odd), *plain))
-    unk = few.sp.unk_id()
+    trainer = Trainer(options(corpus, tmp_path / "run", *more, *plain))
+    unk = trainer.sp.unk_id()
     examples = [example for batch in trainer.epochs(0) for example in batch]
     assert sum(unk in src for src, _ in examples) == 30
     assert not any(unk in tgt for _, tgt in examples)
