@@ -160,7 +160,7 @@ def train_sentencepiece(
     def run() -> None:
         try:
             spm.SentencePieceTrainer.train(
-                sentence_iterator=iter(texts),
+                sentence_iterator=(text for text in texts),  # Python lets others run in between
                 model_writer=pieces,
                 vocab_size=size,
                 hard_vocab_limit=vocab_size is not None,

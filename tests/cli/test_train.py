@@ -1,0 +1,189 @@
+"""The trainer as a program: exit codes, signals, and commands that can be pasted."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import sentencepiece as spm
+
+from onmt_lite import train
+from onmt_lite.interrupt import SIGNALS, Interrupted, stop_on_signals
+from onmt_lite.training import data
+from tests.cli.conftest import ROOT
+from tests.support.counting import write_pairs
+
+TINY = (
+    "-train my.tsv -output run -train_minutes 30 -vocab_size 26 -d_model 16 -heads 2 -d_ff 16 "
+    "-enc_layers 1 -dec_layers 1 -batch_tokens 400 -threads 1 -device cpu"
+).split()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_pairs(tmp_path / "my.tsv")
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder):
+    """start(*words) -> the process of a command in `folder`; killed at the end of the test."""
+    started = []
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+    def run(*words, **popen):
+        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env, **popen}
+        started.append(subprocess.Popen(list(map(str, words)), cwd=folder, text=True, **popen))
+        return started[-1]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def train_command(*more):
+    return [sys.executable, "-m", "onmt_lite.train", *TINY, *more]
+
+
+def default_signals():
+    """The tests themselves may run under nohup."""
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
+
+
+@pytest.fixture
+def training(start, folder, until):
+    """A run that has made a few steps."""
+
+    def begin():
+        # A row of the table at each step: the run would take a million of them
+        steps = ["-train_steps", "1000000"]
+        process = start(*train_command(*steps), preexec_fn=default_signals)
+        log = folder / "run" / "train.log"
+        until(
+            lambda: process.poll() is not None or (log.exists() and "held out" in log.read_text())
+        )
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+        return process
+
+    return begin
+
+
+def command_in(text, before):
+    """The words of the command that a line of the text ends with."""
+    (line,) = re.findall(rf"^.*{re.escape(before)}: (.*)$", text, re.M)
+    words = shlex.split(line)
+    assert words[0] == "python"
+    return [sys.executable, *words[1:]]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_run_that_can_go_on(training, start, folder, number):
+    process = training()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (128 + number, "")
+    name = signal.Signals(number).name
+    last = err.split("\n")[-2]
+    step = re.match(rf"{name}: stopped at step (\d+), state saved; go on: ", last)
+    assert step, err
+    if number != signal.SIGINT:
+        return
+    # The commands do what they say, as they are
+    steps = str(int(step[1]) + 2)
+    again = start(*command_in(err, "go on"), "-train_steps", steps)
+    out, more = again.communicate(timeout=200)
+    assert (again.returncode, out) == (0, ""), more
+    assert f"going on after step {step[1]}\n" in more
+    (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
+    for text in (err, more):
+        done = start(*command_in(text, "translate with it"))
+        assert len(done.communicate(timeout=200)[0].split("\n")) == 4
+        assert done.returncode == 0
+
+
+def test_a_second_signal_ends_it_at_once(training, folder):
+    process = training()
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+        process.send_signal(number)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode in (129, 143)
+    assert "Traceback" not in err and "stopped at" not in err
+    assert not (folder / "run" / "train_state.pt").exists()
+
+
+def test_an_ignored_hangup_stays_ignored(start, folder, until):
+    words = train_command("-train_steps", "1000000")
+    process = start(*words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    until(lambda: (folder / "run" / "train.csv").exists())
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=200)
+    assert process.returncode == 143
+
+
+def test_a_signal_while_it_reads_leaves_nothing(start, folder, until):
+    os.mkfifo(folder / "pipe")
+    process = start(*train_command("-train", "pipe"), preexec_fn=default_signals)
+    with open(folder / "pipe", "w", encoding="utf-8"):  # waits for the reader
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (143, "")
+    assert not (folder / "run").exists()
+
+
+def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch):
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    done = threading.Event()
+
+    def make(**options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.wait(60)
+
+    monkeypatch.setattr(spm.SentencePieceTrainer, "train", make)
+    stop_on_signals()
+    try:
+        with pytest.raises(Interrupted):
+            data.train_sentencepiece([("eins", "one")], 20)
+        assert not done.is_set()
+    finally:
+        done.set()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("-train none.tsv", 5, r"cannot read none.tsv \(no such file\)"),
+        ("-train wrong.tsv", 3, r"wrong.tsv:2: not a `source<TAB>target` line: 'no tab'; put .*"),
+        ("-init_from none", 4, r"no model at none: .*"),
+        ("-vocab_size 99999", 2, r"vocab_size 99999: more than the text gives; .* \d+"),
+        ("-device gpu", 2, r"device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("-train_minutes 0", 2, r"train_minutes is missing; say when to stop.*"),
+        ("-train_src a", 2, r"unknown option train_src; .*paste FILE.src FILE.tgt.*"),
+    ],
+)
+def test_errors_are_one_line_with_their_exit_code(folder, monkeypatch, capfd, words, code, says):
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.chdir(folder)
+    (folder / "wrong.tsv").write_text("a\tb\nno tab\n", encoding="utf-8")
+    before = sorted(os.listdir(folder))
+    try:
+        assert train.main([*TINY, *words.split()]) == code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    out, err = capfd.readouterr()
+    assert re.fullmatch(rf"onmt_lite: error: {says}\n", err) and not out
+    assert sorted(os.listdir(folder)) == before
