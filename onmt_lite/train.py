@@ -12,7 +12,6 @@ import io
 import itertools
 import math
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -338,8 +337,8 @@ class Trainer:
         self.model.train()
         last_valid = clock = time.monotonic()
         form = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
-        silent = not CONSOLE.isatty()
-        with tqdm(total=100, bar_format=form, file=CONSOLE, disable=silent) as bar:
+        bars = CONSOLE.isatty()
+        with tqdm(total=100, bar_format=form, file=CONSOLE, disable=not bars) as bar:
             for batch in self.batches():
                 share, seconds = self.progress(), self.seconds
                 loss = self.step(batch)
@@ -356,8 +355,9 @@ class Trainer:
                     self.journal.add(self.row())
                 if over:
                     break
-                if silent and self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
-                    LOG.info("%3.0f %%  %s", 100 * self.progress(), standing)
+                if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
+                    percent = 100 * self.progress()
+                    LOG.info("%3.0f %%  %s", percent, standing, extra={"on_stderr": not bars})
 
     def standing(self) -> str:
         """Where the run stands, in words."""
@@ -521,9 +521,10 @@ def train(options: TrainOptions) -> None:
     translate = command_line("onmt_translate", "onmt_lite", "-model", str(out), "-src", "FILE")
     LOG.info("translate with it: %s", translate)
     if trainer.stopping and trainer.progress() < 1:
-        name = signal.Signals(trainer.stopping).name
-        LOG.info("%s: stopped at step %d, state saved; go on: %s", name, trainer.n_steps, go_on)
-        raise Interrupted(trainer.stopping)
+        interrupted = Interrupted(trainer.stopping)
+        interrupted.kept = f"at step {trainer.n_steps}, state saved; go on: {go_on}"
+        LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
+        raise interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:

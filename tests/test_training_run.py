@@ -398,11 +398,8 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
-    trainer = Trainer(options())
-    capfd.readouterr()
     monkeypatch.setattr(module, "LINE_SECONDS", 1e-6)
-    module.set_up_log(module.JobOptions())
-    trainer.run()
+    train(options())
     told = re.findall(r"^ *(\d+) %  .* step (\d+) .*loss", capfd.readouterr().err, re.M)
     assert told == [(f"{100 * n / 8:.0f}", str(n)) for n in range(1, 8)]
 

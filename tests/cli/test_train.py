@@ -93,7 +93,7 @@ def test_a_signal_ends_a_run_that_can_go_on(training, start, folder, number):
     assert (process.returncode, out) == (128 + number, "")
     name = signal.Signals(number).name
     last = err.split("\n")[-2]
-    step = re.match(rf"{name}: stopped at step (\d+), state saved; go on: ", last)
+    step = re.match(rf"onmt_lite: stopped by {name} at step (\d+), state saved; go on: ", last)
     assert step, err
     if number != signal.SIGINT:
         return
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_it_at_once(training, folder):
         process.send_signal(number)
     _, err = process.communicate(timeout=200)
     assert process.returncode in (129, 143)
-    assert "Traceback" not in err and "stopped at" not in err
+    assert "Traceback" not in err and "stopped" not in err
     assert not (folder / "run" / "train_state.pt").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_signal_while_it_reads_leaves_nothing(start, folder, until):
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=200)
-    assert (process.returncode, err) == (143, "")
+    assert (process.returncode, err) == (143, "onmt_lite: stopped by SIGTERM\n")
     assert not (folder / "run").exists()
 
 
@@ -169,7 +169,7 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
         ("-train wrong.tsv", 3, r"wrong.tsv:2: not a `source<TAB>target` line: 'no tab'; put .*"),
         ("-init_from none", 4, r"no model at none: .*"),
         ("-vocab_size 99999", 2, r"vocab_size 99999: more than the text gives; .* \d+"),
-        ("-device gpu", 2, r"device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("-device gpu", 2, r"device: expected auto, cpu, cuda or cuda:N, got 'gpu' \(command line\)"),
         ("-train_minutes 0", 2, r"train_minutes is missing; say when to stop.*"),
         ("-train_src a", 2, r"unknown option train_src; .*paste FILE.src FILE.tgt.*"),
     ],
