@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.errors import OptionError
 from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
 from onmt_lite.text.restoring import Aligned, put_back
 from onmt_lite.text.unknown import Reader, Unknown
 from tests.support import tables, tiny
@@ -51,6 +52,8 @@ READINGS = [
     ("Die Variable max_size fehlt", "Die Variable Tom fehlt", ["max_size"]),
     ("Es gilt a² + b² = c² hier", "Es gilt Tom hier", ["a² + b² = c²"]),
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
+    ("😀 I 😀 U ok", "I U ok", ["😀", "😀"]),
+    ("Das sind 3 * 4 / 2 Euro", "Das sind Tom Euro", ["3 * 4 / 2"]),
     ("Preis (€) hier", "Preis hier", ["(€)"]),
     # read as something plain
     ("Café\u2011Besitzer", "Café-Besitzer", []),
@@ -224,6 +227,21 @@ def test_rules(tiny_checkpoint):
     assert of_tiny(tiny_checkpoint).translate([line])[0].text == texts["model"]  # auto
     (record,) = found["copy"].translate([line])
     assert record.notes[0] == "unknown-tokens" and record.n_unknown == 3  # Ł, ó and ź make one
+
+
+@pytest.mark.parametrize("search", PRESETS)
+def test_every_search(tiny_checkpoint, search):
+    translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
+    for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
+        reading = translator.examples.reader.read(found.src)
+        assert all(hyp.text.count(item.text) == 1 for hyp in found.hyps for item in reading.items)
+
+
+def test_a_line_that_is_cut_keeps_what_was_read(tiny_checkpoint):
+    translator = of_tiny(tiny_checkpoint, unknown="copy")
+    (found,) = translator.translate(["der 🙂 hund " + "liest " * tiny.MAX_POSITIONS + "→ das buch"])
+    assert "truncated" in found.notes
+    assert "🙂" in found.text and "→" not in found.text
 
 
 def test_limits_count_what_the_model_reads(tiny_checkpoint):

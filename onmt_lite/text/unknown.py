@@ -62,7 +62,7 @@ HINT = re.compile(r"[<&{%$@_=#\\~|]|://|www\.|mailto:")  # no pattern is without
 # What is unknown, in a line given as classes of characters: of words a known, d known digits and
 # U unknown, m unknown accents and joiners, o unknown operators, x unknown others, _ spaces
 OPERAND = "(?<![adU])(?:d+(?:\\.d+)*|a)(?![adU])o*"
-FORMULA = f"{OPERAND}(?:_*[ox]+_*{OPERAND})+"
+FORMULA = f"{OPERAND}(?:_*o+_*{OPERAND})+"
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
 UNKNOWN = re.compile(f"(?P<word>{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xo][xom]*)")
 
@@ -231,7 +231,11 @@ class Reader:
             return "d" if char.isdigit() else "a" if char.isalnum() else "."
         if category[0] == "M" or category == "Cf":
             return "m"
-        if category == "Sm" or unicodedata.decomposition(char).startswith(("<super>", "<sub>")):
+        if (
+            category == "Sm"
+            or char in "*/^·"
+            or unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
+        ):
             return "o"
         return "U" if char.isalnum() else "x"
 
