@@ -27,8 +27,18 @@ class ExampleMaker:
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
 
-    def make(self, line: Line, tgt: Line | None = None, prefix: Line | None = None) -> Example:
+    def make(
+        self,
+        line: Line,
+        tgt: Line | None = None,
+        prefix: Line | None = None,
+        forced: Sequence[int] = (),
+    ) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none.
+
+        tgt     its reference
+        prefix  what its translation begins with, as text
+        forced  the same as ids, for a line without a prefix of its own
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
@@ -58,8 +68,7 @@ class ExampleMaker:
             if len(tgt_ids) >= self.max_positions:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
-        if prefix_ids:
-            prefix_ids = [*checkpoint.tgt_start, *prefix_ids]
+        prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
         if len(prefix_ids) >= self.max_positions:
             notes = (*notes, "prefix-truncated")
         return Example(

@@ -10,7 +10,6 @@ from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
     DEVICE,
     META,
-    META_NAMES,
     Option,
     Program,
     Resolved,
@@ -35,31 +34,56 @@ DRAWING = "-do_sample or -random_sampling_topk or -random_sampling_topp"
 NO_DRAWING = "no -do_sample and no -random_sampling_topk and no -random_sampling_topp"
 SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
 
-# Names that people bring from other tools, and ours
+# Names that people bring from other tools, and ours; hyphens in them count as underscores
+THEIRS = {
+    "model": "models path",
+    "src": "input",
+    "output": "output_file",
+    "n_best": "num_hypotheses nbest num_return_sequences",
+    "beam_size": "beam num_beams",
+    "block_ngram_repeat": "no_repeat_ngram_size",
+    "max_length": "max_decoding_length max_len_b max_new_tokens",
+    "min_length": "min_decoding_length min_len min_new_tokens",
+    "max_length_ratio": "max_len_a max_length_factor",
+    "alpha": "lenpen normalize",
+    "random_sampling_topk": "sampling_topk top_k",
+    "random_sampling_topp": "sampling_topp top_p",
+    "random_sampling_temp": "sampling_temperature temperature",
+    "do_sample": "sampling output_sampling",
+    "beam_groups": "num_beam_groups diverse_beam_groups",
+    "diversity_rate": "diversity_penalty diverse_beam_strength",
+    "replace_unk": "replace_unknowns",
+    "with_score": "return_scores",
+    "batch_size": "max_batch_size max_tokens max_sentences mini_batch",
+    "precision": "compute_type",
+    "tgt_file_prefix": "target_prefix prefix_size force_decode",
+    "tgt_prefix": "forced_bos_token_id",
+    "detokenizer": "remove_bpe",
+    "threads": "cpu_threads inter_threads intra_threads",
+    "device": "devices",
+    "model_weights": "weights",
+    "quiet": "quiet_translation",
+}
+# Options of OpenNMT-py's training that stand in configurations for both
+OF_TRAINING = (
+    "train train_steps valid_steps save_model save_data data src_vocab tgt_vocab src_vocab_size "
+    "tgt_vocab_size vocab_size_multiple optim learning_rate warmup_steps decay_method enc_layers "
+    "dec_layers layers heads hidden_size word_vec_size rnn_size transformer_ff dropout "
+    "attention_dropout label_smoothing normalization accum_count max_grad_norm bucket_size "
+    "num_workers save_checkpoint_steps keep_checkpoint encoder_type decoder_type position_encoding "
+    "param_init param_init_glorot model_dtype train_from tensorboard"
+).split()
 ELSEWHERE = {
-    "num_hypotheses": "here it is n_best",
-    "num_return_sequences": "here it is n_best",
-    "num_beams": "here it is beam_size",
-    "no_repeat_ngram_size": "here it is block_ngram_repeat",
-    "lenpen": "here it is alpha",
-    "normalize": "here it is alpha",
-    "num_beam_groups": "here it is beam_groups",
-    "diversity_penalty": "here it is diversity_rate",
-    "diverse_beam_groups": "here it is beam_groups",
-    "diverse_beam_strength": "here it is diversity_rate",
-    "temperature": "here it is random_sampling_temp",
-    "top_k": "here it is random_sampling_topk",
-    "top_p": "here it is random_sampling_topp",
-    "sampling_topk": "here it is random_sampling_topk",
-    "sampling_topp": "here it is random_sampling_topp",
-    "sampling": "here it is do_sample",
-    "max_decoding_length": "here it is max_length",
-    "min_decoding_length": "here it is min_length",
-    "max_sent_length": "here it is max_length",
-    "disable_unk": "here it is ban_unk_token",
-    "models": "here it is model",
-    "train": "it belongs to python -m onmt_lite.train",
-    "train_steps": "it belongs to python -m onmt_lite.train",
+    **{name: "it is for training; leave it out of a translation" for name in OF_TRAINING},
+    **{theirs: f"here it is {ours}" for ours, names in THEIRS.items() for theirs in names.split()},
+    **dict.fromkeys(
+        ("disable_unk", "unkpen", "allow_unk"),
+        "here it is ban_unk_token, and what is not banned is allowed",
+    ),
+    "score_reference": "give the references with tgt",
+    **dict.fromkeys(
+        ("word_scores", "output_scores"), "output_format jsonl has the scores of all tokens"
+    ),
 }
 
 
@@ -407,9 +431,6 @@ class TranslateOptions:
         """From keyword arguments; OptionError lists everything that is wrong with them."""
         resolver = Resolver(OPTIONS, ELSEWHERE, FOREIGN)
         resolver.keywords(given)
-        resolver.problems += [
-            f"{name} belongs on the command line" for name in given if name in META_NAMES
-        ]
         resolver.apply(preset_defaults)
         return build(resolver.result())
 
@@ -537,10 +558,14 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         )
     if v["model_weights"] and len(v["model_weights"]) != max(1, len(v["model"])):
         problems.append(
-            f"model_weights: {len(v['model_weights'])} weights for {max(1, len(v['model']))} models"
+            f"model_weights: {len(v['model_weights'])} weights for {max(1, len(v['model']))} "
+            "models; give one for each"
         )
     if v["min_length"] > v["max_length"]:
-        problems.append(f"min_length {v['min_length']} is more than max_length {v['max_length']}")
+        problems.append(
+            f"min_length {v['min_length']} is more than max_length {v['max_length']}; "
+            "lower min_length or raise max_length"
+        )
     if v["gpu"] is not None and v["device"] != "auto":
         problems.append(f"gpu {v['gpu']} and device {v['device']} both choose the device; give one")
     if v["verbose"] and v["quiet"]:
@@ -562,17 +587,26 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     problems = [no_such_option(n, name) for n in absent]
     if v["length_penalty"] not in preset.forms:
         forms = " and ".join(preset.forms)
-        problems.append(f"length_penalty {v['length_penalty']}: -search {name} has {forms}")
+        problems.append(
+            f"length_penalty {v['length_penalty']}: -search {name} has {forms}; give one of these"
+        )
     if v["coverage_penalty"] not in preset.coverage_forms:
         forms = " and ".join(preset.coverage_forms)
-        problems.append(f"coverage_penalty {v['coverage_penalty']}: -search {name} has {forms}")
+        problems.append(
+            f"coverage_penalty {v['coverage_penalty']}: -search {name} has {forms}; "
+            "give one of these"
+        )
     if v["early_stopping"] == "never" and "early_stopping=never" not in preset.stops:
-        problems.append(f"early_stopping never: -search {name} has true and false")
+        problems.append(f"early_stopping never: -search {name} has true and false; give one")
     return problems
 
 
 def no_such_option(name: str, search: str) -> str:
-    return f"{name}: -search {search} has no such option ({PRESETS[search].system})"
+    have = [other for other, preset in PRESETS.items() if name in preset.options]
+    return (
+        f"{name}: -search {search} has no such option ({PRESETS[search].system}); leave it out, "
+        f"or choose from -search {', '.join(have)}"
+    )
 
 
 def check_diversity(v: dict[str, Any]) -> list[str]:
@@ -582,11 +616,16 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
     filtered = v["random_sampling_topk"] != 0 or v["random_sampling_topp"] > 0
     drawn = v["do_sample"] or filtered
     if v["beam_size"] % groups:
-        problems.append(f"beam_groups {groups} does not divide beam_size {v['beam_size']}")
+        problems.append(
+            f"beam_groups {groups} does not divide beam_size {v['beam_size']}; "
+            f"give a beam_size that is a multiple of {groups}"
+        )
     if drawn and groups > 1:
-        problems.append("beam_groups and drawing at random exclude each other")
+        problems.append("beam_groups and drawing at random exclude each other; leave one out")
     if filtered and not v["do_sample"] and sampling and not sampling.implied:
-        problems.append("random_sampling_topk and random_sampling_topp need do_sample")
+        problems.append(
+            "random_sampling_topk and random_sampling_topp need do_sample; give that too"
+        )
     return problems
 
 

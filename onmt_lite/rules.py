@@ -41,7 +41,7 @@ class SearchRules:
         wanted["coverage_penalty"] = self.search.coverage_penalty != "none"
         names = [name for name, is_wanted in wanted.items() if is_wanted]
         if names and not self.checkpoint.attends:
-            raise OptionError(f"{', '.join(names)}: the model has no attention")
+            raise OptionError(f"{', '.join(names)}: the model has no attention; leave it out")
 
     def _sampling(self) -> Sampling | None:
         """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""
@@ -146,7 +146,7 @@ class SearchRules:
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
-            raise OptionError(no_such_option("prefixes", self.search.search))
+            raise OptionError(no_such_option("tgt_file_prefix", self.search.search))
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

@@ -21,9 +21,12 @@ def choose_device(options: SpeedOptions) -> torch.device:
         name = options.device
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise OptionError(
-            f"device {name}: this machine has {torch.cuda.device_count()} usable GPUs"
-        )
+        asked = f"device {name}" if options.gpu is None else f"gpu {options.gpu}"
+        n = torch.cuda.device_count()
+        if n == 0:
+            remedy = "leave that out, or give -gpu -1 for the CPU"
+            raise OptionError(f"{asked}: this machine has no usable GPU; {remedy}")
+        raise OptionError(f"{asked}: this machine has {n} usable GPUs; the last is -gpu {n - 1}")
     return device
 
 

@@ -20,11 +20,11 @@ REFUSED = {
     "normalize": OUTSIDE,
     "uppercase": OUTSIDE,
     "docify": OUTSIDE,
-    "inferfeats": "models with word features are not read",
+    "inferfeats": "models with word features are not read; leave it out",
     "fuzzymatch": OUTSIDE,
     "terminology": OUTSIDE,
     "inlinetags": OUTSIDE,
-    "insert_mask_before_placeholder": "language models are not read",
+    "insert_mask_before_placeholder": "language models are not read; leave it out",
 }
 END = "</s>"  # of OpenNMT-py's models
 CUTTING = "-transforms sentencepiece or bpe or onmt_tokenize or -tokenizer sentencepiece or bpe"
@@ -153,8 +153,8 @@ class TextOptions:
     )
     tgt_prefix: str = opt(
         "",
-        "Begin each output with these words, and take them off again; with tgt_file_prefix they "
-        "stay",
+        "Expect these words before each target line, and take them off the output; with "
+        "tgt_file_prefix, force each output to begin with them",
         needs="-transforms prefix or -tgt_file_prefix",
         example="deu_Latn -transforms prefix",
     )
@@ -235,7 +235,10 @@ def check_text(v: dict[str, Any]) -> list[str]:
     if set(v["transforms"]) & set(PERFORMED) and v["tokenizer"] != "auto":
         problems.append("transforms and tokenizer both say how lines are cut; give one")
     if cutting and v["detokenizer"] != "auto":
-        problems.append(f"transforms {cutting[0]} and detokenizer both say how output is joined")
+        problems.append(
+            f"transforms {cutting[0]} and detokenizer both say how output is joined; leave "
+            "detokenizer out"
+        )
     if cutting:
         problems += _check_cut_ends(v, cutting[0])
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
@@ -276,7 +279,7 @@ def _check_models(v: dict[str, Any], used: str) -> list[str]:
     of_tokenizer = used in ("tokenizer bpe", "tokenizer sentencepiece")
     reads_target = of_tokenizer and src and v["tgt"] is not None
     if needs_src and not src:
-        return [f"{used} needs src_subword_model"]
+        return [f"{used} needs src_subword_model; name the file that cuts the source with it"]
     if (used.startswith("transforms") or reads_target) and not tgt:
         why = " to read -tgt" if reads_target else ""
         return [f"{used} needs tgt_subword_model{why}, or share_vocab if it is the same file"]

@@ -96,14 +96,25 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
         tgt_end=_ids(checkpoint.tgt_vocab, tgt.after, "tgt_suffix"),
     )
     if len(fitted.src_start) + len(fitted.src_end) >= checkpoint.model.max_positions:
-        raise OptionError("src_prefix and src_suffix leave no room for a line")
+        raise OptionError("src_prefix and src_suffix leave no room for a line; shorten them")
     return fitted
+
+
+def forced_ids(checkpoint: Checkpoint, text: TextOptions) -> tuple[int, ...]:
+    """The words of tgt_prefix as the transform `prefix` has them before a blank line, or, without
+    the transform, as tokens of the target.  OptionError for a word that is no token."""
+    if "prefix" not in text.performed:
+        return _ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
+    tokens = next(iter(checkpoint.tokenizers.values())).encode_target("")
+    return (*checkpoint.tgt_start, *checkpoint.tgt_vocab.encode(tokens))
 
 
 def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
     for token in tokens:
         if token not in vocab.ids:
-            raise OptionError(f"{option}: the model's vocabulary has no token {token[:50]!r}")
+            raise OptionError(
+                f"{option}: the model's vocabulary has no token {token[:50]!r}; give another one"
+            )
     return tuple(vocab.ids[token] for token in tokens)
 
 
@@ -168,7 +179,9 @@ def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
         sides["tgt"] = sides["src"]
     _, kind, kwargs = sides["tgt"]
     if kwargs.get("joiner", JOINER) != JOINER:
-        raise OptionError(f"tgt_onmttok_kwargs: a joiner other than {JOINER} is not known")
+        raise OptionError(
+            f"tgt_onmttok_kwargs: a joiner other than {JOINER} is not known; leave joiner out"
+        )
     spaced = kind == "sentencepiece" and kwargs.get("mode") == "none"
     by_spacer = kwargs.get("spacer_annotate") or (spaced and not kwargs.get("joiner_annotate"))
     join = join_spacer if by_spacer else join_joiner

@@ -27,7 +27,7 @@ from onmt_lite.text.batching import Pair, growing_windows, make_batches, pad_bat
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text.restoring import Aligned, put_back
 from onmt_lite.text_options import TextOptions
-from onmt_lite.tokenization import Named, fit, read_own
+from onmt_lite.tokenization import Named, fit, forced_ids, read_own
 
 if TYPE_CHECKING:
     from onmt_lite.reports import Summary
@@ -80,6 +80,7 @@ class Translator:
                 "python -m onmt_lite.calibrate teaches one of our format to"
             )
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
@@ -92,10 +93,7 @@ class Translator:
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
-        translator = cls.load(parsed)
-        for note in translator.option_notes(parsed):
-            warnings.warn(note, OptionWarning, stacklevel=2)
-        return translator
+        return cls.load(parsed)
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
@@ -108,10 +106,6 @@ class Translator:
         with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
             checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
             return cls(checkpoint, options, own, phrases)
-
-    def option_notes(self, options: TranslateOptions) -> list[str]:
-        """What is asked for and changes nothing."""
-        return [*options.notes, *model_notes(options, self.checkpoint, self.device)]
 
     def translate(
         self,
@@ -209,9 +203,11 @@ class Translator:
         before, after = self.options.given, options.given
         if fixed := [n for n in FIXED if after.get(n) != before.get(n)]:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        known = self.option_notes(self.options)
-        for note in [note for note in self.option_notes(options) if note not in known]:
-            warnings.warn(note, OptionWarning, stacklevel=3)  # at the caller of our caller
+        # The defaults of from_pretrained, too, are judged beside the options of a call
+        for note in (*options.notes, *model_notes(options, self.checkpoint, self.device)):
+            if note not in self.warned:
+                self.warned.add(note)
+                warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
         return options
 
     def translate_lines(
@@ -231,7 +227,10 @@ class Translator:
             rules.check_prefixes()
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
-        examples = [self.examples.make(*each) for each in zip(lines, targets, begin, strict=True)]
+        forced = self._forced(options) if prefixes is None else ()
+        examples = [
+            self.examples.make(*each, forced) for each in zip(lines, targets, begin, strict=True)
+        ]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
@@ -266,6 +265,12 @@ class Translator:
             confidence=confidence,
             calibrated=curve is not None,
         )
+
+    def _forced(self, options: TranslateOptions) -> tuple[int, ...]:
+        """What all translations begin with: tgt_prefix, if tgt_file_prefix comes without tgt."""
+        if not options.data.tgt_file_prefix or options.data.tgt is not None:
+            return ()
+        return forced_ids(self.checkpoint, options.text)
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
         speed = options.speed

@@ -311,7 +311,7 @@ class TestWhatBelongsToOthers:
     [
         (dict(num_beams=4), "unknown option num_beams; here it is beam_size"),
         (dict(num_return_sequences=4), "here it is n_best"),
-        (dict(beam=4), "did you mean beam_"),
+        (dict(beam=4), "here it is beam_size"),
         (dict(data_type="img"), "data_type img: only text is translated"),
     ],
 )

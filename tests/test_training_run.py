@@ -182,7 +182,7 @@ REFUSED = [
     ([], "-log_file no/folder/log", FileError, "no/folder"),
     ([], "-log_file file", OptionError, "log_file is the same file as train"),
     ([], "-resume", OptionError, "leave -resume out"),
-    ([], "-device cuda:7", OptionError, "usable GPUs"),
+    ([], "-device cuda:7", OptionError, "usable GPU"),
     ([model_in], "", OptionError, "holds a model already"),
 ]  # fmt: skip
 

@@ -104,7 +104,7 @@ class Resolver:
         if known and name in self.options and not known.asks_for(as_words(value)):
             return  # what "not given" is in the other program
         if name in META_NAMES and name in self.options:
-            self.problems.append(f"{name} belongs on the command line ({origin})")
+            self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
         elif not self._take_foreign(name, value, as_words(value), origin, check):
             self._take(name, value, origin, check)
 

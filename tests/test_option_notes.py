@@ -1,0 +1,334 @@
+"""Options without effect: one policy, from the command line, YAML and Python."""
+
+import json
+import logging
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import onmt_lite
+import translate
+from onmt_lite import OptionError, OptionWarning, TranslateOptions, Translator
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.options import OPTIONS, load_options
+from onmt_lite.schema import META_NAMES
+from onmt_lite.schema.conditions import unmet
+from tests.support import tiny
+
+TOY = str(Path(__file__).resolve().parents[1] / "data" / "toy.json")
+
+# option -> lines in which giving it changes nothing, and a word of why
+IDLE = [
+    ("alpha", "-alpha 0.6 -length_penalty none", "length_penalty is none"),
+    ("alpha", "-search opennmt-2018 -alpha 0.5 -length_penalty avg", "by the length itself"),
+    ("length_penalty", "-length_penalty wu -alpha 0", "alpha is 0"),
+    ("length_penalty", "-search marian -alpha 0 -length_penalty none -beta 0", None),
+    ("beta", "-beta 0.2", "coverage_penalty is none"),
+    ("beta", "-search ctranslate2 -alpha 0 -beta 0.2", "coverage_penalty is none"),
+    ("coverage_penalty", "-coverage_penalty wu", "beta is 0"),
+    ("coverage_penalty", "-coverage_penalty summary -beta 0", "beta is 0"),
+    ("stepwise_penalty", "-stepwise_penalty", "coverage_penalty is none"),
+    ("stepwise_penalty", "-stepwise_penalty -coverage_penalty wu", "beta is 0"),
+    ("ignore_when_blocking", "-ignore_when_blocking the", "block_ngram_repeat is 0"),
+    ("block_ngram_repeat", "-search fairseq -block_ngram_repeat 1", "2 tokens in a row"),
+    ("block_ngram_repeat", "-search opennmt-3 -block_ngram_repeat 1", "2 tokens in a row"),
+    ("block_ngram_repeat", "-block_ngram_repeat 9 -max_length 9", "no room"),
+    ("with_score", "-with_score -output_format jsonl", "output_format is jsonl"),
+    ("with_score", "-with_score -output_format moses", "output_format is moses"),
+    ("avg_raw_probs", "-avg_raw_probs", "several model"),
+    ("avg_raw_probs", "-avg_raw_probs -model a", "several model"),
+    ("model_weights", "-model_weights 2 -model a", "several model"),
+    ("seed", "-seed 5", "do_sample"),
+    ("seed", "-seed 5 -search transformers -beam_groups 5", "do_sample"),
+    ("seed", "-seed 5 -random_sampling_topk 1", "one token to draw"),
+    ("random_sampling_topp", "-random_sampling_topk 1 -random_sampling_topp 0.5", "one token"),
+    ("beam_size", "-beam_size 8 -do_sample", "n_best"),
+    ("beam_size", "-beam_size 8 -n_best 2 -random_sampling_topk 5", "n_best"),
+    ("ratio", "-ratio 1.2 -do_sample", "do_sample is true"),
+    (
+        "early_stopping",
+        "-search transformers -early_stopping true -do_sample -beam_size 1",
+        "each sample ends by itself",
+    ),
+    ("patience", "-search ctranslate2 -patience 2 -alpha 0", "alpha"),
+    ("replace_unk", "-replace_unk -ban_unk_token", "ban_unk_token is true"),
+    ("replace_unk", "-replace_unk -search marian", "ban_unk_token is true"),
+    ("src_prefix", "-src_prefix a", "transforms is not given"),
+    ("tgt_prefix", "-tgt_prefix a", "transforms prefix or tgt_file_prefix"),
+    ("src_suffix", "-src_suffix a -transforms prefix", "transforms is prefix"),
+    ("tgt_suffix", "-tgt_suffix a", "transforms suffix"),
+    ("src_subword_model", "-src_subword_model a", "transforms sentencepiece or bpe"),
+    ("src_subword_model", "-src_subword_model a -tokenizer space", "tokenizer sentencepiece"),
+    ("tgt_subword_model", "-tgt_subword_model a", "transforms sentencepiece or bpe"),
+    (
+        "tgt_subword_model",
+        "-transforms bpe -src_subword_model a -tgt_subword_model b -share_vocab",
+        "share_vocab",
+    ),
+    ("src_subword_type", "-src_subword_type bpe", "onmt_tokenize"),
+    ("tgt_subword_type", "-tgt_subword_type bpe", "onmt_tokenize"),
+    ("src_subword_vocab", "-src_subword_vocab a -tokenizer bpe -src_subword_model c", "is 0"),
+    ("src_subword_vocab", "-src_subword_vocab a -src_vocab_threshold 5", "transforms"),
+    ("tgt_subword_vocab", "-tgt_subword_vocab a", "tgt_vocab_threshold is 0"),
+    ("src_vocab_threshold", "-src_vocab_threshold 5", "src_subword_vocab is not given"),
+    ("tgt_vocab_threshold", "-tgt_vocab_threshold 5", "tgt_subword_vocab is not given"),
+    ("src_onmttok_kwargs", "-src_onmttok_kwargs {}", "onmt_tokenize"),
+    ("tgt_onmttok_kwargs", "-tgt_onmttok_kwargs {}", "onmt_tokenize"),
+]
+# Options that have an effect in every combination that is not refused, as far as options alone
+# tell; what a model adds is below
+ALWAYS = """
+model tokenizer detokenizer phrase_table transforms share_vocab src output output_format tgt
+tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
+ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
+batch_size batch_type device gpu precision threads quiet log_file verbose report_time print_model
+""".split()
+TABLE = [case for case in IDLE if case[2]]
+
+
+def notes_of(argv):
+    return load_options(argv)[0].notes
+
+
+def test_every_option_is_in_one_of_the_two_lists():
+    listed = {name for name, _, _ in TABLE} | set(ALWAYS)
+    assert listed == set(OPTIONS) - set(META_NAMES)
+
+
+@pytest.mark.parametrize(("name", "line", "why"), TABLE, ids=[line for _, line, _ in TABLE])
+def test_a_note_says_why(name, line, why, tmp_path):
+    """And the same from YAML and Python, each with its origin."""
+    (note,) = [n for n in notes_of(shlex.split(line)) if n.startswith(f"{name}: ")]
+    assert note.startswith(f"{name}: without effect; ") and why in note
+    assert note.endswith(" (command line)")
+    _, resolved = load_options(shlex.split(line))
+    given = resolved.configuration().given()
+    path = tmp_path / "a.yaml"
+    path.write_text("".join(f"{n}: {json.dumps(v)}\n" for n, v in given.items()))
+    by_yaml = notes_of(["-config", str(path)])
+    place = 1 + [*given].index(name)
+    assert note.replace("(command line)", f"({path}:{place})") in by_yaml
+    by_python = TranslateOptions.of(**given).notes
+    assert note.replace("(command line)", "(keyword argument)") in by_python
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-alpha 0.6",
+        "-length_penalty none",
+        "-alpha 0 -length_penalty none",  # both say: no normalisation
+        "-length_penalty wu -alpha 0.6",
+        "-beta 0.2 -coverage_penalty wu",
+        "-beta 0 -coverage_penalty none",
+        "-beta -0.0 -ratio -0.0",
+        "-stepwise_penalty -coverage_penalty summary -beta 1",
+        "-stepwise_penalty false",
+        "-search opennmt-2018 -length_penalty avg",
+        "-search opennmt-2018 -length_penalty wu -alpha 0.5",
+        "-with_score",
+        "-model a b -avg_raw_probs -model_weights 1 2",
+        "-seed 829",
+        "-seed 5 -do_sample",
+        "-seed 5 -random_sampling_topp 0.9",
+        "-beam_size 1 -random_sampling_topk 10",
+        "-beam_size 10 -n_best 10 -do_sample",
+        "-search fairseq -beam_size 8 -do_sample",
+        "-search transformers -early_stopping true -do_sample",
+        "-replace_unk -phrase_table a",
+        "-transforms prefix -src_prefix a -tgt_prefix b",
+        "-tokenizer bpe -src_subword_model a",
+        "-block_ngram_repeat 3 -ignore_when_blocking .",
+        "-block_ngram_repeat 1",
+    ],
+)
+def test_no_note_where_there_is_an_effect_or_nothing_is_asked(line):
+    assert notes_of(line.split()) == ()
+
+
+@pytest.mark.parametrize("search", ["opennmt", "opennmt-2018", "fairseq", "marian", "ctranslate2"])
+def test_a_printed_configuration_loads_without_notes(search, tmp_path):
+    """All its values hold anyway."""
+    _, resolved = load_options(["-search", search, "-alpha", "0.3", "-length_penalty", "none"])
+    path = tmp_path / "a.yaml"
+    path.write_text(resolved.configuration().to_yaml(), encoding="utf-8")
+    names = {note.split(":")[0] for note in notes_of(["-config", str(path)])}
+    assert names == {"alpha"}  # which was idle before
+
+
+def small(option):
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if option.kind is bool:
+        return st.booleans()
+    low = 0 if option.bounds["min"] is None else max(0, option.bounds["min"])
+    if option.kind is int:
+        return st.integers(low, low + 3)
+    return st.sampled_from([low + 0.5, low + 1.0])
+
+
+SEARCH = [
+    *"length_penalty alpha coverage_penalty beta stepwise_penalty block_ngram_repeat".split(),
+    *"ratio search do_sample random_sampling_topk seed n_best output_format with_score".split(),
+]
+
+
+@settings(max_examples=300)
+@given(
+    st.sets(st.sampled_from(SEARCH), max_size=6).flatmap(
+        lambda names: st.fixed_dictionaries({n: small(OPTIONS[n]) for n in names})
+    )
+)
+def test_without_its_idle_options_a_line_means_the_same(values):
+    """Leaving out what has no effect leaves nothing else idle, and notes name what was given."""
+    try:
+        options = TranslateOptions.of(**values)
+    except OptionError:
+        return
+    idle = {n.split(":")[0] for n in options.notes if ": without effect;" in n}
+    assert idle <= set(values)
+    left = {name: value for name, value in values.items() if name not in idle}
+    try:
+        again = TranslateOptions.of(**left)
+    except OptionError:
+        return  # what was idle was needed by another
+    for note in again.notes:
+        assert note.split(":")[0] in left
+
+
+class TestConditions:
+    @pytest.mark.parametrize(
+        ("condition", "values", "clause"),
+        [
+            ("-a", {"a": True}, ""),
+            ("-a", {"a": 0}, "-a"),
+            ("-a", {"a": "none"}, "-a"),
+            ("-a x or y", {"a": "y"}, ""),
+            ("-a x or y", {"a": "z"}, "-a x or y"),
+            ("-a x or -b y or z", {"a": "z", "b": "z"}, ""),
+            ("-a x or -b y or z", {"a": "z", "b": "x"}, "-a x or -b y or z"),
+            ("-a x", {"a": ("w", "x")}, ""),
+            ("-a x and -b", {"a": "x", "b": ()}, "-b"),
+            ("no -a", {"a": True}, "no -a"),
+            ("no -a", {"a": ""}, ""),
+            ("several -a", {"a": (1,)}, "several -a"),
+            ("several -a", {"a": (1, 2)}, ""),
+            ("-a 2 or more", {"a": 1}, "-a 2 or more"),
+            ("-a 2 or more", {"a": 2}, ""),
+            ("-a 2 or more", {"a": 3}, ""),
+            ("", {}, ""),
+        ],
+    )
+    def test_unmet(self, condition, values, clause):
+        assert unmet(condition, values) == clause
+
+    def test_conditions_name_options_and_values_that_exist(self):
+        for option in OPTIONS.values():
+            for condition in (option.needs, option.requires):
+                for name, value in re.findall(r"-([a-z]\w*)(?: (\w+))?", condition):
+                    assert name in OPTIONS, condition
+                    choices = OPTIONS[name].choices
+                    if choices and value not in ("", "or", "and"):
+                        assert value in choices, condition
+
+
+# -- what the model adds, and where notes are seen ------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """run(words) -> the log of a job on one line"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src.txt").write_text("katze\n", encoding="utf-8")
+
+    def run_once(line, model=TOY):
+        argv = ["-model", str(model), "-src", "src.txt", *shlex.split(line)]
+        assert translate.main(argv) == 0
+        return capfd.readouterr().err
+
+    yield run_once
+    logging.getLogger("onmt_lite").handlers.clear()
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("line", "note"),
+        [
+            (
+                "-block_ngram_repeat 2 -ignore_when_blocking the zz 'y y'",
+                "ignore_when_blocking: the model's vocabulary has no 'zz' 'y y'; passed over",
+            ),
+            ("-ban_unk_token", "ban_unk_token: without effect; the model has no unknown token"),
+            ("-precision bf16", "precision: without effect; a table model has no weights"),
+            ("-beta 1", "beta: without effect; coverage_penalty is none, "),
+        ],
+    )
+    def test_one_line_in_the_log(self, run, line, note):
+        err = run(line)
+        assert err.count("NOTE") == 1 and f"NOTE: {note}" in err
+
+    def test_max_length_above_what_the_model_takes(self, run, tiny_checkpoint):
+        err = run("-max_length 1000 -tokenizer space", tiny_checkpoint)
+        said = f"NOTE: max_length 1000: the model stops at {tiny.MAX_POSITIONS} tokens"
+        assert err.count("NOTE") == 1 and said in err
+
+    def test_passed_over_tokens_change_nothing(self):
+        toy = Translator.from_pretrained(TOY)
+        given = dict(block_ngram_repeat=1, min_length=4)
+        expected = toy.translate(["katze"], ignore_when_blocking=["the"], **given)
+        with pytest.warns(OptionWarning, match="no 'zz'"):
+            found = toy.translate(["katze"], ignore_when_blocking=["zz", "the"], **given)
+        assert found == expected
+        assert found != toy.translate(["katze"], **given)
+
+    def test_beta_without_a_penalty_does_not_change_the_stop_rule(self):
+        options = dict(search="ctranslate2", alpha=0.0, n_best=2, beam_size=3)
+        toy = Translator.from_pretrained(TOY)
+        with pytest.warns(OptionWarning, match="beta"):
+            found = toy.translate(["katze"], beta=1.0, **options)
+        assert found == toy.translate(["katze"], **options)
+
+
+class TestPython:
+    def test_a_warning_once_where_the_call_is(self):
+        toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
+        with pytest.warns(OptionWarning, match="^beta: without effect; ") as caught:
+            toy.translate(["katze"])
+        assert [w.filename for w in caught] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            toy.translate(["katze"])
+            toy.translate(["katze"], coverage_penalty="summary")
+            list(toy.translate_stream(["katze"]))
+        with pytest.warns(OptionWarning, match="stepwise_penalty") as caught:
+            list(toy.translate_stream(["katze"], stepwise_penalty=True))
+        assert [w.filename for w in caught] == [__file__]
+
+    def test_it_can_be_silenced(self):
+        toy = Translator.from_pretrained(TOY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", category=onmt_lite.OptionWarning)
+            toy.translate(["katze"], beta=0.5)
+
+    def test_the_command_line_has_no_warnings(self, run):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", OptionWarning)
+            assert run("-beta 1").count("NOTE") == 1
+
+
+def test_model_notes_of_a_gpu(monkeypatch):
+    import torch
+
+    from onmt_lite.rules import model_notes
+
+    options = TranslateOptions.of(threads=2)
+    checkpoint = load_checkpoint(TOY)
+    assert model_notes(options, checkpoint, torch.device("cpu")) == []
+    (note,) = model_notes(options, checkpoint, torch.device("cuda:0"))
+    assert note == "threads: without effect; the model runs on cuda:0"
