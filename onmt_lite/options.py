@@ -511,11 +511,22 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
         for name, why in reasons.items()
         if name in given
     ]
-    # A number that OpenNMT-py takes for sentences is a small one of tokens
+    return [*notes, *misread_notes(v, given)]
+
+
+def misread_notes(v: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What means something else to OpenNMT-py, or did in an earlier version."""
+    notes = []
     size = given.get("batch_size")
     if size is not None and 1 < size <= SENTENCES and "batch_type" not in given:
         notes.append(
             f"batch_size {size} counts tokens, which is slow; for sentences: -batch_type sents"
+        )
+    implied = (sampling := PRESETS[v["search"]].sampling) is not None and sampling.implied
+    if given.get("random_sampling_topk") == 1 and v["beam_size"] > 1 and implied:
+        notes.append(
+            "random_sampling_topk 1 takes the best token each time, as greedy search does; for a "
+            f"beam of {v['beam_size']} leave it out, or give 0"
         )
     return notes
 
@@ -601,12 +612,10 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     return problems
 
 
-def no_such_option(name: str, search: str) -> str:
-    have = [other for other, preset in PRESETS.items() if name in preset.options]
-    return (
-        f"{name}: -search {search} has no such option ({PRESETS[search].system}); leave it out, "
-        f"or choose from -search {', '.join(have)}"
-    )
+def no_such_option(name: str, search: str, shown: str = "") -> str:
+    have = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
+    why = f"-search {search} has no such option ({PRESETS[search].system})"
+    return f"{shown or name}: {why}; leave it out, or choose from -search {have}"
 
 
 def check_diversity(v: dict[str, Any]) -> list[str]:

@@ -146,7 +146,7 @@ class SearchRules:
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
-            raise OptionError(no_such_option("tgt_file_prefix", self.search.search))
+            raise OptionError(no_such_option("tgt_file_prefix", self.search.search, "prefixes"))
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

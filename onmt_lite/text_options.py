@@ -231,7 +231,9 @@ def check_text(v: dict[str, Any]) -> list[str]:
     problems = [_unknown(name) for name in v["transforms"] if name not in PERFORMED + OF_TRAINING]
     cutting = [name for name in v["transforms"] if name in SUBWORDS]
     if len(set(cutting)) > 1 or any(v["transforms"].count(name) > 1 for name in PERFORMED):
-        problems.append("transforms: give one of " + ", ".join(SUBWORDS) + ", and each name once")
+        problems.append(
+            f"transforms cut lines twice; give one of {', '.join(SUBWORDS)}, and each name once"
+        )
     if set(v["transforms"]) & set(PERFORMED) and v["tokenizer"] != "auto":
         problems.append("transforms and tokenizer both say how lines are cut; give one")
     if cutting and v["detokenizer"] != "auto":
@@ -282,7 +284,9 @@ def _check_models(v: dict[str, Any], used: str) -> list[str]:
         return [f"{used} needs src_subword_model; name the file that cuts the source with it"]
     if (used.startswith("transforms") or reads_target) and not tgt:
         why = " to read -tgt" if reads_target else ""
-        return [f"{used} needs tgt_subword_model{why}, or share_vocab if it is the same file"]
+        return [
+            f"{used} needs tgt_subword_model{why}; give it, or share_vocab if it is the same file"
+        ]
     return []
 
 

@@ -28,7 +28,15 @@ class Foreign:
 
     def asks_for(self, words: str) -> bool:
         """Whether the value would have an effect in the other program."""
-        return self.off is not None and words not in self.off
+        return self.off is not None and _plain(words) not in map(_plain, self.off)
+
+
+def _plain(words: str) -> str:
+    """.02 and 0.020 are the same number."""
+    try:
+        return f"{float(words) + 0.0:g}"
+    except ValueError:
+        return words
 
 
 def as_words(value: Any) -> str:
@@ -38,5 +46,5 @@ def as_words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value + 0.0:g}"  # -0.0 is 0
+        return f"{value + 0.0:g}"
     return str(value)
