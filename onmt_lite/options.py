@@ -74,7 +74,9 @@ OF_TRAINING = (
     "param_init param_init_glorot model_dtype train_from tensorboard"
 ).split()
 ELSEWHERE = {
-    **{name: "it is for training; leave it out of a translation" for name in OF_TRAINING},
+    **{
+        name: "it is for training (python -m onmt_lite.train); leave it out" for name in OF_TRAINING
+    },
     **{theirs: f"here it is {ours}" for ours, names in THEIRS.items() for theirs in names.split()},
     **dict.fromkeys(
         ("disable_unk", "unkpen", "allow_unk"),

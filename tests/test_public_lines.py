@@ -474,7 +474,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-n_src_feats 2", "leave it out"),
         ("-mask_ratio 0.3", "for training only; leave it out"),
         ("-response_patterns x", "for training only; leave it out"),
-        ("-train_steps 100", "it is for training; leave it out"),
+        ("-train_steps 100", "leave it out"),
         ("-num_beams 5", "here it is beam_size"),
         ("--max-len-b 100", "here it is max_length"),
         ("--no-repeat-ngram-size 3", "here it is block_ngram_repeat"),
