@@ -85,8 +85,9 @@ IDLE = [
 ALWAYS = """
 model tokenizer detokenizer phrase_table transforms share_vocab src output output_format tgt
 tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
-unknown report_unsure ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
+ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 batch_size batch_type device gpu precision threads quiet log_file verbose report_time print_model
+unknown report_unsure
 """.split()
 TABLE = [case for case in IDLE if case[2]]
 
@@ -273,7 +274,7 @@ class TestModels:
         assert err.count("NOTE") == 1 and f"NOTE: {note}" in err
 
     def test_max_length_above_what_the_model_takes(self, run, tiny_checkpoint):
-        err = run("-max_length 1000 -tokenizer space", tiny_checkpoint)
+        err = run("-max_length 1000", tiny_checkpoint)
         said = f"NOTE: max_length 1000: the model stops at {tiny.MAX_POSITIONS} tokens"
         assert err.count("NOTE") == 1 and said in err
 
