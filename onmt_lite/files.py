@@ -13,7 +13,8 @@ from typing import IO
 
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.interrupt import Interrupted
-from onmt_lite.text.lines import count_lines
+from onmt_lite.text.lines import count_ahead, count_lines
+from onmt_lite.text.stream import STANDARD_INPUT
 
 MATCH = "they must match line by line"
 
@@ -63,7 +64,7 @@ def count_input(src: str, tgt: str | None) -> int | None:
 
 def _count(path: str) -> int | None:
     if path == "-":
-        return None
+        return _count_standard_input()
     try:
         # Looked at, not opened: opening a FIFO would take its writer's only reader away
         mode = os.stat(path).st_mode
@@ -72,6 +73,19 @@ def _count(path: str) -> int | None:
     if stat.S_ISDIR(mode):
         raise FileError(f"cannot read {path}: it is a directory")
     return count_lines(path) if stat.S_ISREG(mode) else None
+
+
+def _count_standard_input() -> int | None:
+    """Lines of a file that the shell has opened; None for a stream."""
+    if sys.stdin is None:
+        return None
+    fd = sys.stdin.fileno()
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return None
+    start = os.lseek(fd, 0, os.SEEK_CUR)
+    n = count_ahead(fd, STANDARD_INPUT)
+    os.lseek(fd, start, os.SEEK_SET)
+    return n
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ class DataOptions:
 
     src: str = opt(
         "-",
-        "Translate this file, one sentence per line; - is standard input",
+        "Translate this file, one sentence per line, plain or gzip; - is standard input",
         value="FILE",
         example="input.de",
     )
@@ -390,7 +390,7 @@ class JobOptions:
 
     quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
     log_file: str | None = opt(
-        None, "Write the log to this file too", value="FILE", example="job.log"
+        None, "Write the log and the progress to this file too", value="FILE", example="job.log"
     )
 
 

@@ -136,15 +136,20 @@ def count_lines(path: str) -> int:
 
     Raises FileError and DataError as `LineReader` does.
     """
-    n, last = 0, b"\n"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None
     try:
-        stream = text_stream(fd, path)
-        while chunk := stream.read(1 << 20):
-            n, last = n + chunk.count(b"\n"), chunk[-1:]
+        return count_ahead(fd, path)
     finally:
         os.close(fd)
+
+
+def count_ahead(fd: int, name: str) -> int:
+    """Lines from where a descriptor stands to the end; see `count_lines`."""
+    n, last = 0, b"\n"
+    stream = text_stream(fd, name)
+    while chunk := stream.read(1 << 20):
+        n, last = n + chunk.count(b"\n"), chunk[-1:]
     return n + (last != b"\n")

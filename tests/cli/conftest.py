@@ -126,9 +126,10 @@ def shell(command, tmp_path, env):
 
     def run(redirections, *argv, first="exec", **kwargs):
         words = ["sh", "-c", f'{first} "$@" {redirections}', "sh", *command(*argv)]
-        kwargs = {"env": env, **kwargs}
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=200, **kwargs)
-        text = done.stderr.decode("utf-8")
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        kwargs = {"env": env, **streams, **kwargs}
+        done = subprocess.run(words, cwd=tmp_path, timeout=200, **kwargs)
+        text = (done.stderr or b"").decode("utf-8")
         assert "Traceback" not in text, text
         return Result(done.returncode, done.stdout, text)
 
