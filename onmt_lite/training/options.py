@@ -150,8 +150,8 @@ class ModelOptions:
         4, "Set the number of attention heads, which must divide d_model", min=1, example="8"
     )
     d_ff: int = opt(768, "Set the width inside feed-forward layers", min=8, example="1024")
-    enc_layers: int = opt(5, "Set the number of encoder layers", min=1, example="6")
-    dec_layers: int = opt(2, "Set the number of decoder layers", min=1, example="3")
+    enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
+    dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
         "Normalise before each sublayer, or after it, as Marian does: such a model can be "
@@ -173,7 +173,7 @@ class LearningOptions:
     train_steps: int = opt(0, "Stop after N steps; 0 sets no limit", min=0, example="20000")
     train_minutes: float = opt(0.0, "Stop after X minutes; 0 sets no limit", min=0, example="40")
     batch_tokens: int = opt(
-        3600, "Learn from N padded tokens per step and side", min=16, example="7200"
+        1500, "Learn from N padded tokens per step and side", min=16, example="7200"
     )
     matrix_lr: float = opt(
         0.02, "Set the peak learning rate of weight matrices (Muon)", above=0, example="0.01"
@@ -185,7 +185,7 @@ class LearningOptions:
         example="0.001",
     )
     warmup_steps: int = opt(
-        100, "Raise the learning rates for N steps at the start", min=1, example="400"
+        40, "Raise the learning rates for N steps at the start", min=1, example="400"
     )
     cooldown: float = opt(
         0.8,
