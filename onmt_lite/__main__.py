@@ -29,12 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def translate(options: TranslateOptions) -> None:
     from onmt_lite.cli import print_out
     from onmt_lite.console import CONSOLE, is_typed
+    from onmt_lite.interrupt import Interrupted
 
-    if is_typed(options.data.src) and not (options.jobs.quiet or options.information.print_model):
-        print("loading the model ...", file=CONSOLE)
-    # Imported late: wrong options must not wait for torch
-    from onmt_lite.job import describe_models, run_job
-
+    shows_wait = not (options.jobs.quiet or options.information.print_model)
+    try:
+        if shows_wait and is_typed(options.data.src):
+            print("loading the model ...", file=CONSOLE)
+        # Imported late: wrong options must not wait for torch
+        from onmt_lite.job import describe_models, run_job
+    except Interrupted as stop:
+        stop.kept = "before the first line; nothing was written"
+        raise
     if options.information.print_model:
         print_out(describe_models(options))
     else:

@@ -90,7 +90,7 @@ def what_is_kept(output: str, meter: Meter | None) -> str:
     n_lines = 0 if meter is None else meter.n_lines if replaced else meter.n_written
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
     if not replaced:
-        return f"{done}, written to {name_of(output)}" if n_lines else done
+        return f"{done}, written to {name_of(output)}" if n_lines else f"{done} was written"
     state = "is as it was before" if os.path.exists(output) else "was not written"
     return f"{done}; {name_of(output)} {state}, nothing of this run is kept"
 

@@ -284,3 +284,14 @@ class TestStopped:
         assert bar.startswith("1 lines [")
         assert stopped.startswith("onmt_lite: stopped by SIGINT after 1 line; new was not written")
         assert nothing == ""
+
+    def test_before_the_model_is_looked_at(self, process, terminal, until):
+        """While torch is loaded, which takes seconds."""
+        screen = terminal()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
+        job = process("-model", "no/such", **streams, preexec_fn=screen.controls)
+        until(lambda: job.poll() is not None or "...\r\n" in screen.read())
+        screen.type("\x03")
+        assert job.wait(timeout=200) == 130
+        expected = "onmt_lite: stopped by SIGINT before the first line; nothing was written"
+        assert screen.lines()[1:] == [expected, ""]
