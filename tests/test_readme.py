@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ import yaml
 
 import onmt_lite.notes
 from onmt_lite import OnmtLiteError, Translator
+from onmt_lite.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.calibrate import load_calibrate_options
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
@@ -112,22 +114,26 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     if words[:1] != ["python"]:
         return None
     name, *argv = words[2:] if words[1] == "-m" else words[1:]
+    assert name in PROGRAMS or not name.startswith("onmt_lite"), name
     return (name, argv) if name in PROGRAMS else None
 
 
 # Running what the pages say
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory) -> Path:
+def make_sandbox(here: Path) -> Path:
     """A directory that looks like the repository, with input files; what is written stays here."""
-    here = tmp_path_factory.mktemp("pages")
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name != "README.md":
             (here / path.name).symlink_to(path)
     for name, text in INPUTS.items():
         (here / name).write_text(text, encoding="utf-8")
     return here
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory) -> Path:
+    return make_sandbox(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture
@@ -361,7 +367,14 @@ class TestNames:
         assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
     def test_options_exist(self, path):
-        known = {*OPTIONS, *TRAIN_OPTIONS, *EXPORT_OPTIONS, *FOREIGN, *ELSEWHERE}
+        known = {
+            *OPTIONS,
+            *TRAIN_OPTIONS,
+            *EXPORT_OPTIONS,
+            *CALIBRATE_OPTIONS,
+            *FOREIGN,
+            *ELSEWHERE,
+        }
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
         named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
         assert set(named) - known == set()
@@ -511,17 +524,27 @@ def test_chart_and_table_of_speed_show_what_was_measured():
 
 
 def rewrite() -> None:
+    """Tables, the chart, and what commands are shown to print."""
     for path, name, table in (
         (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
         (ROOT / "README.md", "exactness", exactness_table()),
         (ROOT / "docs" / "speed.md", "measured", table_of(SPEED)),
         (CARD, "examples", card_examples(CARD.read_text(encoding="utf-8"))),
     ):
-        text = path.read_text(encoding="utf-8")
-        before, after = text.split(f"<!-- {name} -->")[0], text.split(f"<!-- /{name} -->")[1]
-        new = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
-        path.write_text(new, encoding="utf-8")
+        start = f"<!-- {name} -->\n"
+        replace(path, start + between(path.read_text(encoding="utf-8"), name), start + table)
     (ROOT / "docs" / "speed.svg").write_text(chart_of(SPEED), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as here:
+        sandbox = make_sandbox(Path(here))
+        for block in (block for block in BLOCKS if block.kind == "console"):
+            printed = [(run_by_shell(c, sandbox), c) for c, _ in transcript(block)]
+            body = "".join(f"$ {command}\n{out}" for out, command in printed)
+            replace(ROOT / block.page, block.body, body)
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 if __name__ == "__main__":
