@@ -11,6 +11,8 @@ Of a reference or prefix:
   tgt-too-long      longer than the model takes; not scored
   prefix-truncated  longer than the model takes; cut
   prefix-over-limit leaves no room for more
+Of the options:
+  min-length-over-limit  the line's own limit of length is below min_length
 Of the output, its best hypothesis:
   unfinished        cut by a limit of length before the end token
   unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
@@ -39,6 +41,7 @@ def notes_of(
     found = {
         "unknown-tokens": example.n_unknown > 0,
         "prefix-over-limit": rules.outgrown(example),
+        "min-length-over-limit": rules.cannot_end(example),
         "unfinished": not best.ended,
         "unsure": unsure,
         "repeats": loops(best.text, example.line.text),

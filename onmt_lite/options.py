@@ -504,16 +504,11 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
     """
     usual = {name: option.default for name, option in OPTIONS.items()}
     usual |= preset_defaults(dict(given))[0]
-    v, origins = resolved.values, resolved.origins
+    v = resolved.values
     reasons = idle(OPTIONS, {**v, "alpha": 1.0} if plain_average(v) else v, usual)
     others = {**search_notes(v), **text_notes(v)}
     reasons |= {name: why for name, why in others.items() if v[name] != usual[name]}
-    notes = [
-        f"{name}: without effect; {why} ({origins[name]})"
-        for name, why in reasons.items()
-        if name in given
-    ]
-    return [*notes, *misread_notes(v, given)]
+    return [*resolved.notes_on(reasons), *misread_notes(v, given)]
 
 
 def misread_notes(v: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

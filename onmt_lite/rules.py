@@ -167,6 +167,11 @@ class SearchRules:
         n = len(example.prefix_ids)
         return n > 0 and not self.preset.prefix_apart and n >= self._max_steps(example)
 
+    def cannot_end(self, example: Example) -> bool:
+        """Whether the line's limit comes before `min_length` lets a translation end."""
+        limits = self.limits(example)
+        return self.search.min_length > 0 and limits.min_end > limits.max_steps
+
     def _src_length(self, example: Example) -> int:
         return len(example.src_ids) if self.preset.limit_counts_end else example.n_src_tokens
 

@@ -248,6 +248,8 @@ class Trainer:
             self.device,
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
+        for note in self.options.notes:
+            LOG.info("NOTE: %s", note)
         if not self.options.data.valid:
             LOG.info("valid is missing: pairs of train are held out, and those that share a side")
         elif n_known := len(set(self.shown) & set(self.pairs)):

@@ -18,6 +18,7 @@ from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.options import OPTIONS, load_options
 from onmt_lite.schema import META_NAMES
 from onmt_lite.schema.conditions import unmet
+from onmt_lite.training.options import load_train_options
 from tests.support import tiny
 
 TOY = str(Path(__file__).resolve().parents[1] / "data" / "toy.json")
@@ -321,6 +322,57 @@ class TestPython:
         with warnings.catch_warnings():
             warnings.simplefilter("error", OptionWarning)
             assert run("-beta 1").count("NOTE") == 1
+
+
+class TestMinLengthOfALine:
+    """max_length_ratio 2 gives a line of one token 7: the end token may be the eighth at most."""
+
+    @pytest.mark.parametrize(
+        ("min_length", "more", "noted"),
+        [
+            (6, {}, False),  # the seventh token may be the end
+            (7, {}, True),
+            (9, {}, True),
+            (9, {"max_length_ratio": 0.0}, False),
+            (9, {"max_length_ratio": 0.0, "max_length": 9}, True),
+            (0, {}, False),
+        ],
+    )
+    def test_a_note_of_the_line(self, min_length, more, noted):
+        toy = Translator.from_pretrained(TOY)
+        (found,) = toy.translate(["katze"], min_length=min_length, **more)
+        assert ("min-length-over-limit" in found.notes) == noted
+        assert not noted or not any(hyp.ended for hyp in found.hyps)
+
+    def test_the_summary_names_the_lines(self, run):
+        assert "min-length-over-limit: 1 of 1 lines (1)" in run("-min_length 9")
+
+
+class TestTraining:
+    def notes_of(self, line):
+        words = f"-train a -output b -train_steps 3 {line}"
+        return load_train_options(shlex.split(words))[0].notes
+
+    @pytest.mark.parametrize(
+        ("line", "name"),
+        [
+            ("-init_from m -d_model 64", "d_model"),
+            ("-init_from m -vocab_size 900", "vocab_size"),
+            ("-augment_quote 0.5", "augment_quote"),
+            ("-augment_conjunction 0.5", "augment_conjunction"),
+            ("-quotes '„…“|\"…\"' -augment_quote 0", "quotes"),
+            ("-conjunctions ', und |, and ' -augment_join 0", "conjunctions"),
+        ],
+    )
+    def test_idle(self, line, name):
+        (note,) = self.notes_of(line)
+        assert note.startswith(f"{name}: without effect; ")
+
+    @pytest.mark.parametrize(
+        "line", ["-init_from m -vocab_size 900 -new_pieces", "-d_model 64 -heads 4", ""]
+    )
+    def test_not_idle(self, line):
+        assert self.notes_of(line) == ()
 
 
 def test_model_notes_of_a_gpu(monkeypatch):

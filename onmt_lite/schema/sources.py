@@ -54,6 +54,15 @@ class Resolved:
         """The values that no default has given."""
         return {n: v for n, v in self.values.items() if not self.origins[n].startswith("default")}
 
+    def notes_on(self, reasons: Mapping[str, str]) -> list[str]:
+        """A note for each given option without effect, from why it has none."""
+        given = self.configuration().given()
+        return [
+            f"{name}: without effect; {why} ({self.origins[name]})"
+            for name, why in reasons.items()
+            if name in given
+        ]
+
     def configuration(self) -> "Resolved":
         """What a YAML file may hold: all but the options of the command line alone."""
         names = [name for name in self.values if name not in META_NAMES]

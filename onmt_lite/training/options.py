@@ -1,7 +1,7 @@
 """Every option of the trainer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.schema import (
@@ -10,6 +10,7 @@ from onmt_lite.schema import (
     Option,
     Program,
     Resolved,
+    idle,
     load,
     opt,
     options_of,
@@ -119,6 +120,7 @@ class DataOptions:
         "Make N pieces, in one sentencepiece model for both sides; without it, as many as suit "
         "the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
+        needs="no -init_from or -new_pieces",
         example="8000",
     )
     all_characters: bool = opt(
@@ -145,21 +147,38 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    d_model: int = opt(192, "Set the width of the model", min=8, example="256")
-    heads: int = opt(
-        4, "Set the number of attention heads, which must divide d_model", min=1, example="8"
+    d_model: int = opt(
+        192, "Set the width of the model", min=8, needs="no -init_from", example="256"
     )
-    d_ff: int = opt(768, "Set the width inside feed-forward layers", min=8, example="1024")
+    heads: int = opt(
+        4,
+        "Set the number of attention heads, which must divide d_model",
+        min=1,
+        needs="no -init_from",
+        example="8",
+    )
+    d_ff: int = opt(
+        768,
+        "Set the width inside feed-forward layers",
+        min=8,
+        needs="no -init_from",
+        example="1024",
+    )
     enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
     dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
         "Normalise before each sublayer, or after it, as Marian does: such a model can be "
         "exported to a Marian directory",
+        needs="no -init_from",
         example="after",
     )
     max_positions: int = opt(
-        512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
+        512,
+        "Leave out pairs with a line of more than N tokens",
+        min=8,
+        needs="no -init_from",
+        example="256",
     )
     dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
 
@@ -342,6 +361,7 @@ class TrainOptions:
     model: ModelOptions
     learning: LearningOptions
     augment: AugmentOptions
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
 
 
 PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
@@ -369,7 +389,10 @@ def as_table(options: TrainOptions) -> dict[str, Any]:
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     """Raises OptionError with all problems."""
     resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
-    return TrainOptions(*map(resolved.build, GROUPS)), resolved
+    usual = {name: option.default for name, option in OPTIONS.items()}
+    notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
+    data, model, learning, augment = map(resolved.build, GROUPS)
+    return TrainOptions(data, model, learning, augment, notes), resolved
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
