@@ -38,7 +38,7 @@ from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.interrupt import Interrupted, noted_signals
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import JobOptions, SpeedOptions
-from onmt_lite.progress import add_log_file, set_up_log
+from onmt_lite.progress import add_log_file, console_width, set_up_log
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import choose
 from onmt_lite.training import samples
@@ -195,6 +195,7 @@ class Trainer:
                 return with_all_characters(pieces) if data.all_characters else pieces
         except OSError as error:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
+        LOG.info("%s pairs read; making pieces of their words", f"{len(self.pairs):,}")
         return train_sentencepiece(self.pairs, data.vocab_size, data.all_characters)
 
     def _model(self, start: Transformer | None) -> Transformer:
@@ -251,7 +252,10 @@ class Trainer:
         for note in self.options.notes:
             LOG.info("NOTE: %s", note)
         if not self.options.data.valid:
-            LOG.info("valid is missing: pairs of train are held out, and those that share a side")
+            LOG.info(
+                "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
+                "a side with one of them are left out"
+            )
         elif n_known := len(set(self.shown) & set(self.pairs)):
             LOG.info(
                 "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
@@ -340,7 +344,9 @@ class Trainer:
         last_valid = clock = time.monotonic()
         form = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
         bars = CONSOLE.isatty()
-        with tqdm(total=100, bar_format=form, file=CONSOLE, disable=not bars) as bar:
+        with tqdm(
+            total=100, bar_format=form, file=CONSOLE, disable=not bars, ncols=console_width()
+        ) as bar:
             for batch in self.batches():
                 share, seconds = self.progress(), self.seconds
                 loss = self.step(batch)
@@ -355,7 +361,7 @@ class Trainer:
                     last_valid = clock = time.monotonic()
                 elif int(ROWS * self.progress()) > int(ROWS * share):
                     self.journal.add(self.row())
-                if over:
+                if over or self.stopping:  # a signal may have come while it validated
                     break
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
                     percent = 100 * self.progress()

@@ -390,11 +390,26 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
     ]
     assert logs[0] == logs[1]
     told = [line.split("] ", 1)[1] for line in logs[0].split("\n")[:-1]]
-    assert told == capfd.readouterr().err.split("\n")[:-1]
+    said = capfd.readouterr().err.split("\n")[:-1]
+    assert said == ["300 pairs read; making pieces of their words", *told]
     assert told[-1] == f"translate with it: python translate.py -model {folder} -src FILE"
     assert f"model: {folder}" in told[-2]
     for name in ("train.log", "train.csv", "train.svg"):
         assert name in told[-2] and (folder / name).exists()
+
+
+def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
+    def translate():
+        return module.command_line("onmt_translate", "onmt_lite", "-model", "my runs/1")
+
+    monkeypatch.setattr(module.sys, "argv", ["/work/onmt_lite/train.py"])
+    assert translate() == "python translate.py -model 'my runs/1'"
+    monkeypatch.chdir(tmp_path)  # no checkout
+    assert translate() == "python -m onmt_lite -model 'my runs/1'"
+    monkeypatch.setattr(module.sys, "argv", ["/venv/bin/onmt_train"])
+    assert translate() == "onmt_translate -model 'my runs/1'"
+    again = module.command_line("onmt_train", "onmt_lite.train", "-resume")
+    assert again == "onmt_train -resume"
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
@@ -402,6 +417,20 @@ def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
     train(options())
     told = re.findall(r"^ *(\d+) %  .* step (\d+) .*loss", capfd.readouterr().err, re.M)
     assert told == [(f"{100 * n / 8:.0f}", str(n)) for n in range(1, 8)]
+
+
+def test_a_signal_during_a_validation_ends_the_run_with_it(options):
+    trainer = Trainer(options("-valid_minutes", "1e-9"))
+    report, told = trainer.report, []
+
+    def interrupted():
+        report()
+        told.append(trainer.n_steps)
+        trainer.stopping = trainer.n_steps == 2
+
+    trainer.report = interrupted
+    trainer.run()
+    assert told == [1, 2] == [row.step for row in trainer.journal.rows]
 
 
 def test_validations_are_a_tenth_of_the_run_apart(options):
