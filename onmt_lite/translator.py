@@ -336,11 +336,10 @@ class Translator:
             words = ids[:-1] if hyp.ended else ids
             tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
             if self.options.text.replace_unk and self.checkpoint.tgt_vocab.unk_id in words:
-                tokens = self._without_unk(words, tokens, beam.alignment(hyp), example)
-            text, case = (
-                self.tokenizer.decode(tokens),
-                str.upper if CAPITALS in example.notes else str,
-            )
+                sources = self._sources(beam.alignment(hyp), len(tokens))
+                tokens = self._without_unk(words, tokens, sources, example)
+            text = self.tokenizer.decode(tokens)
+            case = str.upper if CAPITALS in example.notes else str
             if example.reading:
                 sources = self._sources(beam.alignment(hyp), len(tokens))
                 aligned = Aligned(example.src_tokens, tokens, sources)
@@ -363,11 +362,11 @@ class Translator:
         return [place - n_before for place in own]
 
     def _without_unk(
-        self, ids: list[int], tokens: list[str], places: list[int], example: Example
+        self, ids: list[int], tokens: list[str], sources: list[int], example: Example
     ) -> list[str]:
         """In the place of each unknown token, what the source has where it was attended to."""
-        unk_id, n_before = self.checkpoint.tgt_vocab.unk_id, len(self.checkpoint.src_start)
-        found = (example.src_tokens[place - n_before] for place in places)
+        unk_id = self.checkpoint.tgt_vocab.unk_id
+        found = (example.src_tokens[source] for source in sources)
         own = [self.phrases.get(source, source) for source in found]
         return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]
 

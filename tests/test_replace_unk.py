@@ -78,6 +78,17 @@ def test_what_stands_around_a_line_is_no_word_of_it():
     assert found.hyps[0].text == "y"
 
 
+def test_attention_that_tells_of_the_token_before():
+    """What a token renders is then told when the next one is made."""
+    rows = {"*0": [-9.0, 9.0, -9.0], "*1": [9.0, -9.0, -9.0]}
+    attention = {"*0": [0.2, 0.7, 0.1], "*1": [0.1, 0.2, 0.7]}  # of the first token, of its end
+    source = make_source(rows, [9.0, -9.0, -9.0], attention, length=3)
+    translator = make_translator(source, replace_unk=True)
+    assert translator.translate(["w x y"])[0].text == "x"
+    translator.model.aligns_late = True
+    assert translator.translate(["w x y"])[0].text == "y"
+
+
 def test_phrases():
     source = always_unknown([0.2, 0.5, 0.3])
     phrases = {"haus": "house"}
