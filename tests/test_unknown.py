@@ -86,6 +86,8 @@ def test_lines_that_a_model_can_read_are_left_alone(line):
 @pytest.mark.parametrize(
     "line, passes",
     [
+        ("", False),
+        (" \t\u3000", False),
         ("🙂", True),
         ("Привет, мир! 123", True),
         ("你好世界。", True),
@@ -292,3 +294,10 @@ def test_the_shipped_model():
     for translation, expected in zip(found, SHIPPED.values()):
         assert all(translation.text.count(item) == 1 for item in expected.split(" "))
         assert "sex" not in translation.text  # what the model makes of an unknown token
+
+
+@pytest.mark.parametrize("rule", ["copy", "drop", "model"])
+def test_a_blank_line_is_empty(rule):
+    translator = Translator.from_pretrained(device="cpu", unknown=rule)
+    for found in translator.translate(["", "  ", "\t", "\u200b"]):
+        assert (found.text, found.notes) == ("", ("empty",))

@@ -160,6 +160,8 @@ class Reader:
         has_words = any(map(str.isalnum, line))
         if has_words and all(map(self.knows, set(line))) and not HINT.search(line):
             return None
+        if not has_words and not self.encode(line):  # blank
+            return None
         line = self._plain(line)
         spans = [span for span in self._spans(line) if span.start >= self._n_of_language(line)]
         parts, items = _taken_out(line, spans, self.unknown)
