@@ -511,6 +511,15 @@ def test_the_design_names_every_part_of_the_code():
     assert sorted(named) == sorted(set(parts) - {"__init__.py", "__pycache__"})
 
 
+def test_the_design_says_how_much_code_there_is():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    stated = int(re.search(r"About ([\d,]+) lines of Python", page)[1].replace(",", ""))
+    for folder in ("onmt_lite", "tests"):
+        paths = (ROOT / folder).rglob("*.py")
+        n_lines = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+        assert n_lines == pytest.approx(stated, rel=0.1), folder
+
+
 SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
 
 
