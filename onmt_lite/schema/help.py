@@ -35,7 +35,8 @@ def help_text(options: Options, usage: str, columns: int = 80) -> str:
     width = _width(columns)
     listings = [_listing(title, group, width) for title, group in by_group(options).items()]
     end = "-help NAME ... describes options and groups, with examples: -help beam_size sampling"
-    return "\n\n".join([usage, *listings, "\n".join(_wrap(end, width))])
+    paragraphs = ["\n".join(_wrap(text, width)) for text in (*usage.split("\n\n"), end)]
+    return "\n\n".join([*paragraphs[:-1], *listings, paragraphs[-1]])
 
 
 def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
