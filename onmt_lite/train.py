@@ -59,7 +59,7 @@ from onmt_lite.training.data import (
     with_all_characters,
 )
 from onmt_lite.training.epochs import Epochs, one_ahead
-from onmt_lite.training.growth import init_weights, with_layers, with_pieces
+from onmt_lite.training.growth import init_weights, rounding, with_layers, with_pieces
 from onmt_lite.training.journal import PLOT, TABLE, Journal, Row
 from onmt_lite.training.loss import smoothed_nll
 from onmt_lite.training.muon import Muon
@@ -145,7 +145,7 @@ class Trainer:
         state = self._read_state() if learning.resume else None
         self.pieces = self._pieces()
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
-        self.model = self._model(start).to(self.device)
+        self.model = rounding(self._model(start)).to(self.device)
         # Of a resumed run too, this is what it started from
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}

@@ -56,10 +56,7 @@ class Embedding(nn.Module):
         if self.position is not None:
             first = start + self.offset
             x = x + self.position[first : first + ids.size(1)]
-        x = self.dropout(self.norm(x))
-        kind = x.device.type
-        # Else the sums of all sublayers stay float32, and each product copies its input
-        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+        return self.dropout(self.norm(x))
 
 
 class Transformer(nn.Module):

@@ -84,3 +84,17 @@ def spell(piece: str, sp: spm.SentencePieceProcessor) -> list[int]:
     if parts and not piece.startswith("▁"):  # encoding takes any text for the start of a word
         parts[0] = parts[0].removeprefix("▁")
     return [i for i in map(sp.piece_to_id, parts) if i != unk] or [unk]
+
+
+def rounding(model: Transformer) -> Transformer:
+    """The model, its embeddings in the type of the products that follow under autocast: otherwise
+    the sums of all sublayers stay float32, and each product copies its input."""
+
+    def rounded(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:
+        kind = embedded.device.type
+        low = torch.is_autocast_enabled(kind)
+        return embedded.to(torch.get_autocast_dtype(kind)) if low else embedded
+
+    for embedding in {model.src_embedding, model.tgt_embedding}:
+        embedding.register_forward_hook(rounded)
+    return model
