@@ -24,12 +24,13 @@ from onmt_lite.train import Trainer, build_optimizers, train
 from onmt_lite.training import data, slots
 from onmt_lite.training.augment import Augment, drop_final, rename, renumber
 from onmt_lite.training.epochs import one_ahead
-from onmt_lite.training.growth import spell, with_pieces
+from onmt_lite.training.growth import rounding, spell, with_pieces
 from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
 from onmt_lite.training.options import AugmentOptions, load_train_options
 from onmt_lite.training.words import Truecase, names_of, with_rare_words
+from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
 from tests.support.files import DATA
 
@@ -680,3 +681,12 @@ def test_bad_corpora_are_refused_in_one_line(tmp_path, content, error):
     path.write_bytes(content)
     with pytest.raises(OnmtLiteError, match=error):
         data.read_pairs(path)
+
+
+def test_embeddings_are_rounded_under_autocast_alone():
+    model, ids = rounding(tiny.make_model()), torch.tensor([[5, 6, 7]])
+    exact = model.src_embedding(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model.src_embedding(ids)
+    assert (exact.dtype, rounded.dtype) == (torch.float32, torch.bfloat16)
+    assert rounded.equal(exact.bfloat16())
