@@ -98,9 +98,9 @@ BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a vali
 
 
 def build_optimizers(
-    model: Transformer, matrix_lr: float, vector_lr: float
+    model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, Adam for embeddings, norms and biases."""
+    """Muon, with products in `dtype`, for the hidden matrices, Adam for embeddings, norms, biases."""
     stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():
@@ -108,7 +108,8 @@ def build_optimizers(
             matrices.append((p, stacked.get(name.rsplit("_attn.", 1)[-1], 1)))
         else:
             others.append(p)
-    return [Muon(matrices, matrix_lr), torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))]
+    adam = torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))
+    return [Muon(matrices, matrix_lr, dtype=dtype), adam]
 
 
 class Trainer:
@@ -149,7 +150,9 @@ class Trainer:
         # Of a resumed run too, this is what it started from
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}
-        self.optimizers = build_optimizers(self.model, learning.matrix_lr, learning.vector_lr)
+        rates = learning.matrix_lr, learning.vector_lr
+        dtype = torch.bfloat16 if learning.precision == "bf16" else torch.float32
+        self.optimizers = build_optimizers(self.model, *rates, dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.epochs = Epochs(
             corpora,

@@ -344,6 +344,20 @@ def test_muon_treats_stacked_matrices_one_by_one():
     torch.testing.assert_close(stacked.detach(), torch.cat([p.detach() for p in apart]))
 
 
+def test_muon_in_bfloat16_moves_alike(corpus, tmp_path):
+    updates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        p = torch.nn.Parameter(torch.zeros(24, 16))
+        p.grad = torch.randn(24, 16, generator=torch.Generator().manual_seed(2))
+        Muon([(p, 1)], lr=1.0, dtype=dtype).step()
+        updates.append(p.detach())
+    assert not torch.equal(*updates)
+    assert (updates[1] - updates[0]).norm() < 0.05 * updates[0].norm()
+    low = Trainer(options(corpus, tmp_path / "low", "-precision", "bf16"))
+    assert low.optimizers[0].dtype == torch.bfloat16
+    assert Trainer(options(corpus, tmp_path / "full")).optimizers[0].dtype == torch.float32
+
+
 def test_every_parameter_has_one_optimizer():
     model = Transformer(TransformerConfig(20, 20, 8, 2, 16, 1, 1))
     optimizers = build_optimizers(model, 0.1, 0.1)

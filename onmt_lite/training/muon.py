@@ -11,7 +11,9 @@ of its time (torch 2.13):
     AVX2                     5,364    219
 
 Theirs saves 16 % of a whole training step where the processor has AMX, and costs five seconds more
-a step where it has AVX2 alone.
+a step where it has AVX2 alone.  So the batched product takes bfloat16 only with `-precision bf16`:
+with AMX, 57 matrices of 192 x 192 then take 39 instead of 153 milliseconds, 15 of 768 x 192 48
+instead of 113.
 """
 
 from collections import defaultdict
@@ -35,9 +37,17 @@ def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2-D weights only.  `splits` gives the number of stacked matrices in a weight (qkv: 3)."""
+    """For 2-D weights only.  `params` gives with each weight the number of matrices that are stacked
+    in it (qkv: 3); `dtype` is that of the products."""
 
-    def __init__(self, params: list[tuple[nn.Parameter, int]], lr: float, momentum: float = 0.95):
+    def __init__(
+        self,
+        params: list[tuple[nn.Parameter, int]],
+        lr: float,
+        momentum: float = 0.95,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.dtype = dtype
         groups = [{"params": [p], "split": n} for p, n in params]
         super().__init__(groups, {"lr": lr, "momentum": momentum, "split": 1})
 
@@ -56,6 +66,6 @@ class Muon(torch.optim.Optimizer):
                 for part, update in zip(p.chunk(group["split"]), g.chunk(group["split"])):
                     by_shape[tuple(part.shape)].append((part, group, update))
         for (rows, cols), items in by_shape.items():
-            updates = orthogonalize(torch.stack([update for _, _, update in items]))
+            updates = orthogonalize(torch.stack([u for _, _, u in items]).to(self.dtype)).float()
             for (part, group, _), update in zip(items, updates):
                 part.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)
