@@ -100,7 +100,7 @@ BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a vali
 def build_optimizers(
     model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Muon, with products in `dtype`, for the hidden matrices, Adam for embeddings, norms, biases."""
+    """Muon, with products in `dtype`, for hidden matrices; Adam for embeddings, norms, biases."""
     stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():

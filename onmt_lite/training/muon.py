@@ -37,8 +37,8 @@ def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2-D weights only.  `params` gives with each weight the number of matrices that are stacked
-    in it (qkv: 3); `dtype` is that of the products."""
+    """For 2-D weights only.  `params` gives with each weight the number of matrices stacked in it
+    (qkv: 3); `dtype` is that of the products."""
 
     def __init__(
         self,
