@@ -98,9 +98,9 @@ BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a vali
 
 
 def build_optimizers(
-    model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
+    model: Transformer, matrix_lr: float, vector_lr: float, precision: str = "fp32"
 ) -> list[torch.optim.Optimizer]:
-    """Muon, with products in `dtype`, for hidden matrices; Adam for embeddings, norms, biases."""
+    """Muon, with products in `precision`, for hidden matrices; Adam for embeddings and the rest."""
     stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():
@@ -109,6 +109,7 @@ def build_optimizers(
         else:
             others.append(p)
     adam = torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return [Muon(matrices, matrix_lr, dtype=dtype), adam]
 
 
@@ -151,8 +152,7 @@ class Trainer:
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}
         rates = learning.matrix_lr, learning.vector_lr
-        dtype = torch.bfloat16 if learning.precision == "bf16" else torch.float32
-        self.optimizers = build_optimizers(self.model, *rates, dtype)
+        self.optimizers = build_optimizers(self.model, *rates, learning.precision)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.epochs = Epochs(
             corpora,
