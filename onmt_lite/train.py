@@ -98,9 +98,9 @@ BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a vali
 
 
 def build_optimizers(
-    model: Transformer, matrix_lr: float, vector_lr: float, precision: str = "fp32"
+    model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Muon, with products in `precision`, for hidden matrices; Adam for embeddings and the rest."""
+    """Muon, with products in `dtype`, for hidden matrices; Adam for embeddings and the rest."""
     stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():
@@ -109,7 +109,6 @@ def build_optimizers(
         else:
             others.append(p)
     adam = torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return [Muon(matrices, matrix_lr, dtype=dtype), adam]
 
 
@@ -152,7 +151,7 @@ class Trainer:
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}
         rates = learning.matrix_lr, learning.vector_lr
-        self.optimizers = build_optimizers(self.model, *rates, learning.precision)
+        self.optimizers = build_optimizers(self.model, *rates, self.dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.epochs = Epochs(
             corpora,
@@ -168,9 +167,8 @@ class Trainer:
             learning.seed,
         )
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
-        self.seconds, self.best = 0.0, math.inf
-        self.total_loss, self.last_row = 0.0, (0, 0.0, 0.0)
-        self.stopping = 0  # the signal that asks for it
+        self.seconds, self.best, self.total_loss = 0.0, math.inf, 0.0
+        self.last_row, self.stopping = (0, 0.0, 0.0), 0  # the signal that asks for a stop
         self.valid = [self._held_out(pairs) for pairs in held_out]
         if state is not None:
             self.load_state(state)
