@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.environment import check_environment
+from onmt_lite.environment import prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a translation with these words, those of the command line by default."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are loaded
-    check_environment()
+    prepare_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.cli import run_program
     from onmt_lite.options import PROGRAM, load_options
@@ -48,7 +48,7 @@ def translate(options: TranslateOptions) -> None:
 
 def train() -> int:
     """`onmt_train`"""
-    check_environment()
+    prepare_environment()
     from onmt_lite.train import main
 
     return main()
@@ -56,7 +56,7 @@ def train() -> int:
 
 def export() -> int:
     """`onmt_export`"""
-    check_environment()
+    prepare_environment()
     from onmt_lite.export import main
 
     return main()

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from onmt_lite.environment import check_environment
+from onmt_lite.environment import prepare_environment
 
 if __name__ == "__main__":
-    check_environment()
+    prepare_environment()
 
 from onmt_lite.cli import print_out, run_program
 from onmt_lite.errors import OptionError

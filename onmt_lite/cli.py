@@ -6,7 +6,6 @@ import platform
 import shutil
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -43,8 +42,6 @@ def run_program(
     128+N stopped by signal N.
     """
     argv = sys.argv[1:] if argv is None else argv
-    # torch works without numpy and says at length that it is missing
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         stop_on_signals()
         if told := tell(argv, program):

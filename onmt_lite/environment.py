@@ -1,4 +1,4 @@
-"""The Python and the packages that every program needs, checked before the first import fails.
+"""What every program needs before it imports torch: the packages, and settings that torch reads.
 
 This file, `__init__.py` and the programs can be read by Python 3.8 too.
 """
@@ -8,18 +8,25 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import warnings
 from importlib.util import find_spec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 
 
-def check_environment() -> None:
+def prepare_environment() -> None:
     """End the program with one line on stderr and exit code 2 where something is missing."""
     problem = _problem()
     if problem:
         print(f"onmt_lite: error: {problem}", file=sys.stderr)
         raise SystemExit(2)
+    # torch works without numpy and says at length that it is missing
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    # A thread that waits for work spins, by default so long that two programs on the same cores
+    # hold each other up; the short spin costs nothing where a program is alone
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _problem() -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.environment import check_environment
+from onmt_lite.environment import prepare_environment
 
 if __name__ == "__main__":
-    check_environment()
+    prepare_environment()
 
 from onmt_lite.cli import run_program
 from onmt_lite.errors import FileError, OptionError

@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from onmt_lite.environment import check_environment
+from onmt_lite.environment import prepare_environment
 
 if __name__ == "__main__":
-    check_environment()
+    prepare_environment()
 
 import sentencepiece as spm
 import torch

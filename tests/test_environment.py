@@ -82,3 +82,22 @@ def test_an_old_python_is_told(checkout):
 @pytest.mark.parametrize("name", ANY_PYTHON)
 def test_an_old_python_can_read_as_far_as_that(name):
     ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, "None"),
+    ],
+    ids=str,
+)
+def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
+    """libgomp reads it when torch is imported."""
+    env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import os; from onmt_lite.environment import prepare_environment as prepare; prepare();"
+    code += "print(os.environ.get('GOMP_SPINCOUNT'))"
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=ROOT, env=env | given, capture_output=True, check=True)
+    assert done.stdout.decode("utf-8").strip() == expected
