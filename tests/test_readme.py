@@ -523,6 +523,17 @@ def test_the_design_says_how_much_code_there_is():
 SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
 
 
+def test_the_front_page_says_how_many_translations_were_the_same():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    names = [
+        f"{name} {SPEED['systems'][name]['version']}" for name in ("transformers", "CTranslate2")
+    ]
+    n_lines = f"{SPEED['lines']:,}"
+    assert f"The same weights in {' and '.join(names)} gave the same {n_lines} translations" in page
+    for name in ("transformers", "CTranslate2"):
+        assert set(SPEED["systems"][name]["same"].values()) == {SPEED["lines"]}
+
+
 def test_chart_and_table_of_speed_show_what_was_measured():
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert between(page, "measured") == table_of(SPEED), REWRITE

@@ -5,8 +5,8 @@
 
 Each system that is installed translates the same lines with the weights of the shipped model: from
 text to text, in batches of the size that suits it.  The systems take turns, round after round; the
-chart shows the median.  What is counted is the processor's time, all threads together, so that other
-work on the machine matters little: with one thread, the time of a quiet machine.
+chart shows the median.  The processor's time counts, all threads together, so that other work on
+the machine matters little: with one thread, the time of a quiet machine.
 """
 
 import argparse
