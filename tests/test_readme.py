@@ -500,6 +500,7 @@ def test_the_front_page_has_the_scores_of_the_card():
     bleu, chrf = re.search(r"\| beam 5 \(default\) \| ([\d.]+) \| ([\d.]+) \|", card).groups()
     assert f"{bleu} BLEU" in page and f"{chrf} chrF" in page
     assert f"| {bleu}, {chrf} with beam 5" in card
+    assert f"{bleu} BLEU" in (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def test_the_design_names_every_part_of_the_code():
