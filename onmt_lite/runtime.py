@@ -1,14 +1,21 @@
-"""The machine: device, number type, threads."""
+"""The machine: device, number type, threads, memory."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.options import SpeedOptions
+from onmt_lite.records import Example
+
+R = TypeVar("R")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of errors that are a plain RuntimeError: how their texts tell that memory is out
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
 
 
 def choose_device(options: SpeedOptions) -> torch.device:
@@ -56,3 +63,48 @@ def cpu_threads(n: int | None) -> Iterator[None]:
     finally:
         if n is not None:
             torch.set_num_threads(before)
+
+
+class Room:
+    """What fits into memory: a batch as large as one that did not fit is not tried again."""
+
+    def __init__(self, remedy: str):
+        """`remedy`: what to do about one example that does not fit."""
+        self.remedy = remedy
+        self.most: float = math.inf  # size of the largest batch that is tried
+
+    def run(
+        self,
+        group: list[Example],
+        size: Callable[[list[Example]], int],
+        work: Callable[[list[Example]], list[R]],
+    ) -> list[R]:
+        """What `work` returns for the examples of `group`, in order.
+
+        A group that is too large goes through `work` in halves; `size` is a number that the
+        memory for a group grows with.  MemoryExhausted where one example alone does not fit.
+        """
+        half = (len(group) + 1) // 2
+        if len(group) == 1 or size(group) <= self.most:
+            try:
+                return work(group)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(group) == 1:
+                    line = group[0].line.id + 1
+                    raise MemoryExhausted(
+                        f"out of memory at line {line} alone; {self.remedy}"
+                    ) from None
+            # Here, since within `except` the error keeps alive what the failed batch had
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            self.most = size(group[:half])
+        return [*self.run(group[:half], size, work), *self.run(group[half:], size, work)]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short, of the CPU or of a GPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)

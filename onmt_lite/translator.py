@@ -12,18 +12,26 @@ import torch
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import read_phrases
-from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
+from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.examples import CAPITALS, ExampleMaker
 from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import choose, cpu_threads
+from onmt_lite.runtime import Room, choose, cpu_threads
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.shipped import DEFAULT_MODEL
-from onmt_lite.text.batching import Pair, growing_windows, make_batches, pad_batch, pair_up
+from onmt_lite.text.batching import (
+    Pair,
+    growing_windows,
+    longer_side,
+    make_batches,
+    pad_batch,
+    pair_up,
+    source_length,
+)
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text.restoring import Aligned, put_back
 from onmt_lite.text_options import TextOptions
@@ -44,6 +52,7 @@ FIXED = (
 BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
 GOLD_BATCH_TOKENS = 1024
+LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
 
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
@@ -80,6 +89,8 @@ class Translator:
                 "python -m onmt_lite.calibrate teaches one of our format to"
             )
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        self.room = Room("lower beam_size or max_length")
+        self.gold_room = Room("shorten its target")
         self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
@@ -285,28 +296,19 @@ class Translator:
         """Source tokens per batch, from what one of them costs while decoding: a row's share of
         logits and their copies, and the keys and values of its output, twice as long at most."""
         kind = self.device.type
-        models = getattr(self.model, "members", [self.model])
+        models = self._members()
         cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
         cache = sum(2 * 2 * 2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
         per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
         return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
 
     def _decode(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
-        """Best hypotheses of each example; a batch that does not fit into memory is halved."""
-        try:
-            return self._decode_batch(group, rules)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            if len(group) == 1:
-                raise MemoryExhausted(
-                    f"out of memory at line {group[0].line.id + 1} alone; "
-                    "lower beam_size or max_length"
-                ) from None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        half = len(group) // 2
-        return self._decode(group[:half], rules) + self._decode(group[half:], rules)
+        """Best hypotheses of each example, in as many batches as memory asks for."""
+
+        def size(part: list[Example]) -> int:
+            return len(part) * max(map(source_length, part)) * rules.beam_size
+
+        return self.room.run(group, size, lambda part: self._decode_batch(part, rules))
 
     def _decode_batch(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
         beams = [Beam(rules.beam, rules.limits(e)) for e in group]
@@ -372,24 +374,37 @@ class Translator:
 
     def _gold(self, examples: list[Example]) -> list[float | None]:
         """Log-probability of each example's reference; None where either side is missing."""
-        checkpoint, place = self.checkpoint, {id(e): i for i, e in enumerate(examples)}
+        place = {id(e): i for i, e in enumerate(examples)}
         gold: list[float | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
-        for group in make_batches(scorable, GOLD_BATCH_TOKENS, "tokens"):
-            batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
-            scores = score_targets(
-                self.model,
-                batch.src,
-                batch.src_lengths,
-                [e.tgt_ids or [] for e in group],
-                checkpoint.start_id,
-                checkpoint.eos_id,
-                checkpoint.sums_to_one,
-                batch.copy_ids,
-            )
-            for example, score in zip(group, scores):
+        logit_bytes = LOGIT_BYTES * self.model.vocab_size * len(self._members())
+        tokens = min(GOLD_BATCH_TOKENS, BATCH_BYTES[self.device.type] // logit_bytes)
+
+        def size(part: list[Example]) -> int:
+            return len(part) * max(map(longer_side, part))
+
+        for group in make_batches(scorable, tokens, "tokens", longer_side):
+            for example, score in zip(group, self.gold_room.run(group, size, self._score_batch)):
                 gold[place[id(example)]] = score
         return gold
+
+    def _score_batch(self, group: list[Example]) -> list[float]:
+        checkpoint = self.checkpoint
+        batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
+        return score_targets(
+            self.model,
+            batch.src,
+            batch.src_lengths,
+            [e.tgt_ids or [] for e in group],
+            checkpoint.start_id,
+            checkpoint.eos_id,
+            checkpoint.sums_to_one,
+            batch.copy_ids,
+        )
+
+    def _members(self) -> list[Any]:
+        """The models of an ensemble, or the model alone."""
+        return list(getattr(self.model, "members", [self.model]))
 
 
 def totals(progress: Progress | None) -> Progress:
@@ -414,9 +429,3 @@ def _phrases(options: TranslateOptions) -> dict[str, str]:
 def model_paths(options: TranslateOptions) -> list[Path]:
     """The models that the options name, or the shipped one."""
     return list(map(Path, options.model.model)) or [DEFAULT_MODEL]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """On a CPU, running out of memory is a plain RuntimeError known by its text."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or "can't allocate memory" in str(error)

@@ -324,6 +324,11 @@ class TestMemory:
         monkeypatch.setattr(translator_module, "decode", small)
         return sizes
 
+    @pytest.fixture
+    def translator(self, translator):
+        """One of our own: a Translator remembers what did not fit."""
+        return Translator(translator.checkpoint, translator.options)
+
     def test_a_batch_that_does_not_fit_is_split(self, translator, too_large):
         found = translator.translate(LINES, n_best=2, batch_type="sents", batch_size=64)
         assert max(too_large) == len(LINES) - 2

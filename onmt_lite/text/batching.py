@@ -1,6 +1,6 @@
 """Lines to windows, examples to padded batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
 import torch
@@ -38,18 +38,32 @@ def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
         yield window
 
 
-def make_batches(examples: list[Example], batch_size: int, batch_type: str) -> list[list[Example]]:
+def source_length(example: Example) -> int:
+    return len(example.src_ids)
+
+
+def longer_side(example: Example) -> int:
+    """Tokens of the longer side of an example with a reference, whose end token counts."""
+    return max(len(example.src_ids), len(example.tgt_ids or []) + 1)
+
+
+def make_batches(
+    examples: list[Example],
+    batch_size: int,
+    batch_type: str,
+    length: Callable[[Example], int] = source_length,
+) -> list[list[Example]]:
     """Group examples of like length, longest first, so that little is padded and what does
     not fit into memory fails at once.  A batch holds at most `batch_size` sentences or padded
-    source tokens, and at least one sentence."""
+    tokens, and at least one sentence."""
     batches: list[list[Example]] = []
     width = 0
-    for example in sorted(examples, key=lambda e: -len(e.src_ids)):
+    for example in sorted(examples, key=lambda e: -length(e)):
         n = len(batches[-1]) + 1 if batches else 1
         size = n if batch_type == "sents" else n * width
         if not batches or size > batch_size:
             batches.append([])
-            width = len(example.src_ids)
+            width = length(example)
         batches[-1].append(example)
     return batches
 

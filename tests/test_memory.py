@@ -1,0 +1,159 @@
+"""Batches that do not fit into memory: no line is lost, and nothing that failed is tried again."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite import translator as translator_module
+from onmt_lite.errors import MemoryExhausted
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Example, Line
+from onmt_lite.runtime import Room
+from onmt_lite.text.batching import longer_side
+from tests.support import tiny
+
+LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
+MESSAGES = [
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 400000000 bytes. Error code 12 (Cannot allocate memory)",
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "std::bad_alloc",
+]
+
+
+@pytest.fixture
+def fresh(translator):
+    """A Translator that has not run out of memory yet."""
+    return Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
+
+
+def examples_of(lengths):
+    return [Example(Line(i, ""), [7] * n, n) for i, n in enumerate(lengths)]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=40), min_size=1, max_size=8),
+    st.integers(1, 12),
+    st.integers(20, 200),
+)
+def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens):
+    """Memory has room for so many rows, and for so many tokens of padded batches."""
+    room, failed, done = Room(""), [], []
+
+    def size(group):
+        return len(group) * max(e.n_src_tokens for e in group)
+
+    def work(group):
+        if len(group) > max_rows or size(group) > max_tokens:
+            failed.append(size(group))
+            raise MemoryError
+        done.append(size(group))
+        return [e.line.id for e in group]
+
+    for lengths in batches:
+        examples = sorted(examples_of(lengths), key=lambda e: -e.n_src_tokens)
+        assert room.run(examples, size, work) == [e.line.id for e in examples]
+    # Each failure leaves two thirds of what was tried, at most
+    assert all(b <= a * 2 / 3 + 1 for a, b in zip(failed, failed[1:]))
+    assert len(failed) <= 1 + math.log(800, 1.5)
+
+
+class Small:
+    """A function that has room for `limit` sentences; `sizes` are those that it was asked for."""
+
+    def __init__(self, function, count, limit, error):
+        self.function, self.count, self.limit, self.error = function, count, limit, error
+        self.sizes = []
+
+    def __call__(self, *args):
+        n = self.count(*args)
+        self.sizes.append(n)
+        if n > self.limit:
+            raise self.error
+        return self.function(*args)
+
+
+def n_sentences(model, src, *args):
+    return src.size(0)
+
+
+def small(monkeypatch, name, limit=2, error=None):
+    error = error or torch.OutOfMemoryError("CUDA out of memory")
+    function = Small(getattr(translator_module, name), n_sentences, limit, error)
+    monkeypatch.setattr(translator_module, name, function)
+    return function
+
+
+@pytest.mark.parametrize("error", [MemoryError(), *map(RuntimeError, MESSAGES)], ids=range(5))
+def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeypatch, error):
+    expected = translator.translate(LINES, beam_size=2, n_best=2)
+    tried = small(monkeypatch, "decode", error=error)
+    options = dict(beam_size=2, n_best=2, batch_type="sents", batch_size=8)
+    found = fresh.translate(LINES, **options)
+    assert [t.src for t in found] == LINES
+    assert [[h.text for h in t.hyps] for t in found] == [[h.text for h in t.hyps] for t in expected]
+    n_failed = sum(n > 2 for n in tried.sizes)
+    assert tried.sizes[0] == 8 and 2 <= n_failed <= 4  # 8, 4 and narrower ones that were too many
+    assert fresh.translate(LINES, **options) == found
+    assert sum(n > 2 for n in tried.sizes) == n_failed
+    assert sum(n for n in tried.sizes if n <= 2) == 2 * len(LINES)
+
+
+def test_a_smaller_beam_has_room_for_more_lines(fresh, monkeypatch):
+    tried = small(monkeypatch, "decode", limit=4)
+    options = dict(batch_type="sents", batch_size=8)
+    fresh.translate(["a"] * 8, beam_size=4, **options)
+    assert tried.sizes == [8, 4, 4]
+    tried.limit = 100
+    fresh.translate(["a"] * 8, beam_size=2, **options)
+    assert tried.sizes == [8, 4, 4, 8]
+
+
+def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
+    """Short sources with long targets, and the other way round."""
+    widths, score = [], translator_module.score_targets
+
+    def note(model, src, src_lengths, targets, *args):
+        widths.append(src.size(0) * max(src.size(1), *(len(t) + 1 for t in targets)))
+        return score(model, src, src_lengths, targets, *args)
+
+    monkeypatch.setattr(translator_module, "score_targets", note)
+    monkeypatch.setattr(translator_module, "GOLD_BATCH_TOKENS", 80)
+    pairs = [("a", "red " * n) for n in (1, 14, 2, 9)] * 5 + [("der see " * 6, "a")] * 5
+    sources, targets = zip(*pairs)
+    found = fresh.score(sources, targets)
+    assert len(widths) > 5 and max(widths) <= 80
+    alone = [fresh.score([source], [target])[0] for source, target in pairs]
+    assert found == pytest.approx(alone, abs=1e-3)
+    assert None not in found
+
+
+def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
+    """40 tokens of the vocabulary, 20 bytes for each: 8,000 bytes are ten tokens' logits."""
+    tried = small(monkeypatch, "score_targets", limit=100)
+    monkeypatch.setitem(translator_module.BATCH_BYTES, "cpu", 8000)
+    fresh.score(["a"] * 6, ["red"] * 6)
+    length = longer_side(fresh.examples.make(Line(0, "a"), Line(0, "red")))
+    assert 2 <= length <= 5
+    assert tried.sizes[0] == 10 // length
+
+
+def test_scores_that_do_not_fit_are_not_tried_again(fresh, translator, monkeypatch):
+    expected = translator.score(LINES, LINES)
+    tried = small(monkeypatch, "score_targets")
+    assert fresh.score(LINES, LINES) == pytest.approx(expected, abs=1e-4)
+    n_failed = sum(n > 2 for n in tried.sizes)
+    assert 2 <= n_failed <= 10
+    fresh.score(LINES, LINES)
+    assert sum(n > 2 for n in tried.sizes) == n_failed
+
+
+def test_one_target_that_does_not_fit_is_named(fresh, monkeypatch):
+    small(monkeypatch, "score_targets", limit=0)
+    with pytest.raises(MemoryExhausted, match="out of memory at line 2 alone; shorten its target"):
+        fresh.score(["", "a"], ["", "red"])
