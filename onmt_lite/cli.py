@@ -39,7 +39,8 @@ def run_program(
     """Run a program on the words of `argv`, those of the command line by default.
 
     Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
-    128+N stopped by signal N.
+    128+N stopped by signal N.  An error of any other kind is a defect: it is announced and
+    raised, which ends a process with its traceback and exit code 1.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -67,6 +68,14 @@ def run_program(
             kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
             print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
         return interrupted.exit_code
+    except Exception as error:
+        what = _one_line(f"{type(error).__name__}: {error}")
+        print(
+            f"onmt_lite: error: a defect of the program ({what}); "
+            "please report the traceback below",
+            file=CONSOLE,
+        )
+        raise
     return 0
 
 

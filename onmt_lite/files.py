@@ -154,44 +154,69 @@ def descriptor_of(path: str) -> int | None:
 def open_output(path: str) -> Iterator[IO[bytes]]:
     """Standard output, or a file that appears under its name only when complete.
 
-    Until then it is `PATH.part`, locked against a second job.
+    Until then it is `PATH.part`, locked against a second job.  FileError where a file operation
+    fails; an error of what is done within stays itself.
     """
     if path == "-":
         if sys.stdout is None:
             raise FileError("cannot write standard output: it is closed")
         yield sys.stdout.buffer
         return
-    try:
-        fd = descriptor_of(path)
+    with _refused(path):
         if os.path.isdir(path):
             raise FileError(f"cannot write {path}: it is a directory")
-        if replaces_a_file(path):
-            with _replacement(path) as out:
-                yield out
-        else:
-            with open(path if fd is None else os.dup(fd), "wb", buffering=0) as stream:
-                yield stream
+        replaces = replaces_a_file(path)
+    with _replacement(path) if replaces else _device(path) as out:
+        yield out
+
+
+@contextlib.contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """FileError where an operation on the file fails; nothing else belongs within."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise FileError(f"cannot write {path}: {reason}") from None
 
 
 @contextlib.contextmanager
+def _device(path: str) -> Iterator[IO[bytes]]:
+    """A device, a pipe or what this process has open already: written to as it is."""
+    with _refused(path):
+        fd = descriptor_of(path)
+        out = open(path if fd is None else os.dup(fd), "wb", buffering=0)
+    try:
+        yield out
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error that led here counts
+            out.close()
+        raise
+    with _refused(path):
+        out.close()  # some file systems tell only now that a disk is full
+
+
+@contextlib.contextmanager
 def _replacement(path: str) -> Iterator[IO[bytes]]:
     """A file beside `path` that takes its place at the end, or is removed where that fails."""
-    part, target = part_of(path), os.path.realpath(path)
-    replaced = os.stat(target) if os.path.exists(target) else None
-    with _open_locked(part, path, private=replaced is not None) as out:
-        try:
-            yield out
-            out.flush()
+    with _refused(path):
+        part, target = part_of(path), os.path.realpath(path)
+        replaced = os.stat(target) if os.path.exists(target) else None
+        out = _open_locked(part, path, private=replaced is not None)
+    try:
+        yield out
+        with _refused(path):
             if replaced is not None:
                 _take_over_rights(out.fileno(), replaced)
             os.fsync(out.fileno())
             os.replace(part, target)
-        except BaseException:
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error that led here counts
             part.unlink(missing_ok=True)
-            raise
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # all of it is on the disk, or removed
+            out.close()
 
 
 def _open_locked(part: Path, path: str, private: bool) -> IO[bytes]:
@@ -199,7 +224,7 @@ def _open_locked(part: Path, path: str, private: bool) -> IO[bytes]:
     # Nothing is cut before the lock is there: another job may be writing
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     while True:
-        out = open(os.open(part, flags, 0o600 if private else 0o666), "ab")
+        out = open(os.open(part, flags, 0o600 if private else 0o666), "ab", buffering=0)
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -138,8 +138,9 @@ class StrictFileHandler(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        reason = getattr(error, "strerror", error)
-        raise FileError(f"cannot write {self.baseFilename}: {reason}") from None
+        if isinstance(error, OSError):
+            raise FileError(f"cannot write {self.baseFilename}: {error.strerror}") from None
+        raise  # a message that cannot be made is a defect
 
     def close(self) -> None:
         self.stream = None  # every record was flushed; a full disk has been told of already
