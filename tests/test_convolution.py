@@ -20,6 +20,7 @@ from tests.support.families import (
     make_cnn,
     make_fconv,
 )
+from tests.support.rows import select
 
 ATOL = 1e-5
 PAD, EOS = 1, 2
@@ -149,11 +150,11 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
         return state.memory.keys, state.memory.values, state.memory.mask, state.memory.scale
 
     places = [x.data_ptr() for x in memory()]
-    state = state.select(torch.tensor([[0] * 4, [1] * 4, [2] * 4]))
+    state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])
     model.step(torch.full((12,), 2), state)
-    state = state.select(torch.tensor([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]]))
+    state = select(state, 4, [[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
     assert [x.data_ptr() for x in memory()] == places
-    state = state.select(torch.tensor([[0, 1, 2, 3], [8, 8, 9, 9]]))
+    state = select(state, 4, [[0, 1, 2, 3], [8, 8, 9, 9]])
     assert {x.size(0) for x in memory()} == {2}
 
 
@@ -161,7 +162,7 @@ def test_no_two_children_share_a_buffer():
     model = make_fconv(**FCONVS["plain"])
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
     model.step(torch.tensor([2, 2, 2]), state)
-    state = state.select(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    state = select(state, 1, [[0, 0], [1, 1], [2, 2]])
     for buffer in state.buffers:
         first, second = buffer[0], buffer[1]
         assert torch.equal(first, second)

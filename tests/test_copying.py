@@ -28,6 +28,7 @@ from tests.support.families import (
     make_copying_rnn,
     make_copying_transformer,
 )
+from tests.support.rows import select
 
 ATOL = 1e-5
 UNK, PAD, BOS = 0, 1, 2
@@ -153,9 +154,9 @@ def test_a_sentence_alone_equals_itself_in_a_batch(model):
 
 def test_selecting_takes_the_words_of_a_sentence_along(model):
     state = model.init_state(model.encode(SRC, SRC_LENGTHS, IDS))
-    state = state.select(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    state = select(state, 1, [[0, 0], [1, 1], [2, 2]])
     model.step(torch.tensor([2, 2, 2, 2, 2, 2]), state)
-    state = state.select(torch.tensor([[1, 0], [5, 4]]))
+    state = select(state, 2, [[1, 0], [5, 4]])
     log_probs, _ = model.step(torch.tensor([4, 5, 6, 7]), state)
     b = [0, 0, 2, 2]
     memory = model.encode(SRC[b], SRC_LENGTHS[b], IDS[b])

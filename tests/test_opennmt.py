@@ -14,6 +14,7 @@ from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
+from tests.support.rows import select
 
 SWITCHES = DATA / "switches"
 TRAINED = DATA / "onmt351_transformer.pt"
@@ -72,7 +73,7 @@ class TestNumbers:
     def test_step_by_step_too(self, case):
         model, expected = case
         state = model.init_state(model.encode(SRC, LENGTHS))
-        state = state.select(torch.tensor([[0, 0], [1, 1]]))  # two rows per sentence
+        state = select(state, 1, [[0, 0], [1, 1]])  # two rows per sentence
         for t in range(TGT.size(1)):
             found, attn = model.step(TGT[:, t].repeat_interleave(2), state)
             wanted = expected[:, t].repeat_interleave(2, 0)

@@ -11,6 +11,7 @@ from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.forced import score_targets
 from tests.support import archives, rnn_by_hand
 from tests.support.families import RNNS, build, make_rnn, rnn_weights
+from tests.support.rows import select
 
 ATOL = 1e-5
 PAD = 1
@@ -110,12 +111,12 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     model = make_rnn(attention="mlp")
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
     places = [x.data_ptr() for x in (state.bank, state.keys, state.mask)]
-    state = state.select(torch.tensor([[0] * 4, [1] * 4, [2] * 4]))
+    state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])
     model.step(torch.full((12,), 2), state)
-    state = state.select(torch.tensor([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]]))
+    state = select(state, 4, [[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
     assert [x.data_ptr() for x in (state.bank, state.keys, state.mask)] == places
     assert state.feed.size(0) == 12
-    state = state.select(torch.tensor([[0, 1, 2, 3], [8, 8, 9, 9]]))
+    state = select(state, 4, [[0, 1, 2, 3], [8, 8, 9, 9]])
     assert {x.size(0) for x in (state.bank, state.keys, state.mask)} == {2}
 
 

@@ -10,7 +10,7 @@ from onmt_lite.models.cache import FIRST_CAPACITY
 from onmt_lite.models.table import TableModel, TableSource
 from tests.support import families, tiny
 from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
-from tests.support.rows import ATOL, LENGTHS, Rows
+from tests.support.rows import ATOL, LENGTHS, Rows, select
 
 
 def table_model() -> TableModel:
@@ -111,7 +111,7 @@ def test_random_walk_through_selections(rows, seed):
 def test_the_cache_grows_past_its_first_capacity():
     model = tiny.make_model(max_positions=2 * FIRST_CAPACITY + 10)
     memory = model.encode(torch.tensor([[5, 6, 7], [8, 9, 1]]), torch.tensor([3, 2]))
-    state = model.init_state(memory).select(torch.tensor([[0, 0], [1, 1]]))
+    state = select(model.init_state(memory), 1, [[0, 0], [1, 1]])
     random, prefixes = Random(0), [[], [], [], []]
     for _ in range(2 * FIRST_CAPACITY + 5):
         tokens = [random.randrange(40) for _ in prefixes]
@@ -119,7 +119,7 @@ def test_the_cache_grows_past_its_first_capacity():
         logits, _ = model.step(torch.tensor(tokens), state)
         order = [random.sample([0, 1], 2), random.choice([[2, 2], [2, 3], [3, 2]])]
         before, prefixes = prefixes, [prefixes[r] for line in order for r in line]
-        state = state.select(torch.tensor(order))
+        state = select(state, 2, order)
     for row, prefix in enumerate(before):
         again = model.encode(torch.tensor([[5, 6, 7], [8, 9, 1]]), torch.tensor([3, 2]))
         full = model.forward(again, torch.tensor([prefix, prefix]))

@@ -1,26 +1,37 @@
 """What a search needs from a model: the interfaces every family implements."""
 
-from typing import Any, Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from onmt_lite.models.selection import Selection
+
+M = TypeVar("M")  # a batch of encoded sentences: each family has a class of its own
+
 
 class State(Protocol):
-    """Everything a decoder remembers between steps, for R = B*K rows, row = b*K + k."""
+    """Everything a decoder remembers between steps, for R = B*K rows, row = b*K + k.
 
-    def select(self, rows: Tensor) -> "State":
-        """Tile, re-order and drop rows: the only way a state's rows ever change.
+    positions (B,): how many tokens the rows of each sentence have read.
+    """
 
-        rows (B', K') on the CPU: the old row that each new row continues.  Line b' must
-        name rows of one old sentence.  What belongs to a sentence follows the first
-        column and is not copied while the sentences stay as they are.  Works in place
-        where it can: use the returned state, not the old one.
+    positions: Tensor
+
+    def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
+        """Tile, re-order and drop rows, admit sentences: the only way a state's rows change.
+
+        fresh: sentences just encoded, with one row each, of which `selection` names rows from R
+        and slots from B on.  Works in place where it can: use the returned state, not the old
+        ones.
         """
         ...
 
 
-class EncoderDecoder(Protocol):
+S = TypeVar("S", bound=State)
+
+
+class EncoderDecoder(Protocol[M, S]):
     """A sequence-to-sequence model as the search sees it.
 
     B sentences, R rows, S source tokens, T target tokens, V target vocabulary.
@@ -32,43 +43,55 @@ class EncoderDecoder(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """src (B, S) padded ids, src_lengths (B,) -> a memory, whatever this family keeps in it."""
+    def encode(self, src: Tensor, src_lengths: Tensor) -> M:
+        """src (B, S) padded ids, src_lengths (B,) -> what decoding reads of the sentences."""
         ...
 
-    def init_state(self, memory: Any) -> Any:
-        """A `State` with one row per sentence, nothing decoded yet."""
+    def init_state(self, memory: M) -> S:
+        """A state with one row per sentence, nothing decoded yet; takes the memory over."""
         ...
 
-    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
         """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
 
         Advances `state` in place.
         """
         ...
 
-    def forward(self, memory: Any, tgt: Tensor) -> Tensor:
+    def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...
 
 
-class CopyingModel(EncoderDecoder, Protocol):
+class CopyingModel(EncoderDecoder[M, S], Protocol[M, S]):
     """A model that can say words of the source which its vocabulary lacks.
 
     They are the ids from V on, of which each sentence has its own; X are the most that one has.
-    Logits are (R, V + X) wide, and the memory's `width` says how wide.
+    Logits are (R, V + X) wide.
     """
 
-    def encode(self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None) -> Any:
-        """As ever; ids (B, S): what each source token is among the V + X."""
+    def encode(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        ids: Tensor | None = None,
+        width: int | None = None,
+    ) -> M:
+        """ids (B, S): what each source token is among the V + X.
+
+        width: V + X; where it is None it is read off the ids, for which the host waits.
+        """
         ...
 
 
 def encode(
-    model: EncoderDecoder, src: Tensor, src_lengths: Tensor, ids: Tensor | None
-) -> tuple[Any, int]:
-    """The memory, and how wide the logits will be; with `ids`, of a model that copies."""
+    model: EncoderDecoder[M, S],
+    src: Tensor,
+    src_lengths: Tensor,
+    ids: Tensor | None = None,
+    width: int | None = None,
+) -> M:
+    """The memory of the sentences; with ids and width, of a model that copies."""
     if ids is None:
-        return model.encode(src, src_lengths), model.vocab_size
-    memory = cast(CopyingModel, model).encode(src, src_lengths, ids)
-    return memory, memory.width
+        return model.encode(src, src_lengths)
+    return cast(CopyingModel[M, S], model).encode(src, src_lengths, ids, width)

@@ -1,5 +1,6 @@
 """What a Transformer decoder remembers between steps, and how its rows are selected."""
 
+import torch
 from torch import Tensor
 
 from onmt_lite.models.selection import Selection
@@ -62,13 +63,16 @@ class DecoderState:
         self, cache: KeyValueCache, cross: list[tuple[Tensor, Tensor]], memory_mask: Tensor
     ):
         self.cache, self.cross, self.memory_mask = cache, cross, memory_mask
+        n = memory_mask.size(0)
+        self.positions = torch.zeros(n, dtype=torch.long, device=memory_mask.device)
 
-    def select(self, rows: Tensor) -> "DecoderState":
+    def select(self, selection: Selection, fresh: "DecoderState | None" = None) -> "DecoderState":
         """See `onmt_lite.models.base.State.select`."""
-        device = self.memory_mask.device
-        kept = Selection.of(rows, self.cache.n_rows, self.memory_mask.size(0), device)
-        if kept.rows is not None:
-            self.cache.select(kept.rows)
-        self.memory_mask = kept.of_sentences(self.memory_mask)
-        self.cross = [(kept.of_sentences(k), kept.of_sentences(v)) for k, v in self.cross]
+        if fresh is not None:
+            raise NotImplementedError
+        kept = selection.of_sentences
+        self.cache.select(selection.rows.reshape(-1))
+        self.positions = kept(self.positions)
+        self.memory_mask = kept(self.memory_mask)
+        self.cross = [(kept(k), kept(v)) for k, v in self.cross]
         return self

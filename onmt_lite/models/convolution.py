@@ -96,21 +96,29 @@ class ConvolutionState:
 
     def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
         self.memory, self.buffers = memory, buffers
-        self.length = 0  # positions already decoded
+        n = memory.keys.size(0)
+        self.positions = torch.zeros(n, dtype=torch.long, device=memory.keys.device)
 
-    def select(self, rows: Tensor) -> "ConvolutionState":
+    def select(
+        self, selection: Selection, fresh: "ConvolutionState | None" = None
+    ) -> "ConvolutionState":
         """See `onmt_lite.models.base.State.select`."""
-        memory = self.memory
-        n_rows, n_sentences = self.buffers[0].size(0), memory.keys.size(0)
-        kept = Selection.of(rows, n_rows, n_sentences, memory.keys.device)
-        self.buffers = [kept.of_rows(buffer) for buffer in self.buffers]
-        parts = (memory.keys, memory.values, memory.mask, memory.scale)
-        self.memory = ConvolutionMemory(*map(kept.of_sentences, parts))
+        kept, own = selection.of_sentences, self.memory
+        new = None if fresh is None else fresh.memory
+        self.memory = ConvolutionMemory(
+            kept(own.keys, new.keys if new else None),
+            kept(own.values, new.values if new else None),
+            kept(own.mask, new.mask if new else None, fill=-math.inf),
+            kept(own.scale, new.scale if new else None),
+        )
+        joining = [None] * len(self.buffers) if fresh is None else fresh.buffers
+        self.buffers = [selection.of_rows(*pair) for pair in zip(self.buffers, joining)]
+        self.positions = kept(self.positions, fresh.positions if fresh else None)
         return self
 
     def extend(self, i: int, x: Tensor) -> Tensor:
-        """Layer i's newest input x (R, 1, D), after those it still sees: (R, kernel, D)."""
-        window = torch.cat([self.buffers[i], x], 1)
+        """Layer i's newest input x (B, K, D), after those it still sees: (R, kernel, D)."""
+        window = torch.cat([self.buffers[i], x.reshape(-1, 1, x.size(-1))], 1)
         self.buffers[i] = window[:, 1:]
         return window
 
@@ -129,13 +137,17 @@ class Embedding(nn.Module):
     def max_positions(self) -> int:
         return NO_LIMIT if self.position is None else self.position.size(0) - self.offset
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """ids (N, T) at positions start, start+1, ... -> (N, T, E)."""
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """ids (N, T) at positions 0 to T-1 -> (N, T, E).
+
+        positions (N,): where all T of a sentence stand, in step-by-step decoding.
+        """
         x = self.token(ids) * self.scale
         if self.position is None:
             return x
-        first = start + self.offset
-        return x + self.position[first : first + ids.size(1)]
+        if positions is not None:
+            return x + self.position[positions + self.offset][:, None]
+        return x + self.position[self.offset : self.offset + ids.size(1)]
 
 
 class GatedConvolution(nn.Module):
@@ -234,28 +246,24 @@ class Decoder(nn.Module):
     def forward(
         self, tgt: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
     ) -> tuple[Tensor, Tensor]:
-        """tgt (B, T), or the newest tokens (R, 1) with `state`, which they advance.
+        """tgt (B, T), or the newest tokens (B, K) with `state`, which they advance.
 
-        Returns what the output layer reads (N, T, D) and attention (B, T or K, S).
+        Returns what the output layer reads (B, T, D) and attention (B, T, S); T may be K.
         """
-        embedded = self.embedding(tgt, start=0 if state is None else state.length)
+        embedded = self.embedding(tgt, None if state is None else state.positions)
         first = x = self.inward(embedded)
         target = embedded if self.bottleneck else first
-        n_sentences = memory.keys.size(0)
         weights = []
         for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
             k = cast(GatedConvolution, conv).kernel
             seen = F.pad(x, (0, 0, k - 1, 0)) if state is None else state.extend(i, x)
-            out = conv(seen)
+            out = conv(seen).view(*x.shape[:2], -1)
             if str(i) in self.attentions:
-                # (R, 1, D) -> (B, K, D) in step-by-step decoding; no change where T > 1
-                asked = (y.reshape(n_sentences, -1, y.size(-1)) for y in (out, target))
-                attended, attn = self.attentions[str(i)](*asked, memory)
-                out = attended.view_as(out)
+                out, attn = self.attentions[str(i)](out, target, memory)
                 weights.append(attn)
             x = (out + around(x)) * SQRT_HALF
         if state is not None:
-            state.length += 1
+            state.positions = state.positions + 1
         # As the originals report it: the mean of all layers, or the last one's
         attn = torch.stack(weights).mean(0) if self.bottleneck else weights[-1]
         return self.outward(x), attn
@@ -296,8 +304,9 @@ class Convolution(nn.Module):
 
         Advances `state` in place.
         """
-        x, attn = self.decoder(tokens[:, None], state.memory, state)
-        return self.output(x[:, 0]), attn.flatten(0, 1)
+        rows = tokens.view(state.positions.size(0), -1)
+        x, attn = self.decoder(rows, state.memory, state)
+        return self.output(x).flatten(0, 1), attn.flatten(0, 1)
 
     def forward(self, memory: ConvolutionMemory, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""

@@ -72,17 +72,19 @@ class CopyState:
 
     def __init__(self, inner: Any, source: Source):
         self.inner, self.source = inner, source
-        self.n_rows = source.ids.size(0)
 
-    def select(self, rows: Tensor) -> "CopyState":
+    @property
+    def positions(self) -> Tensor:
+        return self.inner.positions
+
+    def select(self, selection: Selection, fresh: "CopyState | None" = None) -> "CopyState":
         """See `onmt_lite.models.base.State.select`."""
-        source = self.source
-        kept = Selection.of(rows, self.n_rows, source.ids.size(0), source.ids.device)
-        self.n_rows = rows.numel()
-        self.inner = self.inner.select(rows)
-        keys = None if source.keys is None else kept.of_sentences(source.keys)
-        ids, mask = kept.of_sentences(source.ids), kept.of_sentences(source.mask)
-        self.source = Source(ids, keys, mask, source.width)
+        kept, source, new = selection.of_sentences, self.source, fresh.source if fresh else None
+        self.inner = self.inner.select(selection, fresh.inner if fresh else None)
+        keys = None if source.keys is None else kept(source.keys, new.keys if new else None)
+        ids = kept(source.ids, new.ids if new else None)
+        mask = kept(source.mask, new.mask if new else None, fill=-math.inf)
+        self.source = Source(ids, keys, mask, max(source.width, new.width if new else 0))
         return self
 
 
@@ -121,20 +123,31 @@ class CopyModel(nn.Module):
     def device(self) -> torch.device:
         return self.inner.device
 
-    def encode(self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None) -> CopyMemory:
+    def encode(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        ids: Tensor | None = None,
+        width: int | None = None,
+    ) -> CopyMemory:
         """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads.
 
         ids (B, S): the token of the extended vocabulary that each source token is, any id on
         padding; see `onmt_lite.text.copying`.  Without it words outside the target vocabulary
         count as copies of the unknown word.
+        width: V + X, read off the ids where it is None.
         """
         memory = self.inner.encode(src, src_lengths)
-        ids = self.table[src] if ids is None else ids
-        width = max(self.vocab_size, int(ids.max()) + 1)
+        if ids is None:
+            own, width = self.table[src], self.vocab_size
+        else:
+            own = ids.clone()  # the caller's stay as they are when sentences change places
+        if width is None:
+            width = max(self.vocab_size, int(own.max()) + 1)
         outside = torch.arange(src.size(1), device=src.device) >= src_lengths[:, None]
         mask = torch.zeros(outside.shape, device=src.device).masked_fill_(outside, -math.inf)
-        keys = None if self.attention is None else self.attention.keys(memory.bank)
-        return CopyMemory(memory, Source(ids, keys, mask[:, None], width))
+        keys = None if self.attention is None else self.attention.keys(memory.bank).clone()
+        return CopyMemory(memory, Source(own, keys, mask[:, None], width))
 
     def init_state(self, memory: CopyMemory) -> CopyState:
         """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""

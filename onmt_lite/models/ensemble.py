@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.copying import CopyMemory, CopyModel
+from onmt_lite.models.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,15 @@ class EnsembleState:
     def __init__(self, members: list[Any], width: int):
         self.members, self.width = members, width
 
-    def select(self, rows: Tensor) -> "EnsembleState":
+    @property
+    def positions(self) -> Tensor:
+        return self.members[0].positions
+
+    def select(self, selection: Selection, fresh: "EnsembleState | None" = None) -> "EnsembleState":
         """See `onmt_lite.models.base.State.select`."""
-        self.members = [member.select(rows) for member in self.members]
+        joining = [None] * len(self.members) if fresh is None else fresh.members
+        self.members = [own.select(selection, new) for own, new in zip(self.members, joining)]
+        self.width = max(self.width, fresh.width if fresh else 0)
         return self
 
 
@@ -76,15 +83,21 @@ class Ensemble(nn.Module):
     def device(self) -> torch.device:
         return self.members[0].device
 
-    def encode(self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None) -> EnsembleMemory:
+    def encode(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        ids: Tensor | None = None,
+        width: int | None = None,
+    ) -> EnsembleMemory:
         """src (B, S) padded ids, src_lengths (B,) -> the memories of all members.
 
-        ids (B, S): as in `onmt_lite.models.copying.CopyModel.encode`, for the members that copy.
+        ids (B, S), width: for the members that copy, as `CopyModel.encode` has them.
         """
         memories = []
         for member, table in zip(self.members, self.own_ids):
             own = src if table is None else table.to(src.device)[src]
-            copied = (ids,) if isinstance(member, CopyModel) else ()
+            copied = (ids, width) if isinstance(member, CopyModel) else ()
             memories.append(member.encode(own, src_lengths, *copied))
         widths = [memory.width for memory in memories if isinstance(memory, CopyMemory)]
         return EnsembleMemory(memories, max([self.vocab_size, *widths]))

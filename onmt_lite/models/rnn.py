@@ -83,16 +83,19 @@ class RnnState:
         self.hidden = memory.hidden
         self.feed = torch.zeros_like(memory.hidden[0][0])
         self.keys, self.bank, self.mask = keys, memory.bank, memory.mask
+        n = memory.bank.size(0)
+        self.positions = torch.zeros(n, dtype=torch.long, device=memory.bank.device)
 
-    def select(self, rows: Tensor) -> "RnnState":
+    def select(self, selection: Selection, fresh: "RnnState | None" = None) -> "RnnState":
         """See `onmt_lite.models.base.State.select`."""
-        n_rows, n_sentences = self.feed.size(0), self.bank.size(0)
-        kept = Selection.of(rows, n_rows, n_sentences, self.bank.device)
-        self.hidden = tuple(kept.of_rows(part, dim=1) for part in self.hidden)
-        self.feed = kept.of_rows(self.feed)
-        same = self.keys is self.bank
-        self.bank, self.mask = kept.of_sentences(self.bank), kept.of_sentences(self.mask)
-        self.keys = self.bank if same else kept.of_sentences(self.keys)
+        kept, same = selection.of_sentences, self.keys is self.bank
+        joining = [None] * len(self.hidden) if fresh is None else fresh.hidden
+        self.hidden = tuple(selection.of_rows(*pair, 1) for pair in zip(self.hidden, joining))
+        self.feed = selection.of_rows(self.feed, fresh.feed if fresh else None)
+        self.bank = kept(self.bank, fresh.bank if fresh else None)
+        self.keys = self.bank if same else kept(self.keys, fresh.keys if fresh else None)
+        self.mask = kept(self.mask, fresh.mask if fresh else None, fill=-math.inf)
+        self.positions = kept(self.positions, fresh.positions if fresh else None)
         return self
 
 
@@ -195,7 +198,7 @@ class RnnDecoder(nn.Module):
         attended = attended.flatten(0, 1)
         if self.gate is not None:
             attended = self.gate(x, output, attended)
-        state.feed = attended
+        state.feed, state.positions = attended, state.positions + 1
         return attended, attn.flatten(0, 1)
 
 

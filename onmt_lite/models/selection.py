@@ -1,36 +1,104 @@
-"""How the tensors of a state follow `State.select`."""
+"""How the tensors of a running batch follow its rows and its sentences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+Places = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows and which sentences go on, in which order.
+    """Which rows and sentences of a batch go on, in which order: made once a step, with `of`.
 
-    rows (R',), sentences (B',): indices on the state's device; None where all stay as they are.
+    Every tensor of the batch follows it: those with an entry per row through `of_rows`, those
+    with an entry per sentence through `of_sentences`.  No call waits for the device.
+
+    rows (B', K')  the old row that each new row continues, row = b*K + k; from R on, rows of the
+                   sentences that join
+    slots          the old sentence in each place, on the host; None: all stay where they are
+    moved          the sentences that change their place, None where there are none
+    joined         the sentences that join, numbered from 0, and their places
     """
 
-    rows: Tensor | None
-    sentences: Tensor | None
+    rows: Tensor
+    slots: tuple[int, ...] | None = None
+    moved: Places | None = None
+    joined: Places | None = None
 
     @classmethod
-    def of(cls, rows: Tensor, n_rows: int, n_sentences: int, device: torch.device) -> "Selection":
-        """From the rows (B', K') that `onmt_lite.models.base.State.select` is given."""
-        flat, sentences = rows.flatten(), rows[:, 0] // (n_rows // n_sentences)
-        return cls(_moved(flat, n_rows, device), _moved(sentences, n_sentences, device))
+    def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
+        """rows (B', K'), long, on the device of the batch; n_sentences: B of the old batch.
 
-    def of_rows(self, x: Tensor, dim: int = 0) -> Tensor:
-        """Of hypotheses: copied as soon as a row moves, so that no two rows share one."""
-        return x if self.rows is None else x.index_select(dim, self.rows)
+        slots: the old sentence that each line of `rows` continues, from B on those that join.
+        """
+        if slots is None:
+            return cls(rows)
+        moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
+        joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
+        places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T
+        if moved or joined:
+            places = places.to(rows.device, non_blocking=True)
+        n = len(moved)
+        return cls(
+            rows,
+            tuple(slots),
+            (places[0, :n], places[1, :n]) if moved else None,
+            (places[0, n:], places[1, n:]) if joined else None,
+        )
 
-    def of_sentences(self, x: Tensor) -> Tensor:
-        """Of sentences, whose hypotheses share it: copied only where one is dropped or moves."""
-        return x if self.sentences is None else x.index_select(0, self.sentences)
+    def of_rows(
+        self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
+    ) -> Tensor:
+        """What each row has of its own, rows along `dim`; `fresh`: the same of those that join.
+
+        Small, and so copied every time.  Of other sizes that differ, the smaller is padded
+        with `fill`.
+        """
+        if fresh is not None:
+            x, fresh = padded_alike(x, fresh, dim, fill)
+            x = torch.cat([x, fresh], dim)
+        return x.index_select(dim, self.rows.reshape(-1))
+
+    def of_sentences(
+        self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
+    ) -> Tensor:
+        """What the rows of a sentence share, sentences along `dim`; `fresh` and `fill` as above.
+
+        Written in place: a sentence that stays where it is costs nothing.
+        """
+        if self.slots is None:
+            return x
+        if fresh is not None:
+            x, fresh = padded_alike(x, fresh, dim, fill)
+        n_more = len(self.slots) - x.size(dim)
+        if n_more > 0:
+            x = torch.cat([x, x.new_zeros(resized(x, dim, n_more))], dim)
+        if self.moved is not None:
+            to, old = self.moved
+            x.index_copy_(dim, to, x.index_select(dim, old))
+        if self.joined is not None and fresh is not None:
+            to, new = self.joined
+            x.index_copy_(dim, to, fresh.index_select(dim, new))
+        return x.narrow(dim, 0, len(self.slots))
 
 
-def _moved(indices: Tensor, n: int, device: torch.device) -> Tensor | None:
-    """The indices on the device, or None where they are 0, 1, ... n-1."""
-    return None if torch.equal(indices, torch.arange(n)) else indices.to(device)
+def resized(x: Tensor, dim: int, size: int) -> list[int]:
+    """The shape of x with another size along `dim`."""
+    return [size if i == dim else n for i, n in enumerate(x.shape)]
+
+
+def padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
+    """Both at the larger size along every dimension but `dim`, filled up at the end."""
+    larger = [max(sizes) for sizes in zip(x.shape, other.shape)]
+    return _padded(x, larger, dim, fill), _padded(other, larger, dim, fill)
+
+
+def _padded(x: Tensor, sizes: list[int], dim: int, fill: float) -> Tensor:
+    missing = [0 if i == dim else sizes[i] - n for i, n in enumerate(x.shape)]
+    if not any(missing):
+        return x
+    return F.pad(x, [m for n in reversed(missing) for m in (0, n)], value=fill)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onmt_lite.models.selection import Selection
+
 Prefix = tuple[int, ...]
 
 
@@ -58,13 +60,17 @@ class TableState:
     def __init__(self, memory: TableMemory):
         self.sources, self.width = memory.sources, memory.width
         self.prefixes: list[Prefix] = [()] * len(memory.sources)
-        self.started = False
+        self.positions = torch.zeros(len(memory.sources), dtype=torch.long)
 
-    def select(self, rows: Tensor) -> "TableState":
+    def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
         """See `onmt_lite.models.base.State.select`."""
-        beam_size = len(self.prefixes) // len(self.sources)
-        self.sources = [self.sources[row // beam_size] for row in rows[:, 0].tolist()]
-        self.prefixes = [self.prefixes[row] for row in rows.flatten().tolist()]
+        sources = self.sources + (fresh.sources if fresh else [])
+        prefixes = self.prefixes + (fresh.prefixes if fresh else [])
+        if selection.slots is not None:
+            self.sources = [sources[b] for b in selection.slots]
+        self.prefixes = [prefixes[row] for row in selection.rows.flatten().tolist()]
+        self.width = max(self.width, fresh.width if fresh else 0)
+        self.positions = selection.of_sentences(self.positions, fresh.positions if fresh else None)
         return self
 
 
@@ -84,10 +90,13 @@ class TableModel:
         return TableState(memory)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
-        if state.started:  # the start token is not part of any prefix
-            state.prefixes = [(*p, y) for p, y in zip(state.prefixes, tokens.tolist())]
-        state.started = True
         beam_size = len(state.prefixes) // len(state.sources)
+        started = state.positions.tolist()  # the start token is not part of any prefix
+        state.prefixes = [
+            (*p, y) if started[r // beam_size] else p
+            for r, (p, y) in enumerate(zip(state.prefixes, tokens.tolist()))
+        ]
+        state.positions = state.positions + 1
         found = [(state.sources[r // beam_size], p) for r, p in enumerate(state.prefixes)]
         logits = torch.tensor([source.logits(p) for source, p in found])
         attn = torch.zeros(len(found), state.width)

@@ -128,6 +128,7 @@ class Transformer(nn.Module):
             if i == self.align_layer:
                 attn = heads[:, self.cfg.align_head]
         state.cache.length += 1
+        state.positions += 1
         return self.dec_norm(x[:, 0]), attn.flatten(0, 1)
 
     def forward_hidden(self, memory: Memory, tgt: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.models.selection import Selection
 from onmt_lite.search.masks import MaskRules, Masks, Scored, normaliser
 from onmt_lite.search.ranking import Ranked, diverse, top, top_exactly, without_the_worst
 from onmt_lite.search.records import Candidates
@@ -99,15 +100,15 @@ class CandidateSearch:
         self.readable = (places >= before) & (places < src_lengths[:, None] - after)  # (R, S)
         self.coverage = torch.zeros_like(self.inside)  # (R, S)
 
-    def select(self, rows: Tensor) -> "CandidateSearch":
-        """Follow the rows (B', K'); see `onmt_lite.models.base.State.select`."""
-        flat = rows.flatten().to(self.history.device)
+    def select(self, selection: Selection) -> "CandidateSearch":
+        """Follow the rows; see `onmt_lite.models.base.State.select`."""
+        of_rows = selection.of_rows
         if self.masks.needs_history:
-            self.history = self.history[flat]
+            self.history = of_rows(self.history)
         if self.rules.coverage_penalty != "none":
-            self.inside, self.coverage = self.inside[flat], self.coverage[flat]
+            self.inside, self.coverage = of_rows(self.inside), of_rows(self.coverage)
         if self.rules.aligns:
-            self.readable = self.readable[flat]
+            self.readable = of_rows(self.readable)
         return self
 
     def step(self, step: Step, logits: Tensor, attn: Tensor) -> list[Found]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder, encode
+from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.candidates import CandidateRules, CandidateSearch, Step
 
@@ -40,19 +41,19 @@ def decode(
 
     All K rows of all sentences go through the decoder as one batch, row = b*K + k.
     """
-    memory, width = encode(model, src, src_lengths, ids)
-    state = model.init_state(memory)
+    width = model.vocab_size if ids is None else max(model.vocab_size, int(ids.max()) + 1)
+    state = model.init_state(encode(model, src, src_lengths, ids, width))
     search = CandidateSearch(rules, src_lengths, model.vocab_size, width)
-    rows = tile(len(beams), rules.beam_size)
+    selection = Selection.of(tile(len(beams), rules.beam_size, src.device), len(beams))
     while not all(beam.done for beam in beams):
-        state, search = state.select(rows), search.select(rows)
+        state, search = state.select(selection), search.select(selection)
         step = next_step(beams, rules, src.device)
         logits, attn = model.step(step.tokens, state)
         for beam, found in zip(beams, search.step(step, logits, attn)):
             if math.isnan(sum(found[0].score)):
                 raise NotANumber(beam)
             beam.advance(*found)
-        rows = select_indices(beams)
+        selection = select(beams, src.device)
         beams = [beam for beam in beams if not beam.over]
 
 
@@ -77,19 +78,21 @@ def flat_tensor(kind: Literal["q", "f"], lists: list[list]) -> Tensor:
     return torch.frombuffer(numbers, dtype=torch.int64 if kind == "q" else torch.float32)
 
 
-def tile(n_sentences: int, beam_size: int) -> Tensor:
+def tile(n_sentences: int, beam_size: int, device: torch.device) -> Tensor:
     """Rows (B, K) that give every sentence K copies of its only row: [[0, 0], [1, 1], ...]."""
-    return torch.arange(n_sentences)[:, None].expand(-1, beam_size)
+    return torch.arange(n_sentences, device=device)[:, None].expand(-1, beam_size)
 
 
-def select_indices(beams: list[Beam]) -> Tensor:
-    """Rows (B', K): for each sentence that goes on, the rows that its new rows continue.
+def select(beams: list[Beam], device: torch.device) -> Selection:
+    """For each sentence that goes on, the rows (B', K) that its new rows continue.
 
     Three sentences, K = 2, the second one over, the third swapping its rows:
     [[0, 1], [5, 4]].
     """
+    slots = [b for b, beam in enumerate(beams) if not beam.over]
     k = beams[0].rules.beam_size
     rows = [
         [b * k + prev for prev in beam.prev_ks[-1]] for b, beam in enumerate(beams) if not beam.over
     ]
-    return flat_tensor("q", rows).view(-1, k) if rows else torch.empty(0, k, dtype=torch.long)
+    found = flat_tensor("q", rows).view(-1, k) if rows else torch.empty(0, k, dtype=torch.long)
+    return Selection.of(found.to(device), len(beams), slots if len(slots) < len(beams) else None)

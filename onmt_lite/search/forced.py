@@ -26,7 +26,7 @@ def score_targets(
     padding = [[eos_id] * (width - len(target)) for target in targets]
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
     start = torch.full_like(out[:, :1], bos_id)
-    memory, _ = encode(model, src, src_lengths, ids)
+    memory = encode(model, src, src_lengths, ids)
     logits = model.forward(memory, torch.cat([start, out[:, :-1]], 1))
     scores = logits.float().log_softmax(2) if sums_to_one else logits.float()
     log_probs = scores.gather(2, out[:, :, None])[:, :, 0]

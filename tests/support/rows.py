@@ -2,12 +2,19 @@
 
 import torch
 
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import EncoderDecoder, State
+from onmt_lite.models.selection import Selection
 from onmt_lite.models.table import TableModel
 from tests.support import tiny
 
 ATOL = 1e-5
 LENGTHS = [5, 2, 4]
+
+
+def select(state: State, beam_size: int, rows: list[list[int]]) -> State:
+    """Which old sentence of `beam_size` rows a line continues, its rows tell."""
+    slots, n_sentences = [line[0] // beam_size for line in rows], len(state.positions)
+    return state.select(Selection.of(torch.tensor(rows), n_sentences, slots))
 
 
 class Rows:
@@ -23,9 +30,11 @@ class Rows:
         self.state = model.init_state(model.encode(src, torch.tensor(LENGTHS)))
         self.sentences = [0, 1, 2]  # of each row
         self.prefixes: list[list[int]] = [[], [], []]  # decoder input of each row
+        self.beam_size = 1
 
     def select(self, rows: list[list[int]]) -> None:
-        self.state = self.state.select(torch.tensor(rows))
+        self.state = select(self.state, self.beam_size, rows)
+        self.beam_size = len(rows[0])
         flat = [r for line in rows for r in line]
         self.sentences = [self.sentences[r] for r in flat]
         self.prefixes = [list(self.prefixes[r]) for r in flat]
