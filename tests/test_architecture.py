@@ -21,7 +21,7 @@ RANKS = [
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],
     ["onmt_lite.runtime"],
-    ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
+    ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.languages", "onmt_lite.examples"],
     ["onmt_lite.notes"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],

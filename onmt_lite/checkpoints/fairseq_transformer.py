@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.building import MAX_POSITIONS, build_config, finished
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.marian import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.marian import (
-    CONFIG,
-    DECODER_LAYER,
-    ENCODER_LAYER,
-    HEAD,
-    SHARED,
-    SOURCE,
-    TARGET,
-)
+from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER, HEAD, SHARED, SOURCE, TARGET
+from onmt_lite.checkpoints.hf_directory import CONFIG
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
     CAPITALS,

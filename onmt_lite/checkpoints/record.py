@@ -1,12 +1,54 @@
 """What every reader returns: a model and all that is needed to feed it text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.records import Confidence
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.unknown import Unknown
 from onmt_lite.text.vocab import Vocab
+
+
+class Pair(NamedTuple):
+    """The codes of a source and a target language; "" where a model needs none."""
+
+    src: str = ""
+    tgt: str = ""
+
+
+@dataclass(frozen=True)
+class Languages:
+    """The languages of a model that translates between several, each with a token of its own.
+
+    ids      the token of each language by its code; source and target have the same ids
+    source   the place of the source language's token: `before` the line, `after` the line and its
+             end token, or `none`
+    target   the place of the target language's token: the first of each output, at no cost
+             (`forced`), in place of the start token (`start`), or text before the line (`text`)
+    default  the languages where nobody says which
+    """
+
+    ids: Mapping[str, int]
+    source: Literal["before", "after", "none"] = "before"
+    target: Literal["forced", "start", "text"] = "forced"
+    default: Pair = Pair()
+
+
+class Frame(NamedTuple):
+    """What stands around a line and its translation, as ids.
+
+    text    put before the line while it is text
+    start   what the decoder is fed first
+    forced  what each translation begins with, at no cost; no part of it
+    """
+
+    src_start: tuple[int, ...]
+    src_end: tuple[int, ...]
+    start: int
+    forced: tuple[int, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +70,7 @@ class Checkpoint:
     toolkit    whose model it is
     version    of the toolkit or its format, as far as the files tell
     sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
+    languages  of a model that has several; None: nobody can choose
     """
 
     model: EncoderDecoder
@@ -49,6 +92,25 @@ class Checkpoint:
     tgt_start: tuple[int, ...] = ()
     tgt_end: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
+    languages: Languages | None = None
+
+    def frame(self, pair: Pair) -> Frame:
+        """What stands around a line of these languages and its translation."""
+        plain = Frame(self.src_start, self.src_end, self.start_id)
+        known = self.languages
+        if known is None:
+            return plain
+        src = (known.ids[pair.src],) if known.source != "none" else ()
+        tgt = known.ids.get(pair.tgt)  # a model that is told in the text may be told by the line
+        return Frame(
+            src_start=(*src, *plain.src_start) if known.source == "before" else plain.src_start,
+            src_end=(*plain.src_end, *src) if known.source == "after" else plain.src_end,
+            start=tgt if known.target == "start" and tgt is not None else plain.start,
+            forced=(tgt,) if known.target == "forced" and tgt is not None else (),
+            text=f"{self.tgt_vocab.tokens[tgt]} "
+            if known.target == "text" and tgt is not None
+            else "",
+        )
 
     @property
     def copies(self) -> bool:

@@ -1,0 +1,118 @@
+"""Weights of the models that transformers writes like BART: Marian, M2M100, mBART."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onmt_lite.checkpoints.building import build_config, finished
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.hf_directory import ACTIVATIONS, Directory
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
+
+# Our names of a layer's parts, and theirs; fairseq has the same ones
+ENCODER_LAYER = {
+    "self_attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out": ("self_attn.out_proj",),
+    "self_attn_residual.norm": ("self_attn_layer_norm",),
+    "ffn.up": ("fc1",),
+    "ffn.down": ("fc2",),
+    "ffn_residual.norm": ("final_layer_norm",),
+}
+DECODER_LAYER = {
+    **ENCODER_LAYER,
+    "cross_attn.q": ("encoder_attn.q_proj",),
+    "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attn.out": ("encoder_attn.out_proj",),
+    "cross_attn_residual.norm": ("encoder_attn_layer_norm",),
+}
+SHARED = "model.shared.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+HEAD = "lm_head.weight"
+BIAS = "final_logits_bias"
+
+
+def read_transformer(
+    directory: Directory, weights: Weights, others: dict[str, Tensor], **variant: Any
+) -> Transformer:
+    """The model, of all weights that are left and of `others`, which have our names already.
+
+    variant: the fields of the configuration in which the families differ.  CheckpointError unless
+    the weights are those that the directory describes.
+    """
+    config = directory.config
+    ours, shared, tied = _embeddings(config, weights)
+    ours |= others
+    if BIAS in weights:
+        ours["output.bias"] = weights.take(BIAS).flatten()
+    layers, d_ff = {}, {}
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        layers[side] = weights.count(rf"model\.{side}\.layers\.(\d+)\.")
+        d_ff[side] = weights.shape(f"model.{side}.layers.0.fc1.weight")[0]
+        for i in range(layers[side]):
+            ours |= weights.renamed(f"model.{side}.layers.{i}", f"{side}.{i}", parts)
+    src_size, d_model = ours["src_embedding.token.weight"].shape
+    directory.check_sizes(
+        d_model=d_model,
+        vocab_size=src_size,
+        encoder_layers=layers["encoder"],
+        decoder_layers=layers["decoder"],
+        encoder_ffn_dim=d_ff["encoder"],
+        decoder_ffn_dim=d_ff["decoder"],
+    )
+    cfg = build_config(
+        config.path,
+        src_vocab_size=src_size,
+        tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
+        d_model=d_model,
+        heads=config.number("encoder_attention_heads"),
+        dec_heads=config.number("decoder_attention_heads"),
+        d_ff=d_ff["encoder"],
+        dec_d_ff=d_ff["decoder"],
+        enc_layers=layers["encoder"],
+        dec_layers=layers["decoder"],
+        activation=config.choice("activation_function", ACTIVATIONS),
+        scale_embedding=config.flag("scale_embedding", None),
+        output_bias="output.bias" in ours,
+        share_embeddings=shared,
+        tie_output=tied,
+        norm_eps=1e-5,
+        **variant,
+    )
+    return finished(cfg, ours, weights)
+
+
+def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor], bool, bool]:
+    """The tables under our names; whether source and target share one, and the output layer too.
+
+    A file may repeat a shared table under each of its names, or keep any one of them.  Where
+    nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
+    """
+    tied = config.flag("tie_word_embeddings", True)
+    shared = config.flag("share_encoder_decoder_embeddings", True)
+    one_table = shared and tied
+    wanted = {
+        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * one_table,
+        "tgt_embedding.token.weight": [TARGET] + [SHARED, SOURCE] * shared + [HEAD] * tied,
+        "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
+    }
+    found = {}
+    for table, names in wanted.items():
+        name = next((name for name in names if name in weights), names[0])
+        weights.shape(name)
+        found[table] = name
+    tables = {name: weights.take(name) for name in set(found.values())}
+    weights.drop("|".join(map(literal, (SHARED, SOURCE, TARGET, HEAD))))
+    ours = {name: tables[theirs] for name, theirs in found.items()}
+    src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
+    same = src.shape == tgt.shape and torch.equal(src, tgt)
+    if one_table and not same:
+        raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
+    return ours, shared and same, tied
+
+
+def literal(name: str) -> str:
+    """A pattern for this name alone."""
+    return name.replace(".", r"\.")

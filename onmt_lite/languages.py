@@ -1,0 +1,67 @@
+"""Which languages to translate between: from options, from a line's own tag, from the model."""
+
+import difflib
+import re
+
+from onmt_lite.checkpoints.record import Languages, Pair
+from onmt_lite.errors import OptionError
+
+# >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
+TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
+N_NEAR = 5  # codes that are shown for one that is unknown
+
+
+def choose_languages(languages: Languages | None, given: Pair) -> Pair:
+    """The languages of lines without a tag: the given ones, or else the model's own.
+
+    OptionError where a code is unknown, or is needed and not there.
+    """
+    named = [name for name, code in zip(("src_lang", "tgt_lang"), given) if code]
+    if languages is None:
+        if named:
+            raise OptionError(
+                f"{', '.join(named)}: the model has no languages to choose from; leave it out "
+                "(words such as `translate English to German:` belong into each line)"
+            )
+        return Pair()
+    if languages.source == "none" and given.src:
+        raise OptionError("src_lang: the model is told the target language only; leave it out")
+    for name, code in zip(("src_lang", "tgt_lang"), given):
+        if code and code not in languages.ids:
+            raise OptionError(
+                f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
+            )
+    pair = Pair(given.src or languages.default.src, given.tgt or languages.default.tgt)
+    lacks = {"src_lang": languages.source != "none" and not pair.src}
+    lacks["tgt_lang"] = languages.target != "text" and not pair.tgt
+    problems = [
+        f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
+        f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (-print_model lists all)"
+        for name, lacking in lacks.items()
+        if lacking
+    ]
+    if problems:
+        raise OptionError(*problems)
+    return pair
+
+
+def near(code: str, languages: Languages) -> str:
+    """The codes that are meant, perhaps."""
+    first = code.lower()[:2]
+    like = difflib.get_close_matches(code, languages.ids, n=N_NEAR, cutoff=0.6)
+    like += [known for known in languages.ids if known.lower().startswith(first)]
+    found = list(dict.fromkeys(like))[:N_NEAR]
+    return f"nearest are {', '.join(found)}" if found else "-print_model lists the codes"
+
+
+def read_tag(text: str, languages: Languages | None, pair: Pair) -> tuple[str, Pair]:
+    """The line without its tag, and its languages; what names no known ones stays text."""
+    found = TAG.match(text) if languages else None
+    if found is None or languages is None:
+        return text, pair
+    src, tgt = found[1] or pair.src, found[2]
+    if tgt not in languages.ids or (found[1] and src not in languages.ids):
+        return text, pair
+    if found[1] and languages.source == "none":
+        return text, pair
+    return text[found.end() :], Pair(src, tgt)
