@@ -40,6 +40,6 @@ class FileError(OnmtLiteError):
 
 
 class MemoryExhausted(OnmtLiteError):
-    """One sentence alone does not fit into memory."""
+    """One sentence alone, or the model, does not fit into memory."""
 
     exit_code = 6

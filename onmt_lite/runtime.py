@@ -1,6 +1,7 @@
 """The machine: device, number type, threads, memory."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -8,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from onmt_lite.errors import MemoryExhausted, OptionError
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.options import SpeedOptions
 from onmt_lite.records import Example
 
@@ -49,6 +51,31 @@ def choose(options: SpeedOptions) -> tuple[torch.device, torch.dtype]:
     """Device and number type of the model."""
     device = choose_device(options)
     return device, choose_dtype(options.precision, device)
+
+
+def placed(
+    model: EncoderDecoder, device: torch.device, dtype: torch.dtype, in_place: bool = False
+) -> EncoderDecoder:
+    """The model with its weights on that device and of that number type: the same one if they are.
+
+    Else a copy, since somebody else may be using the model; `in_place`: nobody is.
+    MemoryExhausted where the weights do not fit.
+    """
+    if not isinstance(model, torch.nn.Module):  # a table model has no weights
+        return model
+    device = torch.empty(0, device=device).device  # cuda:0 where that is meant by cuda
+    weights = [*model.parameters(), *model.buffers()]
+    as_is = (w.dtype == dtype or not w.is_floating_point() for w in weights)
+    if all(as_is) and all(w.device == device for w in weights):
+        return model
+    try:
+        return (model if in_place else copy.deepcopy(model)).to(device, dtype)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    raise MemoryExhausted(
+        f"out of memory: the model does not fit on {device}; give another device or precision"
+    )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import Room, choose, cpu_threads
+from onmt_lite.runtime import Room, choose, cpu_threads, placed
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import NotANumber, decode
 from onmt_lite.search.forced import score_targets
@@ -69,15 +69,17 @@ class Translator:
         own: Named | None = None,
         phrases: dict[str, str] | None = None,
     ):
-        """`own`, `phrases`: the tokenizer of the options and their phrase table, where they have
+        """The checkpoint's model stays as it is: where its weights are of another device or number
+        type than the options ask for, the Translator has a copy.
+
+        `own`, `phrases`: the tokenizer of the options and their phrase table, where they have
         been read already."""
         self.options = options
         self.device, dtype = choose(options.speed)
+        self.model = placed(checkpoint.model, self.device, dtype)
+        checkpoint = replace(checkpoint, model=self.model)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         self.phrases = _phrases(options) if phrases is None else phrases
-        self.model = checkpoint.model
-        if isinstance(self.model, torch.nn.Module):
-            self.model.to(self.device, dtype)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         raw_text = options.text.tokenizer != "space"
         rule = options.text.unknown
@@ -110,12 +112,13 @@ class Translator:
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
         # A device that is not there, or a file of subwords, is found before a model is read
-        choose(options.speed)
+        device, dtype = choose(options.speed)
         own, phrases = read_own(options), _phrases(options)
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
         # Modules draw first weights at random, before they get those of the file
         with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
             checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
+            placed(checkpoint.model, device, dtype, in_place=True)
             return cls(checkpoint, options, own, phrases)
 
     def translate(
