@@ -1,5 +1,6 @@
 """One file job: windows of lines through a translator, from -src to -output."""
 
+import contextlib
 import os
 import shlex
 import time
@@ -22,7 +23,7 @@ from onmt_lite.files import (
 )
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
-from onmt_lite.progress import Meter, set_up_log
+from onmt_lite.progress import Meter, logging_to
 from onmt_lite.records import Line, Translation
 from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
 from onmt_lite.rules import model_notes
@@ -52,11 +53,17 @@ def run_job(
     With a `translator` that is loaded already, the log stays as the caller has set it up.
     `progress` is called after each batch with the lines and target tokens that are done.
     """
+    check_paths(list(files_read(options)), options.data.output, options.jobs.log_file)
+    with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
+        return run_logged(options, translator, progress)
+
+
+def run_logged(
+    options: TranslateOptions, translator: Translator | None, progress: Progress | None
+) -> Summary:
+    """As `run_job`, with the log set up."""
     data, report = options.data, options.information
     meter, started = None, time.monotonic()
-    check_paths(list(files_read(options)), data.output, options.jobs.log_file)
-    if translator is None:
-        set_up_log(options.jobs)
     total = count_input(data.src, data.tgt)
     try:
         with open_output(data.output) as out:
@@ -68,18 +75,18 @@ def run_job(
             with Meter(total, options.jobs.quiet, is_typed(data.src), progress) as meter:
                 summary = translate_stream(translator, options, out, meter)
                 seconds = meter.seconds()
+            summary.log(scores=report.verbose or report.report_time)
+            if report.report_time:
+                LOG.info(
+                    "TIME: %.2f s to load, %.2f s to translate, %.1f sentences/s, %.1f tokens/s",
+                    meter.started - started,
+                    seconds,
+                    meter.n_lines / seconds,
+                    meter.n_tokens / seconds,
+                )
     except Interrupted as stop:
         stop.kept = what_is_kept(data.output, meter)
         raise
-    summary.log(scores=report.verbose or report.report_time)
-    if report.report_time:
-        LOG.info(
-            "TIME: %.2f s to load, %.2f s to translate, %.1f sentences/s, %.1f tokens/s",
-            meter.started - started,
-            seconds,
-            meter.n_lines / seconds,
-            meter.n_tokens / seconds,
-        )
     meter.end(data.output, time.monotonic() - started)
     return summary
 

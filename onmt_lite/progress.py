@@ -143,21 +143,34 @@ class StrictFileHandler(logging.FileHandler):
         raise  # a message that cannot be made is a defect
 
     def close(self) -> None:
-        self.stream = None  # every record was flushed; a full disk has been told of already
-        super().close()
+        with contextlib.suppress(OSError):  # a full disk, of which the last record has told
+            super().close()
 
 
-def set_up_log(jobs: JobOptions) -> None:
-    """The log goes to stderr unless -quiet, and to -log_file."""
+@contextlib.contextmanager
+def logging_to(jobs: JobOptions) -> Iterator[None]:
+    """Within, the log goes to stderr unless -quiet, and to -log_file; then where it went before.
+
+    FileError where the file cannot be written.
+    """
+    before = LOG.handlers, LOG.level, LOG.propagate
+    LOG.handlers = [] if jobs.quiet else [StderrHandler()]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
-    LOG.handlers = [] if jobs.quiet else [StderrHandler()]
-    if jobs.log_file is not None:
-        add_log_file(jobs.log_file)
+    try:
+        if jobs.log_file is not None:
+            add_log_file(jobs.log_file)
+        yield
+    finally:
+        for handler in LOG.handlers:
+            handler.close()
+        LOG.handlers, level, LOG.propagate = before
+        LOG.setLevel(level)
 
 
 def add_log_file(path: str) -> None:
-    """Log to the end of a file too.  FileError where it cannot be written."""
+    """Log to the end of a file too, until `logging_to` ends.  FileError where it cannot be
+    written."""
     try:
         handler = StrictFileHandler(path, encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -38,7 +38,7 @@ from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.interrupt import Interrupted, noted_signals
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import JobOptions, SpeedOptions
-from onmt_lite.progress import add_log_file, console_width, set_up_log
+from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import choose
 from onmt_lite.training import samples
@@ -505,10 +505,10 @@ def command_line(console: str, module: str, *words: str) -> str:
     return shlex.join([*start, *words])
 
 
+@logging_to(JobOptions())
 def train(options: TrainOptions) -> None:
     """The whole run.  A first signal ends it after the current step, with its state saved; a second
     one at once.  Raises an OnmtLiteError or, when the state is saved, Interrupted."""
-    set_up_log(JobOptions())
     trainer = Trainer(options)
     out = trainer.out
     go_on = command_line("onmt_train", "onmt_lite.train", "-config", str(out / CONFIG), "-resume")

@@ -5,12 +5,21 @@ import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
+from onmt_lite.options import JobOptions
+from onmt_lite.progress import logging_to
 from tests.support import tiny
 
 # The same examples in every run: a failure comes from a change, not from the dice
 settings.register_profile("onmt_lite", deadline=None, derandomize=True, database=None)
 settings.load_profile("onmt_lite")
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def closed_logs():
+    """Log files that a test opens are closed when it ends."""
+    with logging_to(JobOptions(quiet=True)):
+        yield
 
 
 @pytest.fixture(scope="session")

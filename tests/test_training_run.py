@@ -122,8 +122,8 @@ def test_without_valid_a_run_holds_pairs_out(tmp_path, options):
     path = tmp_path / "my.tsv"
     path.write_text("".join(f"satz {n}\tsentence {n}\n" for n in range(200)), encoding="utf-8")
     argv = ["-train", str(path), "-output", str(tmp_path / "run"), *TINY.split()]
-    module.set_up_log(module.JobOptions())
-    trainer = Trainer(load_train_options([*argv, "-vocab_size", "24"])[0])
+    with module.logging_to(module.JobOptions()):
+        trainer = Trainer(load_train_options([*argv, "-vocab_size", "24"])[0])
     assert sum(len(batch.src) for batch in trainer.valid[0]) == len(trainer.shown) == 4
     assert len(trainer.pairs) == 196 and not set(trainer.shown) & set(trainer.pairs)
     assert "4 held out" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")

@@ -1,0 +1,87 @@
+"""The log of a job is the job's: its files are closed and its handlers gone when it ends."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from onmt_lite.errors import FileError
+from onmt_lite.options import JobOptions
+from onmt_lite.progress import add_log_file, logging_to
+from onmt_lite.reports import LOG
+from tests.cli.conftest import SCRIPT
+
+JOBS = {
+    "done": ["-src", "src.txt", "-output", "out"],
+    "quiet": ["-src", "src.txt", "-output", "out", "-quiet"],
+    "no input": ["-src", "none", "-output", "out"],
+    "no model": ["-src", "src.txt", "-model", "no/such"],
+    "no output": ["-src", "src.txt", "-output", "no/such/out"],
+    "unknown token": ["-src", "odd.txt"],
+}
+
+
+def open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.islink(f"/proc/self/fd/{fd}"):  # the folder that was listed is closed
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+def state():
+    return list(LOG.handlers), LOG.level, LOG.propagate
+
+
+@pytest.mark.parametrize("argv", JOBS.values(), ids=JOBS)
+def test_a_job_leaves_the_log_as_it_was(main, src, tmp_path, argv):
+    (tmp_path / "odd.txt").write_bytes(b"zz\n")
+    before = state()
+    for name in ("log", "log", "other"):
+        main(*argv, "-log_file", name)
+    assert state() == before
+    assert not {str(tmp_path / name) for name in ("log", "other")} & set(open_files())
+    assert (tmp_path / "log").exists()
+
+
+def test_each_job_says_its_lines_once(main, src, tmp_path):
+    """Handlers of an earlier job would say them again."""
+    for _ in range(3):
+        done = main("-src", src, "-log_file", "log")
+        assert done.err.count("empty: 1 of 4 lines") == 1
+    assert (tmp_path / "log").read_text("utf-8").count("empty: 1 of 4 lines") == 3
+
+
+def test_a_log_file_that_cannot_be_opened_leaves_the_log_as_it_was(tmp_path):
+    before = state()
+    with pytest.raises(FileError, match="cannot write no/such/log"):
+        with logging_to(JobOptions(log_file="no/such/log")):
+            pytest.fail("the log file was opened")
+    assert state() == before
+
+
+def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    LOG.addHandler(handler)
+    try:
+        with logging_to(JobOptions(quiet=True, log_file=str(tmp_path / "log"))):
+            add_log_file(str(tmp_path / "second"))
+            LOG.info("inside")
+        LOG.warning("outside")
+    finally:
+        LOG.removeHandler(handler)
+    assert [record.getMessage() for record in records] == ["outside"]
+    for name in ("log", "second"):
+        assert (tmp_path / name).read_text("utf-8").endswith(" INFO] inside\n")
+
+
+@pytest.mark.parametrize("log_file", ["log", "/dev/full", "/dev/stderr"])
+def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file):
+    words = ["-src", src, "-model", table, "-output", "out", "-log_file", log_file, "-quiet"]
+    command = [sys.executable, "-W", "always::ResourceWarning", SCRIPT, *words]
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, env=env, capture_output=True)
+    assert done.returncode == (5 if log_file == "/dev/full" else 0)
+    assert b"ResourceWarning" not in done.stderr
