@@ -106,12 +106,11 @@ def tell(argv: Sequence[str], program: Program) -> str:
 
 def command() -> str:
     """The words that started this program, as far as the first option."""
+    module = sys.modules["__main__"].__spec__  # None but for `python -m`
+    if module is not None:
+        return f"python -m {module.name.removesuffix('.__main__')}"
     path = Path(sys.argv[0])
-    if path.suffix != ".py":
-        return path.name  # a console command such as onmt_translate
-    if path.parent.name != "onmt_lite":
-        return f"python {path.name}"
-    return "python -m onmt_lite" + ("" if path.stem == "__main__" else f".{path.stem}")
+    return f"python {path.name}" if path.suffix == ".py" else path.name
 
 
 def versions() -> str:

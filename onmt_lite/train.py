@@ -42,10 +42,10 @@ from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import choose
 from onmt_lite.training import samples
-from onmt_lite.training.augment import Augment
 from onmt_lite.training.checks import STATE, check_files
 from onmt_lite.training.data import (
     PAD,
+    Pair,
     TrainBatch,
     fitting,
     hold_out,
@@ -70,7 +70,6 @@ from onmt_lite.training.options import (
     as_table,
     load_train_options,
 )
-from onmt_lite.training.words import Pair
 
 LOG_FILE, CONFIG = "train.log", "train.yaml"
 SCRIPT = Path("translate.py")  # where the program is run from a checkout
@@ -89,7 +88,7 @@ COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 # What must be as it was where a run goes on
 SETTLED = (
     *(f.name for f in dataclasses.fields(ModelOptions) if f.name != "dropout"),
-    *("reverse", "vocab_size", "all_characters", "init_from", "new_pieces"),
+    *("reverse", "train_in_turn", "vocab_size", "all_characters", "init_from", "new_pieces"),
 )
 
 ROWS = 100  # of the table, besides those of validations
@@ -140,11 +139,10 @@ class Trainer:
         self.pairs = [pair for corpus in corpora for pair in corpus]
         self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
         same = [pair for path in data.train_same for pair in read_same(path)]
-        slots = read_pairs(data.slots, data.reverse) if data.slots else []
         values = as_table(options)
         self.settled = {name: values[name] for name in SETTLED} | {"train": digest(self.pairs)}
         state = self._read_state() if learning.resume else None
-        self.pieces = self._pieces()
+        self.pieces = self._pieces(corpora[0] if data.train_in_turn else self.pairs)
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
         self.model = rounding(self._model(start)).to(self.device)
         # Of a resumed run too, this is what it started from
@@ -156,9 +154,9 @@ class Trainer:
         self.epochs = Epochs(
             corpora,
             data.train_weights or [1.0] * len(corpora),
+            data.train_in_turn,
             same,
             data.same_lines,
-            Augment(self.pairs, options.augment, slots),
             self.sp,
             data.src_sampling,
             data.tgt_sampling,
@@ -185,8 +183,8 @@ class Trainer:
             raise OptionError(f"init_from: {path} is no Transformer")
         return checkpoint.model
 
-    def _pieces(self) -> bytes:
-        """The sentencepiece model: the run's own, the start's, or a new one."""
+    def _pieces(self, pairs: list[Pair]) -> bytes:
+        """The sentencepiece model: the resumed run's, the start's, or a new one of `pairs`."""
         data = self.options.data
         try:
             if self.options.learning.resume:
@@ -197,7 +195,7 @@ class Trainer:
         except OSError as error:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
         LOG.info("%s pairs read; making pieces of their words", f"{len(self.pairs):,}")
-        return train_sentencepiece(self.pairs, data.vocab_size, data.all_characters)
+        return train_sentencepiece(pairs, data.vocab_size, data.all_characters)
 
     def _model(self, start: Transformer | None) -> Transformer:
         """A new one, or the one to start from with this run's pieces, layers and dropout."""

@@ -111,7 +111,7 @@ def test_version_and_help(run, command):
 
 
 def test_the_commands_train_and_export(run, tmp_path):
-    assert run("onmt_train", "-config", "train-de-en", "-print_config").startswith("train: ")
+    assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
     run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
 

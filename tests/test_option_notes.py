@@ -358,10 +358,7 @@ class TestTraining:
         [
             ("-init_from m -d_model 64", "d_model"),
             ("-init_from m -vocab_size 900", "vocab_size"),
-            ("-augment_quote 0.5", "augment_quote"),
-            ("-augment_conjunction 0.5", "augment_conjunction"),
-            ("-quotes '„…“|\"…\"' -augment_quote 0", "quotes"),
-            ("-conjunctions ', und |, and ' -augment_join 0", "conjunctions"),
+            ("-train_in_turn -valid c", "train_in_turn"),
         ],
     )
     def test_idle(self, line, name):

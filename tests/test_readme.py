@@ -40,7 +40,8 @@ from onmt_lite.training.options import load_train_options
 from tests.perf.speed_chart import chart_of, table_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/de-en/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "data/de-en/README.md", ROOT / "recipes/de_en/README.md"]
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt"
 
 # Programs that the pages call, and how each reads its options

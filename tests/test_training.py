@@ -1,9 +1,7 @@
 """The trainer and its parts."""
 
-import datetime
 import multiprocessing
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from operator import eq
 from random import Random
 
@@ -11,25 +9,20 @@ import pytest
 import sentencepiece as spm
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.__main__ import main as translate
 from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
+from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import Trainer, build_optimizers, train
-from onmt_lite.training import data, slots
-from onmt_lite.training.augment import Augment, drop_final, rename, renumber
+from onmt_lite.training import data
 from onmt_lite.training.epochs import one_ahead
 from onmt_lite.training.growth import rounding, spell, with_pieces
-from onmt_lite.training.lexicon import word_pairs
 from onmt_lite.training.loss import ROWS, smoothed_nll
 from onmt_lite.training.muon import Muon, orthogonalize
-from onmt_lite.training.options import AugmentOptions, load_train_options
-from onmt_lite.training.words import Truecase, names_of, with_rare_words
+from onmt_lite.training.options import load_train_options
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
 from tests.support.files import DATA
@@ -272,8 +265,8 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
     made = tmp_path / "made-by-machine.tsv"
     made.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
     both = ["-train", str(corpus), str(made), "-train_weights", "2", "1"]
-    trainer = Trainer(options(corpus, tmp_path / "run", *both, "-augment_join", "0"))
-    assert len(trainer.epochs.pairs(Random(1))) == 2 * 300 + 40
+    trainer = Trainer(options(corpus, tmp_path / "run", *both))
+    assert len(trainer.epochs.pairs(0, Random(1))) == 2 * 300 + 40
     words = dict(map(reversed, WORDS))
     right = [" ".join(words[w] for w in line.rstrip(".").split()) + "." for line in english]
     assert sum(map(eq, german, right)) > 20
@@ -290,14 +283,12 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
     [
         (["-heads", "3"], "heads"),
         (["-train_steps", "0"], "train_minutes"),
-        (["-quotes", "no marks"], "quotes"),
-        (["-conjunctions", "a|b|c"], "conjunctions"),
         (["-output="], "output"),
         (["-droput", "0.3"], "dropout"),
         (["-train_weights", "1", "2"], "2 weights for 1 files"),
         (["-train_weights", "0"], "above 0"),
         (["-save_bits", "4"], "8 or 16"),
-        (["-slots", "a"], "augment_slots"),
+        (["-train_in_turn", "-train_weights", "1"], "train_weights: with train_in_turn"),
         (["-same_lines", "3"], "train_same"),
     ],
 )
@@ -384,152 +375,8 @@ def test_batches_hold_every_example_once_within_their_budget():
         assert ((b.tgt_out == data.EOS).sum(1) == 1).all()
 
 
-def test_drop_final_needs_the_same_mark_on_both_sides():
-    assert drop_final(("Ja.", "Yes.")) == ("Ja", "Yes")
-    assert drop_final(("Ja!", "Yes.")) == ("Ja!", "Yes.")
-    assert drop_final(("", "")) == ("", "")
-
-
-def test_renumber_changes_shared_numbers_alike():
-    src, tgt = renumber(("Um 8:15 sind 12 von 99 da.", "At 8:15, 12 are there."), Random(4))
-    old, new = "8:15 12".split(), tgt.replace(",", "").split()[1:3]
-    assert all(number in src for number in new)
-    assert new != old
-    assert "99" in src  # not shared, so left alone
-
-
-def test_rare_words_are_counted_once_a_pair_and_without_case():
-    pairs = [("Haus und Hof", "a"), ("das haus", "b"), ("das, das Das", "c"), ("", "d")]
-    assert with_rare_words(pairs, 0) == []
-    assert with_rare_words(pairs, 1) == pairs[:1]
-    assert with_rare_words(pairs, 2) == pairs[:3]
-
-
-def alignment(pairs):
-    """IBM Model 1 in so many words: p(target word | source word), and the expected links."""
-    prob = defaultdict(lambda: 1.0)
-    for _ in range(10):
-        links, total = Counter(), Counter()
-        for src, tgt in pairs:
-            for t in tgt:
-                norm = sum(prob[s, t] for s in src)
-                for s in src:
-                    links[s, t] += prob[s, t] / norm
-                    total[s] += prob[s, t] / norm
-        prob = {(s, t): n / total[s] for (s, t), n in links.items()}
-    return prob, links
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4)), min_size=1, max_size=12
-    )
-)
-def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
-    forward, links = alignment(pairs)
-    backward, _ = alignment([(tgt, src) for src, tgt in pairs])
-    sure = [
-        min(p - 0.15, backward[t, s] - 0.15, links[s, t] - 1.5) for (s, t), p in forward.items()
-    ]
-    assume(all(abs(margin) > 1e-3 for margin in sure))
-    expected = {key for key, margin in zip(forward, sure) if margin > 0}
-    found = word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
-    assert set(found) == expected and len(found) == len(expected)
-
-
-def test_words_of_a_corpus_become_lines(corpus):
-    pairs = data.read_pairs(corpus)
-    assert sorted(word_pairs(pairs)) == sorted(WORDS)
-    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src".split()}
-    off |= {"augment_numbers": 0}
-    plain = Augment(pairs, AugmentOptions(**off))(pairs, Random(7))
-    more = Augment(pairs, AugmentOptions(**off, augment_words=2))(pairs, Random(7))
-    assert Counter(more) - Counter(plain) == Counter(WORDS * 2)
-
-
-def test_names_are_what_both_sides_write_large_inside_sentences():
-    pairs = [
-        ("Ich sah Tom in Boston.", "I saw Tom in Boston."),
-        ("Tom sah das Hotel.", "Tom saw the Hotel."),
-        ("Das Hotel ist gut.", "The hotel is good, the hotel is."),
-        ("Yumi lacht, USA!", "Yumi laughs, USA!"),  # never inside; no small letters
-    ]
-    assert names_of(pairs) == ["Boston", "Tom"]
-
-
-def test_another_name_stands_on_both_sides():
-    names, rng = ["Berlin", "Boston", "Tom"], Random(3)
-    found = {rename(("Tom, Tom!", "Tom's Tom: Toms"), names, rng) for _ in range(200)}
-    for src, tgt in found:
-        name = src.partition(",")[0]
-        assert (src, tgt) == (f"{name}, {name}!", f"{name}'s {name}: Toms")
-    new = {src.partition(",")[0] for src, _ in found}
-    assert set(names) < new and "Berton" in new
-    assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
-
-
 def pieces_of(pairs, **kwargs):
     return spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, **kwargs))
-
-
-KIND_FORMS = {
-    "name": r"[^\W\d_]+(-[^\W\d_]+)?",
-    "number": r"[1-9]\d{,9}|0",
-    "decimal": r"\d+[.,]\d+",
-    "time": r"\d{1,2}[:.]\d\d",
-    "date": r"\d{1,2}\.\d{1,2}\.(\d{4})?|\d{4}-\d\d-\d\d",
-    "phone": r"[+(]?\d[\d ()/-]{5,}",
-    "mail": r"[a-z0-9._-]+@[a-z0-9.-]+\.[a-z.]+",
-    "url": r"(https?://)?[a-z0-9./-]+",
-    "code": r"[A-Z]{1,3}[- ]?\d+",
-    "emoji": "[^\\w\\s!-~]",
-    "sign": r"[^\w\s]",
-    "script": r".{1,7}",
-    "field": r"[^ ]+",
-}
-
-
-def test_every_kind_of_slot_has_its_form():
-    assert set(slots.KINDS) == set(KIND_FORMS)
-    rng = Random(6)
-    for kind, form in KIND_FORMS.items():
-        made = [slots.KINDS[kind](rng) for _ in range(500)]
-        assert [m for m in made if not re.fullmatch(form, m)] == [], kind
-        assert len(set(made)) > 12, kind
-
-
-def test_made_up_dates_are_days_of_the_calendar():
-    rng = Random(7)
-    for made in (slots.date(rng) for _ in range(500)):
-        parts = [int(part) for part in re.findall(r"\d+", made)]
-        if "-" in made:
-            parts.reverse()
-        datetime.date(parts[2] if len(parts) == 3 else 2001, parts[1], parts[0])
-
-
-def test_slots_are_filled_alike_on_both_sides():
-    for seed in range(50):
-        pair = slots.fill(("{name}, {name2}: {x} {name}", "{name}|{name2}|{x}"), Random(seed))
-        first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
-        assert pair[1] == f"{first}|{second}|{{x}}"
-        assert first != second
-
-
-def test_marks_are_the_same_around_both_sides():
-    for seed in range(200):
-        src, tgt = slots.decorate(("Ja.", "Yes."), Random(seed))
-        assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
-
-
-def test_filled_slots_join_each_epoch(corpus, tmp_path):
-    (tmp_path / "slots.tsv").write_text("Um {time}.\tAt {time}.\n", encoding="utf-8")
-    filled = ["-slots", str(tmp_path / "slots.tsv"), "-augment_slots", "40"]
-    more = Trainer(options(corpus, tmp_path / "run", *filled, "-augment_join", "0"))
-    pairs = more.epochs.pairs(Random(1))
-    times = [pair for pair in pairs if re.match(r"Um \d", pair[0], re.IGNORECASE)]
-    assert len(times) == 40 and len(set(times)) > 30
-    assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
 
 
 def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
@@ -547,8 +394,7 @@ def test_weights_reach_the_run(corpus, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("neun\tnine\n", encoding="utf-8")
     files = ["-train", str(corpus), str(other), "-train_weights", "0.5", "7"]
-    plain = "-augment_join 0 -augment_no_final 0 -augment_lower_src 0 -augment_upper 0".split()
-    pairs = Trainer(options(corpus, tmp_path / "run", *files, *plain)).epochs.pairs(Random(1))
+    pairs = Trainer(options(corpus, tmp_path / "run", *files)).epochs.pairs(0, Random(1))
     assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
 
 
@@ -557,21 +403,42 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
     odd = tmp_path / "odd.tsv"
     odd.write_text("zwei 🙂\ttwo\nzwei\ttwo 🙂\n" * 30, encoding="utf-8")
     more = ["-init_from", str(tmp_path / "few"), "-train", str(corpus), str(odd)]
-    plain = "-augment_join 0 -augment_upper 0".split()
-    trainer = Trainer(options(corpus, tmp_path / "run", *more, *plain))
+    trainer = Trainer(options(corpus, tmp_path / "run", *more))
     unk = trainer.sp.unk_id()
     examples = [example for batch in trainer.epochs(0) for example in batch]
     assert sum(unk in src for src, _ in examples) == 30
     assert not any(unk in tgt for _, tgt in examples)
     assert len(examples) == 300 + 30
+    odd.write_text("zwei\ttwo 🙂\n" * 30, encoding="utf-8")
+    none = Trainer(options(corpus, tmp_path / "none", *more[:2], "-train", str(odd)))
+    with pytest.raises(DataError, match="-all_characters"):
+        none.epochs(0)
+
+
+def test_files_in_turn_are_an_epoch_each(corpus, tmp_path):
+    first, second = tmp_path / "1.tsv", tmp_path / "2.tsv"
+    first.write_text("eins zwei drei\tone two three\n" * 20, encoding="utf-8")
+    second.write_text("zwei drei ß\ttwo three\n" * 30, encoding="utf-8")
+    files = ["-train", str(first), str(second), "-train_in_turn", "-vocab_size", "16"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *files, "-train_steps", "4"))
+    expected = [("eins zwei drei", "one two three")] * 20, [("zwei drei ß", "two three")] * 30
+    for epoch in range(5):
+        assert trainer.epochs.pairs(epoch, Random(1)) == expected[epoch % 2]
+    assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # pieces of the first file alone
+    with pytest.raises(OptionError, match="train_in_turn needs valid"):
+        load_train_options([*files, "-output", str(tmp_path / "x"), "-train_steps", "4"])
+    trainer.run()
+    with pytest.raises(OptionError, match=r"train_in_turn \(True before, False now\)"):
+        both = [word for word in files if word != "-train_in_turn"]
+        Trainer(options(corpus, tmp_path / "run", *both, "-resume"))
 
 
 def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
     same = tmp_path / "same.txt"
     same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")
-    more = ["-train_same", str(same), "-same_lines", "4", "-augment_join", "0"]
-    trainer = Trainer(options(corpus, tmp_path / "run", *more, "-augment_lower_src", "0"))
-    found = [p for p in trainer.epochs.pairs(Random(1)) if p[0].casefold().startswith("line")]
+    more = ["-train_same", str(same), "-same_lines", "4"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *more))
+    found = [p for p in trainer.epochs.pairs(0, Random(1)) if p[0].casefold().startswith("line")]
     assert len(set(found)) == 4 and all(src == tgt for src, tgt in found)
     with pytest.raises(OnmtLiteError, match="none.txt"):
         data.read_same(tmp_path / "none.txt")
@@ -637,48 +504,6 @@ def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(corpus, t
     assert Trainer(options(corpus, tmp_path / "again", *again)).sp.vocab_size() == len(
         more.model.output.weight
     )
-
-
-def test_truecase_lowers_ordinary_words_only():
-    case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
-    assert case.lower_first("Das geht") == "das geht"
-    assert case.lower_first("Haus und Hof") == "Haus und Hof"
-
-
-def test_each_augmentation_shows():
-    pairs = [(f"Satz {i} ist da.", f"Sentence {i} is here.") for i in range(50)]
-    off = {f"augment_{name}": 0.0 for name in "join quote no_final upper lower_src marks".split()}
-    off |= {"augment_numbers": 0, "augment_conjunction": 0.0}
-
-    def run(**on):
-        return Augment(pairs, AugmentOptions(**{**off, **on}))(pairs, Random(7))
-
-    assert sorted(run()) == sorted(pairs)
-    assert all(s not in dict(pairs) and t for s, t in run(augment_marks=1.0))
-    assert len(run(augment_numbers=2)) == 150
-    assert len(run(augment_rare=1)) == 100  # "0", "1", ... are in one pair each
-    pairs.append(("Satz, ja.", "A sentence, yes."))
-    assert Counter(run(augment_rare=1))[pairs[-1]] == 2
-    assert len(run(augment_rare=0)) == 51
-    del pairs[-1]
-    assert all(src.isupper() and tgt.isupper() for src, tgt in run(augment_upper=1.0))
-    assert all(src.islower() and not tgt.islower() for src, tgt in run(augment_lower_src=1.0))
-    assert not any(side.endswith(".") for pair in run(augment_no_final=1.0) for side in pair)
-    assert sorted(run(augment_names=1.0)) == sorted(pairs)  # which share no name
-    pairs.append(("Er mag Tom.", "He likes Tom."))
-    assert ("Er mag Tom.", "He likes Tom.") in run(augment_names=0.0)
-    pairs.append(("Er mag Bob.", "He likes Bob."))
-    swapped = run(augment_names=1.0)
-    assert not {pairs[-1], pairs[-2]} <= set(swapped)
-    assert all(src.split()[-1] == tgt.split()[-1] for src, tgt in swapped if "mag" in src)
-    del pairs[-2:]
-    joined = run(augment_join=1.0)
-    assert sum(src.count(".") for src, _ in joined) == 50
-    assert min(src.count(".") for src, _ in joined[:-1]) >= 2
-    linked = run(augment_join=1.0, augment_conjunction=1.0, conjunctions=(", und |, and ",))
-    assert all(", und " in src and ", and " in tgt for src, tgt in linked[:-1])
-    quoted = run(augment_quote=1.0, quotes=('„…“|"…"',))
-    assert all(s[0] == "„" and s[-1] == "“" and t[0] == t[-1] == '"' for s, t in quoted)
 
 
 @pytest.mark.parametrize(

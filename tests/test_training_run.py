@@ -175,7 +175,8 @@ REFUSED = [
     # what is there before, options, error, what it says
     ([], "-train no/a.tsv no/b.tsv -valid no/c.tsv -init_from no/model", FileError,
      r"no/a.tsv \(no such file\), no/b.tsv .*, no/c.tsv .*, no/model \(no such model\)$"),
-    ([], "-train . -slots no/d.tsv -augment_slots 1", FileError, r"\. \(a directory\), no/d.tsv"),
+    ([], "-train . -train_same no/d.txt -same_lines 1", FileError,
+     r"\. \(a directory\), no/d.txt"),
     ([], "-init_from no/model", CheckpointError, "no/model"),
     ([], "-output file/run", FileError, "file/run"),
     ([], "-output /proc/run", FileError, "/proc"),
@@ -273,10 +274,12 @@ def test_a_complete_run_says_so(run, options, capsys):
     assert table(folder) == rows
 
 
-def test_the_options_of_a_run_are_a_configuration(run, options):
-    folder = run("-conjunctions", ", ü |, and ")
+def test_the_options_of_a_run_are_a_configuration(run, options, corpus, tmp_path):
+    path = tmp_path / ", ü |, and .tsv"
+    path.write_bytes(corpus.read_bytes())
+    folder = run("-train", path, "-train_weights", "0.5")
     again, _ = load_train_options(["-config", str(folder / "train.yaml")])
-    assert again == options("-conjunctions", ", ü |, and ")
+    assert again == options("-train", path, "-train_weights", "0.5")
 
 
 def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):

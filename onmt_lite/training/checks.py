@@ -18,7 +18,6 @@ def check_files(options: TrainOptions) -> None:
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
     read = [(name, path) for name, paths in given.items() for path in paths]
-    read += [("slots", data.slots)] if data.slots else []
     if problems := unreadable([path for _, path in read]):
         if data.init_from is not None and not os.path.exists(data.init_from):
             problems.append(f"{data.init_from} (no such model)")

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.training.slots import EMOJI, SIGNS
-from onmt_lite.training.words import Pair
+
+Pair = tuple[str, str]  # a source line and its translation
+Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
 
 # Latin letters with their marks, Greek, Cyrillic: what names and quoted words are written with
 LETTERS = "".join(
@@ -27,9 +28,9 @@ LETTERS = "".join(
     for code in range(first, last)
     if unicodedata.is_normalized("NFKC", chr(code))
 )
+EMOJI = "🙂😀😂😊😍😉😢😭😎🤔👍👎👏🙏💪🎉🎁🎂❤💔⭐🔥✨☀🌧❄🌹🐶🐱🍕🍺☕🚗🚲🏠📞📧📅✅❌⚠➡"
+SIGNS = "€£$¥%§&@#*+=→←↑↓•·–—°±×÷©®†✓■★"
 COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
-
-Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 GZIP = b"\x1f\x8b"

@@ -1,4 +1,4 @@
-"""The batches of each epoch: drawn, changed and tokenized here or in a process beside."""
+"""The batches of each epoch: drawn and tokenized here or in another process."""
 
 import itertools
 import multiprocessing
@@ -12,9 +12,7 @@ from random import Random
 import sentencepiece as spm
 
 from onmt_lite.errors import DataError
-from onmt_lite.training.augment import Augment
-from onmt_lite.training.data import Example, fitting, group, tokenize, weighted
-from onmt_lite.training.words import Pair
+from onmt_lite.training.data import Example, Pair, fitting, group, tokenize, weighted
 
 Batches = list[list[Example]]
 
@@ -24,15 +22,18 @@ class Epochs:
     """Makes any epoch of a run from its number and the seed alone, but for the segmentations that
     are drawn by sentencepiece, which starts from elsewhere in each process.
 
-    `corpora` are the pairs of each file, `weights` how often an epoch has them, `same` pairs of
-    equal sides, of which it has `same_lines`; `max_length` is in tokens.
+    corpora     the pairs of each file
+    weights     how often an epoch has the pairs of each file
+    in_turn     epoch n has the pairs of file n alone, counted from 0 and round and round
+    same        pairs of equal sides, of which an epoch has `same_lines`
+    max_length  in tokens; longer pairs are left out
     """
 
     corpora: list[list[Pair]]
     weights: Sequence[float]
+    in_turn: bool
     same: list[Pair]
     same_lines: int
-    augment: Augment
     sp: spm.SentencePieceProcessor
     src_sampling: float
     tgt_sampling: float
@@ -40,17 +41,25 @@ class Epochs:
     batch_tokens: int
     seed: int
 
-    def pairs(self, rng: Random) -> list[Pair]:
-        """The text of one epoch."""
-        pairs = weighted(self.corpora, self.weights, rng)
+    def pairs(self, epoch: int, rng: Random) -> list[Pair]:
+        """The text of one epoch, shuffled."""
+        if self.in_turn:
+            pairs = list(self.corpora[epoch % len(self.corpora)])
+        else:
+            pairs = weighted(self.corpora, self.weights, rng)
         pairs += rng.sample(self.same, min(self.same_lines, len(self.same)))
-        return self.augment(pairs, rng)
+        rng.shuffle(pairs)
+        return pairs
 
     def __call__(self, epoch: int) -> Batches:
         rng = Random(f"{self.seed} {epoch}")
-        examples = tokenize(self.sp, self.pairs(rng), self.src_sampling, self.tgt_sampling, rng)
+        pairs = self.pairs(epoch, rng)
+        examples = tokenize(self.sp, pairs, self.src_sampling, self.tgt_sampling, rng)
+        examples = fitting(examples, self.max_length)
         unk = self.sp.unk_id()  # never to be learned as something to say
-        examples = fitting([e for e in examples if unk not in e[1]], self.max_length)
+        examples = [example for example in examples if unk not in example[1]]
+        if not examples:
+            raise DataError("every target has a character without a piece; give -all_characters")
         return group(examples, self.batch_tokens, rng)
 
 

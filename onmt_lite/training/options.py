@@ -24,8 +24,6 @@ Trains a Transformer on pairs of lines and writes a model that translate.py -mod
 log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
 Stop it with Ctrl-C at any time; -resume goes on where it stopped."""
 
-Pairs = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -47,6 +45,14 @@ class DataOptions:
         "of them in each epoch; without weights, once",
         example="2 0.5 -train small.tsv large.tsv",
     )
+    train_in_turn: bool = opt(
+        False,
+        "Learn from one training file in each epoch, in turn, instead of from all: for text that "
+        "a program has made anew for each epoch; pieces are made of the first file",
+        requires="-valid",
+        needs="several -train",
+        example="-train 1.tsv 2.tsv 3.tsv -valid my.dev.tsv",
+    )
     train_same: tuple[str, ...] = opt(
         (),
         "Learn to leave the lines of these files as they are, plain or .gz",
@@ -60,15 +66,6 @@ class DataOptions:
         min=0,
         requires="-train_same",
         example="1000 -train_same names.txt",
-    )
-    slots: str | None = opt(
-        None,
-        "Read pairs with slots from this file, which augment_slots fills, such as `{name} kommt "
-        "um {time}.`; the kinds are name, number, decimal, time, date, phone, mail, url, code, "
-        "emoji, sign, script, field",
-        value="FILE",
-        requires="-augment_slots",
-        example="slots.tsv -augment_slots 2000",
     )
     valid: tuple[str, ...] = opt(
         (),
@@ -226,9 +223,7 @@ class LearningOptions:
         above=0,
         example="10",
     )
-    seed: int = opt(
-        1, "Start random weights, order, augmentation and dropout here", min=0, example="2"
-    )
+    seed: int = opt(1, "Start random weights, order and dropout here", min=0, example="2")
     device: str = opt(
         "auto",
         "Run on `cpu`, `cuda`, `cuda:N`, or (`auto`) on a GPU if there is one",
@@ -262,109 +257,25 @@ class LearningOptions:
 
 
 @dataclass(frozen=True)
-class AugmentOptions:
-    """Shares of lines that are changed as `onmt_lite.training.augment` says."""
-
-    title: ClassVar[str] = "Augmentation"
-
-    augment_join: float = opt(
-        0.07,
-        "Join this share of lines with their neighbours to lines of 2 to 8 sentences",
-        min=0,
-        max=1,
-        example="0.1",
-    )
-    augment_conjunction: float = opt(
-        0.35,
-        "Make this share of the joins with a conjunction",
-        min=0,
-        max=1,
-        needs="-conjunctions and -augment_join",
-        example='0.5 -conjunctions ", und |, and "',
-    )
-    conjunctions: tuple[str, ...] = opt(
-        (),
-        "Join by these pairs `source|target`, such as `, und |, and `",
-        needs="-augment_join and -augment_conjunction",
-        example='", und |, and "',
-    )
-    augment_quote: float = opt(
-        0.01,
-        "Put this share of lines into quotation marks",
-        min=0,
-        max=1,
-        needs="-quotes",
-        example="0.02 -quotes '„…“|\"…\"'",
-    )
-    quotes: tuple[str, ...] = opt(
-        (),
-        'Quote by these pairs, such as `„…“|"…"`',
-        needs="-augment_quote",
-        example="'„…“|\"…\"'",
-    )
-    augment_no_final: float = opt(
-        0.06, "Take the final mark off this share of lines", min=0, max=1, example="0.1"
-    )
-    augment_upper: float = opt(
-        0.015, "Put this share of lines into capitals", min=0, max=1, example="0.02"
-    )
-    augment_lower_src: float = opt(
-        0.02, "Put this share of sources into small letters", min=0, max=1, example="0.05"
-    )
-    augment_rare: int = opt(
-        0,
-        "Count pairs twice whose source has a word that N pairs have, or fewer",
-        min=0,
-        example="3",
-    )
-    augment_words: int = opt(
-        0,
-        "Add N copies of each pair of words that are sure to translate each other, as lines",
-        min=0,
-        example="2",
-    )
-    augment_names: float = opt(
-        0.0,
-        "Put another name, known or made up, in the place of a name that both sides share, in "
-        "this share of lines",
-        min=0,
-        max=1,
-        example="0.1",
-    )
-    augment_numbers: int = opt(
-        2,
-        "Add N copies with other numbers of each pair that shares numbers",
-        min=0,
-        example="4",
-    )
-    augment_slots: int = opt(
-        0,
-        "Make N lines in each epoch by filling the pairs of slots",
-        min=0,
-        requires="-slots",
-        example="2000 -slots slots.tsv",
-    )
-    augment_marks: float = opt(
-        0.0,
-        "Add bullets, emoji, markup, signs or placeholders to both sides of this share of lines",
-        min=0,
-        max=1,
-        example="0.05",
-    )
-
-
-@dataclass(frozen=True)
 class TrainOptions:
     """All groups together."""
 
     data: DataOptions
     model: ModelOptions
     learning: LearningOptions
-    augment: AugmentOptions
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
 
 
 PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
+BEFOREHAND = (
+    "recipes/de_en/text.py, in the repository, writes such text, a file for each epoch; name "
+    "these with train, and give train_in_turn"
+)
+CHANGES = (  # of the text, which are made before training
+    "augment_join augment_conjunction conjunctions augment_quote quotes augment_no_final "
+    "augment_upper augment_lower_src augment_rare augment_words augment_names augment_numbers "
+    "augment_slots slots augment_marks"
+)
 ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
     **dict.fromkeys(
         ("train_src", "train_tgt", "path_src", "path_tgt"), f"{PASTE} -train pairs.tsv"
@@ -372,15 +283,16 @@ ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
     **dict.fromkeys(("valid_src", "valid_tgt"), f"{PASTE} -valid pairs.tsv"),
     "data": "name the pairs with train (`source<TAB>target` lines), held-out ones with valid",
     "save_model": "name the directory with output",
+    **dict.fromkeys(CHANGES.split(), BEFOREHAND),
 }
-GROUPS = (DataOptions, ModelOptions, LearningOptions, AugmentOptions)
+GROUPS = (DataOptions, ModelOptions, LearningOptions)
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
 PROGRAM = Program(("onmt_train",), USAGE, OPTIONS)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
     """Options as a configuration has them, but for -resume."""
-    groups = (options.data, options.model, options.learning, options.augment)
+    groups = (options.data, options.model, options.learning)
     values = {name: value for group in groups for name, value in vars(group).items()}
     del values["resume"]
     return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
@@ -391,8 +303,8 @@ def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
     usual = {name: option.default for name, option in OPTIONS.items()}
     notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
-    data, model, learning, augment = map(resolved.build, GROUPS)
-    return TrainOptions(data, model, learning, augment, notes), resolved
+    data, model, learning = map(resolved.build, GROUPS)
+    return TrainOptions(data, model, learning, notes), resolved
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
@@ -408,6 +320,10 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append(
             f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
         )
+    if v["train_weights"] and v["train_in_turn"]:
+        problems.append(
+            "train_weights: with train_in_turn each epoch has one file, once; leave one of them out"
+        )
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")
     if v["save_bits"] not in (8, 16):
@@ -416,14 +332,4 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append(
             "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)"
         )
-    for name, marks in (("conjunctions", 0), ("quotes", 1)):
-        for pair in v[name]:
-            sides = pair.split("|")
-            if len(sides) != 2 or any(side.count("…") != marks for side in sides):
-                problems.append(f"{name}: {pair!r} is not of the form in -help")
     return problems
-
-
-def split_pairs(pairs: tuple[str, ...]) -> Pairs:
-    """("a|b", ...) -> (("a", "b"), ...)"""
-    return tuple((src, tgt) for src, tgt in (pair.split("|") for pair in pairs))

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-Pair = tuple[str, str]
+from onmt_lite.training.data import Pair
 
 WORD = re.compile(r"\w+")
 

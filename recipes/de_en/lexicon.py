@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from onmt_lite.training.words import Pair, Truecase
+from onmt_lite.training.data import Pair
+from recipes.de_en.words import Truecase
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 ITERATIONS = 10

@@ -7,7 +7,7 @@ filled.  Nobody can know these strings by heart, so a model has to learn to copy
 import re
 from random import Random
 
-from onmt_lite.training.words import Pair
+from onmt_lite.training.data import EMOJI, SIGNS, Pair
 
 SLOT = re.compile(r"\{([a-z]+)\d?\}")
 
@@ -18,8 +18,6 @@ ENDINGS = ["", "", "", *"er mann stein hofer ski ić ová sen berg bauer ini ez 
 DOMAINS = "de com org net at ch eu info co.uk fr io".split()
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-EMOJI = "🙂😀😂😊😍😉😢😭😎🤔👍👎👏🙏💪🎉🎁🎂❤💔⭐🔥✨☀🌧❄🌹🐶🐱🍕🍺☕🚗🚲🏠📞📧📅✅❌⚠➡"
-SIGNS = "€£$¥%§&@#*+=→←↑↓•·–—°±×÷©®†✓■★"
 # First and last letters of Greek, Cyrillic, Hebrew, Arabic, kana, Han and Hangul
 SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥", "가힣")
 

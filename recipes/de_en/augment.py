@@ -1,24 +1,18 @@
-"""Text-level augmentation: what a corpus of tidy short sentences does not teach.
+"""Changes of the text that teach what a corpus of tidy short sentences does not.
 
-Every function takes and returns a (src, tgt) pair or a list of them and draws from the
-`random.Random` it is given, so an epoch is decided by its seed.
+Every function takes and returns a (src, tgt) pair or a list of pairs, and draws from a
+`random.Random` alone.
 """
 
 import re
 from collections.abc import Sequence
 from random import Random
 
-from onmt_lite.training.lexicon import word_pairs
-from onmt_lite.training.options import AugmentOptions, split_pairs
-from onmt_lite.training.slots import decorate, fill, name, number
-from onmt_lite.training.words import (
-    WORD,
-    Pair,
-    Truecase,
-    names_of,
-    shared_words,
-    with_rare_words,
-)
+from onmt_lite.training.data import Pair
+from recipes.de_en.lexicon import word_pairs
+from recipes.de_en.options import ChangeOptions
+from recipes.de_en.slots import decorate, fill, name, number
+from recipes.de_en.words import WORD, Truecase, names_of, shared_words, with_rare_words
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
 FINAL = ".!?"
@@ -71,27 +65,41 @@ def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
     return WORD.sub(swap, src), WORD.sub(swap, tgt)
 
 
-class Augment:
-    """Applies all of the above, at the rates that the options give."""
+def split_pairs(pairs: Sequence[str]) -> list[Pair]:
+    """("a|b", ...) -> [("a", "b"), ...]"""
+    return [(src, tgt) for src, tgt in (pair.split("|") for pair in pairs)]
 
-    def __init__(self, pairs: list[Pair], options: AugmentOptions, templates: Sequence[Pair] = ()):
-        self.options, self.templates = options, templates
+
+class Augment:
+    """Makes the text of any epoch: `augment(pairs, rng)`.
+
+    pairs      the whole corpus, which words, names and numbers are taken from
+    templates  pairs with slots, of which `n_filled` join each epoch, filled
+    """
+
+    def __init__(
+        self,
+        pairs: list[Pair],
+        options: ChangeOptions,
+        templates: Sequence[Pair] = (),
+        n_filled: int = 0,
+    ):
+        self.options, self.templates, self.n_filled = options, templates, n_filled
         self.conjunctions = split_pairs(options.conjunctions)
         self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
         self.tgt_case = Truecase(tgt for _, tgt in pairs)
         self.names = names_of(pairs)
-        self.words = word_pairs(pairs) if options.augment_words else []
-        self.rare = with_rare_words(pairs, options.augment_rare)
+        self.words = word_pairs(pairs) if options.words else []
+        self.rare = with_rare_words(pairs, options.rare)
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
 
     def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
         """One epoch: shuffled, joined, and with its share of odd spellings."""
-        words = self.words * self.options.augment_words
-        numbered = self.numbered * self.options.augment_numbers
+        words = self.words * self.options.words
+        numbered = self.numbered * self.options.numbers
         pairs = pairs + self.rare + words + [renumber(pair, rng) for pair in numbered]
-        filled = self.options.augment_slots if self.templates else 0
-        pairs += [fill(rng.choice(self.templates), rng) for _ in range(filled)]
+        pairs += [fill(rng.choice(self.templates), rng) for _ in range(self.n_filled)]
         rng.shuffle(pairs)
         return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
 
@@ -99,7 +107,7 @@ class Augment:
         """Make lines of several sentences out of neighbours, each pair used once."""
         joined, i = [], 0
         while i < len(pairs):
-            alone = rng.random() >= self.options.augment_join
+            alone = rng.random() >= self.options.join
             n = 1 if alone else rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8))
             joined.append(self._glue(pairs[i : i + n], rng))
             i += n
@@ -109,7 +117,7 @@ class Augment:
         src, tgt = group[0]
         for src_next, tgt_next in group[1:]:
             stop = src[-1:] == tgt[-1:] == "."
-            if stop and self.conjunctions and rng.random() < self.options.augment_conjunction:
+            if stop and self.conjunctions and rng.random() < self.options.conjunction:
                 link_src, link_tgt = rng.choice(self.conjunctions)
                 src = src[:-1] + link_src + self.src_case.lower_first(src_next)
                 tgt = tgt[:-1] + link_tgt + self.tgt_case.lower_first(tgt_next)
@@ -119,17 +127,17 @@ class Augment:
 
     def _respell(self, pair: Pair, rng: Random) -> Pair:
         options = self.options
-        if rng.random() < options.augment_names:
+        if rng.random() < options.names:
             pair = rename(pair, self.names, rng)
-        if self.quotes and rng.random() < options.augment_quote and '"' not in pair[1]:
+        if self.quotes and rng.random() < options.quote and '"' not in pair[1]:
             (src_open, src_close), (tgt_open, tgt_close) = rng.choice(self.quotes)
             pair = src_open + pair[0] + src_close, tgt_open + pair[1] + tgt_close
-        elif rng.random() < options.augment_no_final:
+        elif rng.random() < options.no_final:
             pair = drop_final(pair)
-        if rng.random() < options.augment_marks:
+        if rng.random() < options.marks:
             pair = decorate(pair, rng)
-        if rng.random() < options.augment_upper:
+        if rng.random() < options.upper:
             return pair[0].upper(), pair[1].upper()
-        if rng.random() < options.augment_lower_src:
+        if rng.random() < options.lower_src:
             return pair[0].lower(), pair[1]
         return pair

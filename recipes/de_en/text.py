@@ -1,0 +1,67 @@
+"""Write the text that a model learns from, made anew for each epoch:
+`python -m recipes.de_en.text -config recipes/de_en/1.text.yaml`.
+
+Each file holds the pairs of one epoch, `source<TAB>target` lines, for the trainer's
+`-train_in_turn`.  Number and seed decide what an epoch holds.
+"""
+
+import gzip
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from onmt_lite.environment import prepare_environment
+
+if __name__ == "__main__":
+    prepare_environment()
+
+from onmt_lite.cli import run_program
+from onmt_lite.errors import FileError, OptionError
+from onmt_lite.export import write_whole
+from onmt_lite.training.data import Pair, read_pairs, read_same, weighted
+from recipes.de_en.augment import Augment
+from recipes.de_en.options import PROGRAM, TextOptions, load_text_options
+
+
+def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
+    """The pairs of each epoch.  FileError or DataError where a file is no list of pairs."""
+    files = options.files
+    corpora = [read_pairs(path) for path in files.train]
+    same = [pair for path in files.train_same for pair in read_same(path)]
+    templates = read_pairs(files.slots) if files.slots else []
+    weights = files.train_weights or [1.0] * len(corpora)
+    every = [pair for corpus in corpora for pair in corpus]
+    augment = Augment(every, options.changes, templates, files.slot_lines)
+    for epoch in range(files.epochs):
+        rng = Random(f"{files.seed} {epoch}")
+        pairs = weighted(corpora, weights, rng)
+        pairs += rng.sample(same, min(files.same_lines, len(same)))
+        # A line that was a final mark alone may have lost it
+        yield [(src, tgt) for src, tgt in augment(pairs, rng) if src and tgt]
+
+
+def write_text(options: TextOptions) -> None:
+    """The whole program.  An OnmtLiteError says what is wrong; then nothing has been written."""
+    output = Path(os.path.abspath(options.files.output))
+    if os.path.lexists(output):
+        raise OptionError(f"output: {output} exists already; choose another path or remove it")
+    written = {}
+    for number, pairs in enumerate(epochs_of(options), 1):
+        name, text = f"{number:02d}.tsv.gz", "".join(map("%s\t%s\n".__mod__, pairs))
+        written[name] = gzip.compress(text.encode("utf-8"), mtime=0)
+        print(f"{name}: {len(pairs):,} pairs", file=sys.stderr)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write {output}: {error.strerror}") from None
+    write_whole(written, output.parent, output.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, PROGRAM, load_text_options, write_text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

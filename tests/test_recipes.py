@@ -1,0 +1,385 @@
+"""The text of the shipped model's recipe."""
+
+import datetime
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.errors import FileError, OptionError
+from onmt_lite.schema.option import META_NAMES
+from onmt_lite.train import Trainer
+from onmt_lite.training.data import read_pairs
+from onmt_lite.training.options import CHANGES, load_train_options
+from recipes.de_en import slots
+from recipes.de_en.augment import Augment, drop_final, rename, renumber
+from recipes.de_en.lexicon import word_pairs
+from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
+from recipes.de_en.text import main, write_text
+from recipes.de_en.words import Truecase, names_of, with_rare_words
+from tests.support.counting import WORDS, write_pairs
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "recipes" / "de_en"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
+
+
+def written(corpus, tmp_path, *more):
+    """The pairs of each file that the recipe writes."""
+    words = ["-train", corpus, "-output", tmp_path / "text", "-epochs", 2, *more]
+    write_text(load_text_options([str(word) for word in words])[0])
+    return [read_pairs(path) for path in sorted((tmp_path / "text").iterdir())]
+
+
+# Files
+
+
+def test_each_epoch_is_drawn_anew_and_can_be_made_again(corpus, tmp_path):
+    names = "-join 0.3 -no_final 0.2 -lower_src 0.2 -upper 0.1".split()
+    first, second = written(corpus, tmp_path, *names)
+    assert first != second
+    for pairs in (first, second):  # nothing lost, whatever is joined and spelled
+        words = Counter(word for src, _ in pairs for word in re.findall(r"\w+", src.lower()))
+        plain = Counter(word for src, _ in read_pairs(corpus) for word in re.findall(r"\w+", src))
+        assert words == plain
+    for other, same in ((["-seed", "2"], False), (["-seed", "1"], True)):
+        folder = tmp_path / other[1]
+        folder.mkdir()
+        assert (written(corpus, folder, *names, *other) == [first, second]) == same
+    assert [path.name for path in sorted((tmp_path / "text").iterdir())] == [
+        "01.tsv.gz",
+        "02.tsv.gz",
+    ]
+
+
+def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
+    (tmp_path / "other.tsv").write_text("neun\tnine\n", encoding="utf-8")
+    (tmp_path / "same.txt").write_text("Oslo\nBern\nRom\n", encoding="utf-8")
+    more = ["-train", corpus, tmp_path / "other.tsv", "-train_weights", "0.5", "7"]
+    more += ["-train_same", tmp_path / "same.txt", "-same_lines", "2"]
+    for pairs in written(corpus, tmp_path, *more):
+        assert len(pairs) == 150 + 7 + 2
+        assert pairs.count(("neun", "nine")) == 7
+        assert len({src for src, tgt in pairs if src == tgt}) == 2
+
+
+def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
+    (tmp_path / "my.tsv").write_text("!\tHey!\nJa!\tYes!\n", encoding="utf-8")
+    assert written(tmp_path / "my.tsv", tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
+
+
+def test_the_trainer_learns_from_the_files_in_turn(corpus, tmp_path):
+    texts = written(corpus, tmp_path, "-join", "0.3")
+    files = sorted(map(str, (tmp_path / "text").iterdir()))
+    argv = ["-train", *files, "-train_in_turn", "-valid", str(corpus), "-train_steps", "1"]
+    argv += ["-vocab_size", "30", "-device", "cpu", "-output", str(tmp_path / "run")]
+    trainer = Trainer(load_train_options(argv)[0])
+    for epoch in range(5):
+        assert sorted(trainer.epochs.pairs(epoch, Random(1))) == sorted(texts[epoch % 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("-quotes a -quote 1", "quotes: 'a' is not of the form"),
+        ("-conjunctions a|b|c -conjunction 1 -join 1", "conjunctions"),
+        ("-conjunction 0.5", "needs join"),
+        ("-slots a", "slot_lines"),
+        ("-same_lines 3", "train_same"),
+        ("-train_weights 1 2", "2 weights for 1 files"),
+        ("-train_weights 0", "above 0"),
+        ("-joint 0.1", "did you mean join"),
+        ("-output=", "output is missing"),
+    ],
+)
+def test_wrong_options_are_named(words, problem):
+    with pytest.raises(OptionError, match=problem):
+        load_text_options(["-train", "a", "-output", "b", *words.split()])
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"config", *META_NAMES}))
+def test_every_example_loads(name):
+    words = shlex.split(OPTIONS[name].example)
+    _, resolved = load_text_options(
+        "-train a -output b -join 1 -conjunctions c|d -conjunction 1 -quotes …|… -quote 1".split()
+        + "-slots e -slot_lines 1 -train_same f -same_lines 1".split()
+        + (["-train", "a", "b"] if name == "train_weights" else [])
+        + [f"-{name}", *words]
+    )
+    assert words and resolved.origins[name] == "command line"
+
+
+def test_nothing_is_written_where_something_fails(corpus, tmp_path):
+    (tmp_path / "text").mkdir()
+    with pytest.raises(OptionError, match="exists already"):
+        written(corpus, tmp_path)
+    (tmp_path / "text").rmdir()
+    with pytest.raises(FileError, match="none.tsv"):
+        written(tmp_path / "none.tsv", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot write"):
+        written(corpus, tmp_path, "-output", tmp_path / "file" / "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    assert main(["-train", "none", "-output", str(tmp_path / "text")]) == 5
+
+
+# Configurations
+
+
+def commands():
+    """Both commands of each run, as the configurations give them."""
+    found = []
+    for number in range(1, 6):
+        for kind in ("text", "train"):
+            said = (RECIPE / f"{number}.{kind}.yaml").read_text(encoding="utf-8")
+            found.append(re.search(r"^#   python -m (\S+) -config (.*)$", said, re.M).groups())
+    return found
+
+
+def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made, models = [], set()
+    for program, configs in commands():
+        argv = ["-config", *configs.split()]
+        if program == "recipes.de_en.text":
+            files = load_text_options(argv)[0].files
+            made = [f"{files.output}/{n:02d}.tsv.gz" for n in range(1, files.epochs + 1)]
+        else:
+            assert program == "onmt_lite.train"
+            data = load_train_options(argv)[0].data
+            assert list(data.train) == made and data.train_in_turn
+            assert data.init_from in models | {None}
+            models.add(data.output)
+    assert len(models) == 5
+
+
+def test_the_readme_has_the_commands_of_the_configurations():
+    said = (RECIPE / "README.md").read_text(encoding="utf-8")
+    for program, configs in commands()[:8]:
+        assert f"\npython -m {program} -config {configs}\n" in said
+
+
+def test_every_configuration_is_used():
+    named = {path for _, configs in commands() for path in configs.split()}
+    assert named == {f"recipes/de_en/{path.name}" for path in RECIPE.glob("*.yaml")}
+
+
+def test_it_runs_in_the_directory_of_the_project():
+    words = [sys.executable, "-m", "recipes.de_en.text"]
+    done = subprocess.run([*words, "-help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("python -m recipes.de_en.text -train PAIRS.tsv")
+
+
+def test_the_trainer_says_where_its_former_options_are():
+    for name in CHANGES.split():
+        with pytest.raises(OptionError) as error:
+            load_train_options(
+                ["-train", "a", "-output", "b", "-train_steps", "1", f"-{name}", "1"]
+            )
+        (problem,) = error.value.problems
+        assert problem.startswith(f"unknown option {name}; recipes/de_en/text.py")
+        known = name.removeprefix("augment_") if name != "augment_slots" else "slot_lines"
+        assert known in load_text_options(["-train", "a", "-output", "b"])[1].values
+
+
+def test_the_package_does_not_know_the_recipes():
+    for path in (ROOT / "onmt_lite").rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) recipes", path.read_text(encoding="utf-8"), re.M)
+    assert (
+        "recipes"
+        not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.ruff")[0]
+    )
+
+
+# Changes
+
+
+def test_drop_final_needs_the_same_mark_on_both_sides():
+    assert drop_final(("Ja.", "Yes.")) == ("Ja", "Yes")
+    assert drop_final(("Ja!", "Yes.")) == ("Ja!", "Yes.")
+    assert drop_final(("", "")) == ("", "")
+
+
+def test_renumber_changes_shared_numbers_alike():
+    src, tgt = renumber(("Um 8:15 sind 12 von 99 da.", "At 8:15, 12 are there."), Random(4))
+    old, new = "8:15 12".split(), tgt.replace(",", "").split()[1:3]
+    assert all(number in src for number in new)
+    assert new != old
+    assert "99" in src  # not shared, so left alone
+
+
+def test_rare_words_are_counted_once_a_pair_and_without_case():
+    pairs = [("Haus und Hof", "a"), ("das haus", "b"), ("das, das Das", "c"), ("", "d")]
+    assert with_rare_words(pairs, 0) == []
+    assert with_rare_words(pairs, 1) == pairs[:1]
+    assert with_rare_words(pairs, 2) == pairs[:3]
+
+
+def alignment(pairs):
+    """IBM Model 1 in so many words: p(target word | source word), and the expected links."""
+    prob = defaultdict(lambda: 1.0)
+    for _ in range(10):
+        links, total = Counter(), Counter()
+        for src, tgt in pairs:
+            for t in tgt:
+                norm = sum(prob[s, t] for s in src)
+                for s in src:
+                    links[s, t] += prob[s, t] / norm
+                    total[s] += prob[s, t] / norm
+        prob = {(s, t): n / total[s] for (s, t), n in links.items()}
+    return prob, links
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4)), min_size=1, max_size=12
+    )
+)
+def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
+    forward, links = alignment(pairs)
+    backward, _ = alignment([(tgt, src) for src, tgt in pairs])
+    sure = [
+        min(p - 0.15, backward[t, s] - 0.15, links[s, t] - 1.5) for (s, t), p in forward.items()
+    ]
+    assume(all(abs(margin) > 1e-3 for margin in sure))
+    expected = {key for key, margin in zip(forward, sure) if margin > 0}
+    found = word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
+    assert set(found) == expected and len(found) == len(expected)
+
+
+def test_words_of_a_corpus_become_lines(corpus):
+    pairs = read_pairs(corpus)
+    assert sorted(word_pairs(pairs)) == sorted(WORDS)
+    plain = Augment(pairs, ChangeOptions())(pairs, Random(7))
+    more = Augment(pairs, ChangeOptions(words=2))(pairs, Random(7))
+    assert Counter(more) - Counter(plain) == Counter(WORDS * 2)
+
+
+def test_names_are_what_both_sides_write_large_inside_sentences():
+    pairs = [
+        ("Ich sah Tom in Boston.", "I saw Tom in Boston."),
+        ("Tom sah das Hotel.", "Tom saw the Hotel."),
+        ("Das Hotel ist gut.", "The hotel is good, the hotel is."),
+        ("Yumi lacht, USA!", "Yumi laughs, USA!"),  # never inside; no small letters
+    ]
+    assert names_of(pairs) == ["Boston", "Tom"]
+
+
+def test_another_name_stands_on_both_sides():
+    names, rng = ["Berlin", "Boston", "Tom"], Random(3)
+    found = {rename(("Tom, Tom!", "Tom's Tom: Toms"), names, rng) for _ in range(200)}
+    for src, tgt in found:
+        name = src.partition(",")[0]
+        assert (src, tgt) == (f"{name}, {name}!", f"{name}'s {name}: Toms")
+    new = {src.partition(",")[0] for src, _ in found}
+    assert set(names) < new and "Berton" in new
+    assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
+
+
+KIND_FORMS = {
+    "name": r"[^\W\d_]+(-[^\W\d_]+)?",
+    "number": r"[1-9]\d{,9}|0",
+    "decimal": r"\d+[.,]\d+",
+    "time": r"\d{1,2}[:.]\d\d",
+    "date": r"\d{1,2}\.\d{1,2}\.(\d{4})?|\d{4}-\d\d-\d\d",
+    "phone": r"[+(]?\d[\d ()/-]{5,}",
+    "mail": r"[a-z0-9._-]+@[a-z0-9.-]+\.[a-z.]+",
+    "url": r"(https?://)?[a-z0-9./-]+",
+    "code": r"[A-Z]{1,3}[- ]?\d+",
+    "emoji": "[^\\w\\s!-~]",
+    "sign": r"[^\w\s]",
+    "script": r".{1,7}",
+    "field": r"[^ ]+",
+}
+
+
+def test_every_kind_of_slot_has_its_form():
+    assert set(slots.KINDS) == set(KIND_FORMS)
+    rng = Random(6)
+    for kind, form in KIND_FORMS.items():
+        made = [slots.KINDS[kind](rng) for _ in range(500)]
+        assert [m for m in made if not re.fullmatch(form, m)] == [], kind
+        assert len(set(made)) > 12, kind
+
+
+def test_made_up_dates_are_days_of_the_calendar():
+    rng = Random(7)
+    for made in (slots.date(rng) for _ in range(500)):
+        parts = [int(part) for part in re.findall(r"\d+", made)]
+        if "-" in made:
+            parts.reverse()
+        datetime.date(parts[2] if len(parts) == 3 else 2001, parts[1], parts[0])
+
+
+def test_slots_are_filled_alike_on_both_sides():
+    for seed in range(50):
+        pair = slots.fill(("{name}, {name2}: {x} {name}", "{name}|{name2}|{x}"), Random(seed))
+        first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
+        assert pair[1] == f"{first}|{second}|{{x}}"
+        assert first != second
+
+
+def test_marks_are_the_same_around_both_sides():
+    for seed in range(200):
+        src, tgt = slots.decorate(("Ja.", "Yes."), Random(seed))
+        assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
+
+
+def test_filled_slots_join_each_epoch(corpus, tmp_path):
+    (tmp_path / "slots.tsv").write_text("Um {time}.\tAt {time}.\n", encoding="utf-8")
+    pairs = written(corpus, tmp_path, "-slots", tmp_path / "slots.tsv", "-slot_lines", 40)[0]
+    times = [pair for pair in pairs if re.match(r"Um \d", pair[0])]
+    assert len(times) == 40 and len(set(times)) > 30
+    assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
+
+
+def test_truecase_lowers_ordinary_words_only():
+    case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
+    assert case.lower_first("Das geht") == "das geht"
+    assert case.lower_first("Haus und Hof") == "Haus und Hof"
+
+
+def test_each_augmentation_shows():
+    pairs = [(f"Satz {i} ist da.", f"Sentence {i} is here.") for i in range(50)]
+
+    def run(**on):
+        return Augment(pairs, ChangeOptions(**on))(pairs, Random(7))
+
+    assert sorted(run()) == sorted(pairs)
+    assert all(s not in dict(pairs) and t for s, t in run(marks=1.0))
+    assert len(run(numbers=2)) == 150
+    assert len(run(rare=1)) == 100  # "0", "1", ... are in one pair each
+    pairs.append(("Satz, ja.", "A sentence, yes."))
+    assert Counter(run(rare=1))[pairs[-1]] == 2
+    assert len(run(rare=0)) == 51
+    del pairs[-1]
+    assert all(src.isupper() and tgt.isupper() for src, tgt in run(upper=1.0))
+    assert all(src.islower() and not tgt.islower() for src, tgt in run(lower_src=1.0))
+    assert not any(side.endswith(".") for pair in run(no_final=1.0) for side in pair)
+    assert sorted(run(names=1.0)) == sorted(pairs)  # which share no name
+    pairs.append(("Er mag Tom.", "He likes Tom."))
+    assert ("Er mag Tom.", "He likes Tom.") in run(names=0.0)
+    pairs.append(("Er mag Bob.", "He likes Bob."))
+    swapped = run(names=1.0)
+    assert not {pairs[-1], pairs[-2]} <= set(swapped)
+    assert all(src.split()[-1] == tgt.split()[-1] for src, tgt in swapped if "mag" in src)
+    del pairs[-2:]
+    joined = run(join=1.0)
+    assert sum(src.count(".") for src, _ in joined) == 50
+    assert min(src.count(".") for src, _ in joined[:-1]) >= 2
+    linked = run(join=1.0, conjunction=1.0, conjunctions=(", und |, and ",))
+    assert all(", und " in src and ", and " in tgt for src, tgt in linked[:-1])
+    quoted = run(quote=1.0, quotes=('„…“|"…"',))
+    assert all(s[0] == "„" and s[-1] == "“" and t[0] == t[-1] == '"' for s, t in quoted)
