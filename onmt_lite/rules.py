@@ -216,6 +216,9 @@ def model_notes(
 
 
 def holds(condition: str, values: dict[str, Any]) -> bool:
-    """Whether "name=value name=value" is so; "" is."""
+    """Whether "name=value name=value" is so; "" is.  Numbers are compared as numbers."""
     wanted = (pair.split("=") for pair in condition.split())
-    return all(str(values[name]) == value for name, value in wanted)
+    return all(
+        value == float(text) if isinstance(value, (int, float)) else str(value) == text
+        for value, text in ((values[name], text) for name, text in wanted)
+    )

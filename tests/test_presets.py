@@ -1,6 +1,7 @@
 """What must hold for every preset, and for the switches that only some systems have."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from onmt_lite import Translator
 from onmt_lite.errors import OptionError
 from onmt_lite.options import OPTIONS, TranslateOptions
 from onmt_lite.presets import PRESETS, SWITCHES
+from onmt_lite.rules import SearchRules
 from onmt_lite.search import candidates as device
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
@@ -316,3 +318,20 @@ class TestSwitches:
         half = make_source({}, logits(0.9, 0.1))
         (found,) = found_by([half], coverage_penalty="wu", beta=2.0, **options)
         assert found == [("", round(math.log(0.9) + 2 * 2 * math.log(0.5), 4))]
+
+
+@pytest.mark.parametrize("zeros", [(-0.0, -0.0), (0, 0), (-0.0, 0), (0.0, -0.0)])
+def test_every_zero_is_the_same_condition(zeros):
+    """CTranslate2 stops early where alpha and beta are zero, whichever zero that is."""
+    checkpoint = make_checkpoint([make_source({}, logits(0.5, 0.5))])
+    usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
+    alpha, beta = zeros
+    same = replace(usual.search, alpha=alpha, beta=beta, coverage_penalty="wu")
+    stop = SearchRules(usual, checkpoint).stop
+    assert SearchRules(replace(usual, search=same), checkpoint).stop == stop
+    other = TranslateOptions.of(search="ctranslate2", alpha=1e-9, length_penalty="avg")
+    assert SearchRules(other, checkpoint).stop != stop
+    given = TranslateOptions.of(
+        search="ctranslate2", alpha=alpha, beta=beta, coverage_penalty="wu", length_penalty="avg"
+    )
+    assert SearchRules(given, checkpoint).stop == stop
