@@ -48,10 +48,11 @@ def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]
 
 @dataclass(frozen=True)
 class TableMemory:
-    """The source of each sentence, and S, the width of the batch."""
+    """The source of each sentence, and S, the width of the batch, which is on `device`."""
 
     sources: list[TableSource]
     width: int
+    device: torch.device
 
 
 class TableState:
@@ -60,7 +61,7 @@ class TableState:
     def __init__(self, memory: TableMemory):
         self.sources, self.width = memory.sources, memory.width
         self.prefixes: list[Prefix] = [()] * len(memory.sources)
-        self.positions = torch.zeros(len(memory.sources), dtype=torch.long)
+        self.positions = torch.zeros(len(memory.sources), dtype=torch.long, device=memory.device)
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
         """See `onmt_lite.models.base.State.select`."""
@@ -75,7 +76,10 @@ class TableState:
 
 
 class TableModel:
-    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources."""
+    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources.
+
+    The host looks up, whatever device the batch is on.
+    """
 
     max_positions = 100_000
 
@@ -84,7 +88,7 @@ class TableModel:
         self.device = torch.device("cpu")
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> TableMemory:
-        return TableMemory([self.sources[i] for i in src[:, 0].tolist()], src.size(1))
+        return TableMemory([self.sources[i] for i in src[:, 0].tolist()], src.size(1), src.device)
 
     def init_state(self, memory: TableMemory) -> TableState:
         return TableState(memory)
@@ -103,10 +107,10 @@ class TableModel:
         for r, (source, p) in enumerate(found):
             weights = torch.tensor(source.attention(p)[: state.width])
             attn[r, : len(weights)] = weights
-        return logits, attn
+        return logits.to(tokens.device), attn.to(tokens.device)
 
     def forward(self, memory: TableMemory, tgt: Tensor) -> Tensor:
         rows: list[Any] = []
         for source, (_, *ids) in zip(memory.sources, tgt.tolist()):
             rows.append([source.logits(tuple(ids[:t])) for t in range(len(ids) + 1)])
-        return torch.tensor(rows)
+        return torch.tensor(rows, device=tgt.device)
