@@ -82,3 +82,26 @@ def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> 
             f"first {name[:100]!r}"
         )
     return build_transformer(cfg, ours, rest.path)
+
+
+NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision
+
+
+def add_zero_start(ours: dict[str, Tensor]) -> None:
+    """A last row of the target table for a decoder that starts from zeros, never to be said.
+
+    The source table gets it too where both are one.
+    """
+    table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
+    longer = torch.cat([table, table.new_zeros(1, table.size(1))])
+    if same_numbers(table, ours["src_embedding.token.weight"]):
+        ours["src_embedding.token.weight"] = longer
+    ours["tgt_embedding.token.weight"] = longer
+    tied = same_numbers(table, out)
+    ours["output.weight"] = longer if tied else torch.cat([out, out.new_zeros(1, out.size(1))])
+    bias = ours.get("output.bias", out.new_zeros(len(out)))
+    ours["output.bias"] = torch.cat([bias, bias.new_tensor([NEVER])])
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    return one is other or one.shape == other.shape and torch.equal(one, other)

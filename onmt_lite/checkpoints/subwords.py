@@ -4,6 +4,7 @@ Their paths come from options.  Paths that a checkpoint holds are of the machine
 and are never opened.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import sentencepiece as spm
 from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
+from onmt_lite.text.tokenizers import MarianTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
 from onmt_lite.text_options import SubwordFile
 
 MAX_BYTES = 256 << 20
+# As the models of the toolkits have them: one for each side, or one for both
+SIDES = ("source.spm", "target.spm")
+PIECES = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
+SPACER = "▁"
 
 
 def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.SentencePieceProcessor:
@@ -63,6 +69,23 @@ def read_phrases(path: str) -> dict[str, str]:
             raise CheckpointError(f"{path}, line {number}: not a `source|||target` line")
         phrases[source.strip()] = target.strip()
     return phrases
+
+
+def pieces_beside(
+    folders: Sequence[Path], tokens: Sequence[str]
+) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
+    """The tokenizer of the sentencepiece models in the first of the folders that has some, and
+    which file is missing if there is none and the tokens are pieces."""
+    for folder in folders:
+        if all((folder / name).is_file() for name in SIDES):
+            src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
+            return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
+        for name in PIECES:
+            if (folder / name).is_file():
+                pieces = read_pieces(str(folder / name))
+                return {"sentencepiece": MarianTokenizer(pieces, pieces)}, ()
+    of_pieces = any(token.startswith(SPACER) for token in tokens)
+    return {}, (str(folders[0] / PIECES[0]),) if of_pieces else ()
 
 
 def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:

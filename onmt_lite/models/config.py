@@ -29,7 +29,7 @@ class TransformerConfig:
     positions: Literal["interleaved", "concat", "fairseq", "learned", "none"] = "interleaved"
     position_offset: int = 0  # index of the first position (fairseq: 2)
     max_positions: int = 1024
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"] = "relu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "gelu_sigmoid"] = "relu"
     attn_bias: bool = True
     ffn_bias: bool = True
     output_bias: bool = True
