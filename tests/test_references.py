@@ -19,6 +19,7 @@ PATHS = {
     "onmt120_lstm": "onmt120_lstm.pt",
     "fairseq_transformer": "fairseq_transformer",
     "fairseq_fconv": "fairseq_fconv",
+    **{f"ct2_{path.name}": f"ct2/{path.name}" for path in sorted(ROOT.glob("ct2/*"))},
 }
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("references/*"))}
 CASES = [

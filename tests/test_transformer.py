@@ -40,6 +40,7 @@ VARIANTS = {
 OTHERS = {
     "fairseq_positions": dict(positions="fairseq", position_offset=2),
     "gelu_tanh": dict(activation="gelu_tanh"),
+    "gelu_sigmoid": dict(activation="gelu_sigmoid"),
     "tanh": dict(activation="tanh"),
     "rms": dict(norm="rms", embedding_norm=True),
     "gated": dict(gated_ffn=True, activation="silu"),
@@ -48,6 +49,7 @@ OTHERS = {
     "one_key": dict(kv_heads=1, relative="rotary", positions="none"),
     "decoder_of_its_own": dict(dec_heads=2, dec_d_ff=24),
     "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
+    "shaw_values": dict(relative="shaw", relative_values=True, relative_limit=2),
     "shaw_and_sinusoids": dict(relative="shaw", relative_limit=2),
     "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
     "rotary": dict(relative="rotary", positions="none"),
@@ -164,6 +166,7 @@ def test_sinusoids_follow_the_formula(layout):
         dict(rotary_theta=0),
         dict(kv_heads=3),
         dict(dec_heads=3),
+        dict(align_heads=5),
         dict(norm="batch"),
     ],
     ids=str,

@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
 }
 
 

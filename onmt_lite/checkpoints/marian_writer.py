@@ -31,6 +31,7 @@ ACTIVATIONS = {
     "silu": "swish",
     "tanh": "tanh",
     "gelu_tanh": "gelu_new",
+    "gelu_sigmoid": "quick_gelu",
 }
 NORM_EPS = 1e-5
 BEAMS = 5  # what transformers searches with where it is not told; ours is the same

@@ -91,6 +91,7 @@ def _obstacles(cfg: TransformerConfig) -> dict[str, bool]:
         f"the {'gated ' * cfg.gated_ffn}activation {cfg.activation}": (
             (cfg.activation, cfg.gated_ffn) not in ACTIVATIONS
         ),
+        "relative positions of values that are not those of keys": cfg.relative_values,
         "heads of the decoder other than the encoder's": cfg.of_decoder.heads != cfg.heads,
         "d_ff of the decoder other than the encoder's": cfg.of_decoder.d_ff != cfg.d_ff,
     }

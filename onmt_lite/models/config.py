@@ -7,7 +7,7 @@ from typing import Literal
 
 MAY_BE_ZERO = {
     *("position_offset", "kv_heads", "dec_heads", "dec_d_ff", "rotary_dim"),
-    *("align_layer", "align_head"),
+    *("align_layer", "align_head", "align_heads"),
 }
 MAX_RELATIVE = 1 << 17  # no file bounds a table that is computed
 
@@ -46,12 +46,14 @@ class TransformerConfig:
     dec_self_attn: Literal["dot", "average", "average_ffn"] = "dot"
     relative: Literal["none", "shaw", "buckets", "rotary", "alibi"] = "none"  # see `positions`
     relative_limit: int = 1  # distances beyond it count as it
+    relative_values: bool = False  # shaw: values have vectors of their own, not those of keys
     relative_buckets: int = 32
     rotary_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that are turned; 0: all
     rotary_interleave: bool = False  # pairs are neighbours, else halves
     align_layer: int = 0  # of the decoder, whose attention tells what was translated; 0: the last
-    align_head: int = 0  # the head of that layer
+    align_head: int = 0  # the head of that layer, or the first of several
+    align_heads: int = 1  # so many heads are averaged; 0: all from align_head on
     align_late: bool = False  # it tells so of the token before the one that is being made
 
     def __post_init__(self) -> None:
@@ -67,7 +69,9 @@ class TransformerConfig:
             raise ValueError("config: vocabularies of different size cannot share a table")
         for heads in (self.heads, self.dec_heads or self.heads):
             self._check_heads(heads)
-        if self.align_layer > self.dec_layers or self.align_head >= (self.dec_heads or self.heads):
+        if self.align_layer > self.dec_layers or self.align_head + max(1, self.align_heads) > (
+            self.dec_heads or self.heads
+        ):
             raise ValueError(
                 "config: align_layer and align_head name an attention that is not there"
             )

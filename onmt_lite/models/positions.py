@@ -53,7 +53,7 @@ class Relation(nn.Module):
 def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
     """The relation of a self-attention, None where positions are told by vectors alone."""
     if cfg.relative == "shaw":
-        return Shaw(cfg.relative_limit, cfg.d_model // cfg.heads)
+        return Shaw(cfg.relative_limit, cfg.d_model // cfg.heads, cfg.relative_values)
     if cfg.relative == "buckets":
         return Buckets(cfg, causal)
     if cfg.relative == "rotary":
@@ -72,21 +72,23 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
 class Shaw(Relation):
     """A vector per distance, added to keys and values (Shaw et al. 2018)."""
 
-    def __init__(self, limit: int, width: int):
+    def __init__(self, limit: int, width: int, own_values: bool):
         super().__init__()
         self.limit = limit
         self.weight = nn.Parameter(torch.zeros(2 * limit + 1, width))
+        self.values = nn.Parameter(torch.zeros(2 * limit + 1, width)) if own_values else None
 
-    def _vectors(self, n_queries: int, n_keys: int) -> Tensor:
-        steps = distances(n_queries, n_keys, self.weight.device)
-        return self.weight[steps.clamp(-self.limit, self.limit) + self.limit]  # (T, S, d)
+    def _vectors(self, table: Tensor, n_queries: int, n_keys: int) -> Tensor:
+        steps = distances(n_queries, n_keys, table.device)
+        return table[steps.clamp(-self.limit, self.limit) + self.limit]  # (T, S, d)
 
     def bias(self, q: Tensor, n_keys: int) -> Tensor:
-        vectors = self._vectors(q.size(2), n_keys)
+        vectors = self._vectors(self.weight, q.size(2), n_keys)
         return torch.einsum("nhtd,tsd->nhts", q, vectors) * q.size(-1) ** -0.5
 
     def context(self, weights: Tensor) -> Tensor:
-        vectors = self._vectors(weights.size(2), weights.size(3))
+        table = self.weight if self.values is None else self.values
+        vectors = self._vectors(table, weights.size(2), weights.size(3))
         return torch.einsum("nhts,tsd->nhtd", weights, vectors)
 
 

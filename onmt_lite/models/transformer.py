@@ -126,10 +126,18 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.decoder):
             x, heads = layer(x, None, state.cross[i], state.memory_mask, state.cache, i)
             if i == self.align_layer:
-                attn = heads[:, self.cfg.align_head]
+                attn = self._alignment(heads)
         state.cache.length += 1
         state.positions += 1
         return self.dec_norm(x[:, 0]), attn.flatten(0, 1)
+
+    def _alignment(self, heads: Tensor) -> Tensor:
+        """Weights (B, H, T, S) of a layer -> (B, T, S), of the heads that tell what was
+        translated."""
+        first, n = self.cfg.align_head, self.cfg.align_heads
+        if n == 1:
+            return heads[:, first]
+        return heads[:, first : first + n if n else None].mean(1)
 
     def forward_hidden(self, memory: Memory, tgt: Tensor) -> tuple[Tensor, Tensor]:
         """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
@@ -140,5 +148,5 @@ class Transformer(nn.Module):
             keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
             x, heads = layer(x, causal, keys_values, memory.mask)
             if i == self.align_layer:
-                attn = heads[:, self.cfg.align_head]
+                attn = self._alignment(heads)
         return self.dec_norm(x), attn

@@ -1,0 +1,252 @@
+"""CTranslate2 directories; what CTranslate2 itself translates is in test_references.py."""
+
+import json
+import shutil
+import struct
+from random import Random
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.errors import CheckpointError
+from tests.support.files import DATA, assert_refused
+from tests.support.model_bin import ModelBin
+
+CT2, HF = DATA / "ct2", DATA / "hf" / "marian"
+MODELS = sorted(path.name for path in CT2.iterdir())
+FLOAT32, INT8 = 0, 1
+
+
+@pytest.fixture(params=["opennmt_int16"])
+def copy(request, tmp_path):
+    return shutil.copytree(CT2 / request.param, tmp_path / "copy")
+
+
+def change(path, edit):
+    """Edit model.bin as a `ModelBin`."""
+    file = path / "model.bin"
+    stored = ModelBin.parse(file.read_bytes())
+    edit(stored)
+    file.write_bytes(stored.dump())
+
+
+def configure(path, **values):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | values))
+
+
+def everything(path):
+    found = load_checkpoint(path)
+    weights = {name: tensor.tolist() for name, tensor in found.model.state_dict().items()}
+    return weights, found.model.cfg, found.src_vocab.tokens, found.tgt_vocab.tokens, found.start_id
+
+
+def flag(value):
+    return [], INT8, struct.pack("<b", value)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_those_of_ctranslate2(name):
+    file = DATA / "references" / f"ct2_{name}.ctranslate2.json"
+    gold = json.loads(file.read_text("utf-8"))["gold"]
+    translator = Translator.from_pretrained(CT2 / name, device="cpu", precision="fp32", threads=1)
+    scores = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
+    assert scores == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+
+
+class TestFiles:
+    def test_vocabularies_as_lines(self, copy):
+        expected = everything(copy)
+        for side in ("source", "target"):
+            file = copy / f"{side}_vocabulary.json"
+            tokens = json.loads(file.read_text("utf-8"))
+            file.with_suffix(".txt").write_text("".join(f"{t}\n" for t in tokens), "utf-8")
+            file.unlink()
+        assert everything(copy) == expected
+
+    def test_package_of_argos_translate(self, tmp_path):
+        """The pieces lie beside the folder `model`; words of the line are found with them."""
+        model = shutil.copytree(CT2 / "marian_int8", tmp_path / "package" / "model")
+        pieces = ["</s>", "<unk>", "▁w37", "▁w3", *(f"x{i}" for i in range(20))]
+        (model / "shared_vocabulary.json").write_text(json.dumps(pieces), "utf-8")
+        assert_missing_pieces(model)
+        shutil.copy(HF / "source.spm", tmp_path / "package" / "sentencepiece.model")
+        (tmp_path / "package" / "metadata.json").write_text("{}")
+        for path in (tmp_path / "package", model):
+            checkpoint = load_checkpoint(path)
+            tokens = checkpoint.tokenizers["sentencepiece"].encode("w37 w3")
+            assert checkpoint.src_vocab.encode(tokens) == [2, 3]
+            assert list(checkpoint.tokenizers) == ["sentencepiece", "space"]
+
+    def test_one_table_is_not_stored_twice(self):
+        model = load_checkpoint(CT2 / "marian_int8").model
+        assert model.cfg.share_embeddings and model.cfg.tie_output
+        assert model.output.weight is model.src_embedding.token.weight
+
+    def test_rows_of_int8_are_divided_by_their_scales(self):
+        stored = ModelBin.parse((CT2 / "marian_int8" / "model.bin").read_bytes())
+        name = "decoder/layer_0/ffn/linear_1/weight"
+        (rows, columns), _, numbers = stored.variables[name]
+        scales = struct.unpack(f"<{rows}f", stored.variables[f"{name}_scale"][2])
+        whole = struct.unpack(f"<{rows * columns}b", numbers)
+        expected = [n / scales[i // columns] for i, n in enumerate(whole)]
+        model = load_checkpoint(CT2 / "marian_int8").model
+        found = model.decoder[0].ffn.down.weight.flatten().tolist()
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def assert_missing_pieces(path):
+    checkpoint = load_checkpoint(path)
+    assert list(checkpoint.tokenizers) == ["space"]
+    assert checkpoint.missing == (str(path / "sentencepiece.model"),)
+
+
+class TestTokensAroundALine:
+    @pytest.mark.parametrize("bos, eos", [(False, False), (True, False), (True, True)])
+    def test_what_config_json_says(self, copy, bos, eos):
+        configure(copy, add_source_bos=bos, add_source_eos=eos)
+        checkpoint = load_checkpoint(copy)
+        assert (checkpoint.src_start, checkpoint.src_end) == ((1,) * bos, (2,) * eos)
+
+    def test_a_line_of_tokens_may_hold_the_end_where_nothing_adds_it(self, copy):
+        assert load_checkpoint(copy).src_vocab.encode(["w0", "</s>"]) == [3, 2]
+        configure(copy, add_source_eos=True)
+        assert load_checkpoint(copy).src_vocab.encode(["w0", "</s>"]) == [3, 0]
+
+    def test_start(self, copy):
+        assert load_checkpoint(copy).start_id == 1
+        configure(copy, decoder_start_token="</s>")
+        assert load_checkpoint(copy).start_id == 2
+
+    def test_a_start_of_zeros_is_never_said(self):
+        checkpoint = load_checkpoint(CT2 / "marian_int8")
+        assert checkpoint.start_id == 24 and checkpoint.never_ids == (24,)
+        assert checkpoint.src_vocab is not checkpoint.tgt_vocab or len(checkpoint.src_vocab) == 25
+        model = checkpoint.model
+        assert not model.tgt_embedding.token.weight[24].any()
+        memory = model.encode(torch.tensor([[3, 4, 2]]), torch.tensor([3]))
+        logits = model.forward(memory, torch.tensor([[24, 5]]))
+        assert logits.log_softmax(2).exp()[..., 24].tolist() == [[0.0, 0.0]]
+
+    def test_flags_of_old_files(self, tmp_path):
+        copy = shutil.copytree(CT2 / "old_float32", tmp_path / "copy")
+        checkpoint = load_checkpoint(copy)
+        assert (checkpoint.src_start, checkpoint.src_end, checkpoint.start_id) == ((), (2,), 2)
+        change(copy, lambda stored: stored.variables.update(with_source_bos=flag(1)))
+        change(copy, lambda stored: stored.variables.pop("with_target_bos"))
+        checkpoint = load_checkpoint(copy)
+        assert (checkpoint.src_start, checkpoint.src_end, checkpoint.start_id) == ((1,), (2,), 1)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "edit, words",
+        [
+            (lambda s: setattr(s, "version", 4), "version 4"),
+            (lambda s: setattr(s, "version", 7), "version 7"),
+            (lambda s: setattr(s, "revision", 8), "revision 8"),
+            (lambda s: setattr(s, "specification", "WhisperSpec"), "WhisperSpec"),
+            (lambda s: setattr(s, "specification", "TransformerDecoderSpec"), "translator"),
+            (lambda s: s.variables.update({"decoder/alibi": flag(1)}), "ALiBi"),
+            (lambda s: s.variables.update({"decoder/activation": flag(6)}), "activation 6"),
+            (lambda s: s.variables.update({"encoder/pre_norm": flag(0)}), "pre_norm"),
+            (lambda s: s.variables.update({"decoder/sliding_window": flag(9)}), "sliding_window"),
+            (lambda s: s.variables.update(with_source_eos=flag(1)), "with_source_eos"),
+            (lambda s: s.variables.pop("decoder/embeddings/weight"), "embeddings"),
+            (lambda s: s.aliases.update({"encoder/x": "encoder/y"}), "encoder/x"),
+            (lambda s: s.aliases.update({"decoder/num_heads": "encoder/num_heads"}), "another"),
+            (
+                lambda s: s.variables.update(
+                    {"decoder/project_in/weight": ([1, 1], FLOAT32, bytes(4))}
+                ),
+                "project_in",
+            ),
+            (
+                lambda s: s.variables.update(
+                    {"encoder/embeddings_1/weight": ([1, 1], FLOAT32, bytes(4))}
+                ),
+                "word features",
+            ),
+            (
+                lambda s: s.variables.update(
+                    {"decoder/layer_norm/gamma": ([16], FLOAT32, struct.pack("<f", torch.nan) * 16)}
+                ),
+                "not finite",
+            ),
+        ],
+    )
+    def test_other_kinds_of_models(self, copy, edit, words):
+        change(copy, edit)
+        assert_refused(copy, words)
+
+    @pytest.mark.parametrize(
+        "values, word",
+        [
+            (dict(decoder_start_token=None), "decoder_start_token"),
+            (dict(decoder_start_token="<pad>"), "<pad>"),
+            (dict(eos_token="</x>"), "end token"),
+            (dict(add_source_eos="yes"), "add_source_eos"),
+            (dict(quantization_type=1), "AWQ"),
+            (dict(layer_norm_epsilon="small"), "layer_norm_epsilon"),
+        ],
+    )
+    def test_configurations(self, copy, values, word):
+        configure(copy, **values)
+        assert_refused(copy, word)
+
+    @pytest.mark.parametrize("name", ["config.json", "target_vocabulary.json"])
+    def test_files_that_are_not_there(self, copy, name):
+        (copy / name).unlink()
+        assert_refused(copy, "copy")
+
+    @pytest.mark.parametrize("text", ["", "[]", "[1]", "{", '["a", "b"]', '{"a": 0}', "\xff"])
+    def test_vocabularies(self, copy, text):
+        (copy / "target_vocabulary.json").write_text(text, "latin-1")
+        assert_refused(copy, "copy")
+
+    def test_sizes_that_the_file_does_not_have(self, copy):
+        """Nothing is allocated for a mere claim."""
+        head = struct.pack("<IH16sII", 6, 16, b"TransformerSpec\0", 7, 1)
+        name = struct.pack("<H2s", 2, b"x\0")
+        for rest in (
+            name + struct.pack("<BIIBI", 2, 1 << 14, 1 << 15, 0, 1 << 31),
+            name + struct.pack("<BIBI", 1, (1 << 30) - 1, 0, (1 << 32) - 4),
+            name + b"\xff" * 2000,
+            struct.pack("<H", 65535),
+        ):
+            (copy / "model.bin").write_bytes(head + rest)
+            assert_refused(copy, "model.bin")
+        (copy / "model.bin").write_bytes(
+            struct.pack("<IH16sII", 6, 16, b"TransformerSpec\0", 7, 1 << 31)
+        )
+        assert_refused(copy, "more than any model has")
+
+
+def test_damaged_files_are_refused_or_the_same(copy):
+    """Names, sizes and counts: the numbers themselves have no checksum in this format."""
+    file, expected = copy / "model.bin", everything(copy)
+    original, random = file.read_bytes(), Random(1)
+    names = [m for m in range(len(original) - 7) if original[m : m + 7] in (b"encoder", b"decoder")]
+    for at in random.sample(names, 25):
+        for changed in (b"", b"\0", bytes([original[at] ^ 16]), original[at : at + 2] * 2):
+            file.write_bytes(original[:at] + changed + original[at + 1 :])
+            assert_refused(copy, "model.bin")
+    for end in random.sample(range(len(original)), 20):
+        file.write_bytes(original[:end])
+        assert_refused(copy, "model.bin")
+    file.write_bytes(original + b"\0")
+    assert_refused(copy, "longer")
+    file.write_bytes(original)
+    for name in ("config.json", "target_vocabulary.json"):
+        text = (copy / name).read_bytes()
+        for _ in range(30):
+            at = random.randrange(len(text))
+            (copy / name).write_bytes(text[:at] + text[at + 1 :])
+            try:
+                everything(copy)
+            except CheckpointError as error:
+                assert "\n" not in str(error)
+        (copy / name).write_bytes(text)
+    assert everything(copy) == expected
