@@ -39,7 +39,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
                 return reader.load(path)
         raise CheckpointError(
             f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian "
-            "of Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py or a table model's .json file"
+            "of Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py "
+            "or a table model's .json file"
         )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
