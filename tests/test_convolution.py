@@ -234,6 +234,14 @@ class TestStrictness:
         with pytest.raises(CheckpointError, match="decoder_layers"):
             build(fairseq_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
 
+    @pytest.mark.parametrize("start", ["[(8, 3)] * 2", "[(8, 3)] *  2"])
+    def test_a_long_description_of_layers_is_not_cut(self, start, monkeypatch):
+        monkeypatch.setattr(fairseq_fconv, "MAX_SPEC", 12)
+        spec, weights = start + "0", fconv_weights(**FCONVS["plain"])  # twenty layers, not two
+        with pytest.raises(CheckpointError, match="decoder_layers is not understood"):
+            build(fairseq_fconv, weights, {"decoder_layers": spec})
+        build(fairseq_fconv, weights, {"decoder_layers": "[(8, 3)] * 2"})
+
     def test_whole_numbers_are_no_weights(self):
         for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias"):
             weights = fconv_weights(**FCONVS["plain"])

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from onmt_lite.checkpoints import archive, load_checkpoint
+from onmt_lite.checkpoints import archive, fairseq, load_checkpoint
 from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
@@ -155,6 +155,15 @@ class TestText:
         path = tmp_path / "dict.de.txt"
         path.write_bytes(data)
         with pytest.raises(CheckpointError, match="line"):
+            read_dictionary(path)
+
+    def test_one_that_is_too_large_is_not_cut(self, tmp_path, monkeypatch):
+        path = tmp_path / "dict.de.txt"
+        path.write_bytes(b"a 5\nb 3\nc 1\n")
+        monkeypatch.setattr(fairseq, "MAX_DICT", 12)
+        assert read_dictionary(path).tokens[4:] == ["a", "b", "c"]
+        monkeypatch.setattr(fairseq, "MAX_DICT", 8)
+        with pytest.raises(CheckpointError, match="dict.de.txt: larger than"):
             read_dictionary(path)
 
 

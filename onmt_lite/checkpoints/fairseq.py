@@ -136,7 +136,9 @@ def _guess_languages(path: Path, found: dict[str, Path]) -> tuple[str, str]:
 def read_dictionary(path: Path) -> Vocab:
     """Ids 0 to 3 are special, the others follow the lines of the file."""
     with open(path, "rb") as f:
-        data = f.read(MAX_DICT)
+        data = f.read(MAX_DICT + 1)
+    if len(data) > MAX_DICT:
+        raise CheckpointError(f"{path}: larger than {MAX_DICT >> 20} MiB, no dictionary of a model")
     tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():

@@ -40,7 +40,10 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
     if options.get(name) is None:
         return
     try:
-        said = evaluate(ast.parse(options.text(name)[:MAX_SPEC], mode="eval").body)
+        spec = options.text(name)
+        if len(spec) > MAX_SPEC:
+            raise ValueError("longer than any list of layers")
+        said = evaluate(ast.parse(spec, mode="eval").body)
         if not isinstance(said, list) or not all(isinstance(layer, tuple) for layer in said):
             raise ValueError("not a list of layers")
     except (ValueError, SyntaxError, RecursionError, TypeError, MemoryError):
