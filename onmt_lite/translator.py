@@ -380,8 +380,7 @@ class Translator:
         place = {id(e): i for i, e in enumerate(examples)}
         gold: list[float | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
-        logit_bytes = LOGIT_BYTES * self.model.vocab_size * len(self._members())
-        tokens = min(GOLD_BATCH_TOKENS, BATCH_BYTES[self.device.type] // logit_bytes)
+        tokens = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
 
         def size(part: list[Example]) -> int:
             return len(part) * max(map(longer_side, part))
@@ -403,7 +402,11 @@ class Translator:
             checkpoint.eos_id,
             checkpoint.sums_to_one,
             batch.copy_ids,
+            self._logits_at_once(),
         )
+
+    def _logits_at_once(self) -> int:
+        return BATCH_BYTES[self.device.type] // (LOGIT_BYTES * len(self._members()))
 
     def _members(self) -> list[Any]:
         """The models of an ensemble, or the model alone."""

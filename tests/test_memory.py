@@ -13,8 +13,9 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Line
 from onmt_lite.runtime import Room
+from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import longer_side
-from tests.support import tiny
+from tests.support import families, tiny
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
 MESSAGES = [
@@ -24,6 +25,15 @@ MESSAGES = [
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "std::bad_alloc",
 ]
+
+FAMILIES = {
+    "transformer": tiny.make_model,
+    "rnn": families.make_rnn,
+    "cnn": families.make_cnn,
+    "fconv": lambda: families.make_fconv(**families.FCONVS["uneven"]),
+    "copying": lambda: families.make_copying_rnn("general"),
+    "ensemble": families.make_ensemble,
+}
 
 
 @pytest.fixture
@@ -141,6 +151,31 @@ def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
     length = longer_side(fresh.examples.make(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
     assert tried.sizes[0] == 10 // length
+
+
+def test_a_long_target_is_scored_a_position_at_a_time(fresh, translator, monkeypatch):
+    """Where its logits alone are more than a batch may have."""
+    sources, targets = ["a", "der see"], ["red book " * 10, "red"]
+    expected = translator.score(sources, targets)
+    monkeypatch.setitem(translator_module.BATCH_BYTES, "cpu", 8000)
+    whole, forward = [], fresh.model.forward
+    monkeypatch.setattr(
+        fresh.model,
+        "forward",
+        lambda memory, tgt: whole.append(tgt.numel()) or forward(memory, tgt),
+    )
+    assert fresh.score(sources, targets) == pytest.approx(expected, abs=1e-4)
+    assert len(whole) == 1 and whole[0] <= 10
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_position_at_a_time_gives_the_same_scores(name):
+    model = FAMILIES[name]()
+    src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 3, 1]]), torch.tensor([4, 3])
+    targets = [[6, 7, 8, 9, 10], [4]]
+    whole = score_targets(model, src, lengths, targets, 2, 3)
+    by_steps = score_targets(model, src, lengths, targets, 2, 3, at_once=0)
+    assert by_steps == pytest.approx(whole, abs=1e-4)
 
 
 def test_scores_that_do_not_fit_are_not_tried_again(fresh, translator, monkeypatch):

@@ -1,5 +1,7 @@
 """Teacher forcing: the log-probability a model gives to a target that is known."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,20 +18,33 @@ def score_targets(
     eos_id: int,
     sums_to_one: bool = True,
     ids: Tensor | None = None,
+    at_once: float = math.inf,
 ) -> list[float]:
     """Sum of the log-probabilities of each target's tokens and of the end token after them.
 
     sums_to_one: what the model returns are logits; False: scores that count as they are.
     ids (B, S): for a model that copies, see `onmt_lite.models.base.CopyingModel`.
+    at_once: of more logits (B * T * V) than these, those of one position are made at a time.
     """
     width = max(map(len, targets)) + 1
     padding = [[eos_id] * (width - len(target)) for target in targets]
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
     start = torch.full_like(out[:, :1], bos_id)
+    read = torch.cat([start, out[:, :-1]], 1)
     memory = encode(model, src, src_lengths, ids)
-    logits = model.forward(memory, torch.cat([start, out[:, :-1]], 1))
-    scores = logits.float().log_softmax(2) if sums_to_one else logits.float()
-    log_probs = scores.gather(2, out[:, :, None])[:, :, 0]
+    if out.numel() * model.vocab_size <= at_once:
+        log_probs = _chosen(model.forward(memory, read), out, sums_to_one)
+    else:
+        state = model.init_state(memory)
+        steps = (model.step(tokens, state)[0] for tokens in read.unbind(1))
+        chosen = [_chosen(logits, ids, sums_to_one) for logits, ids in zip(steps, out.unbind(1))]
+        log_probs = torch.stack(chosen, 1)
     n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)
     inside = torch.arange(width, device=src.device) < n_scored[:, None]
     return log_probs.where(inside, 0.0).sum(1).tolist()
+
+
+def _chosen(logits: Tensor, tokens: Tensor, sums_to_one: bool) -> Tensor:
+    """logits (.., V), tokens (..) -> the log-probability of each token (..)."""
+    scores = logits.float().log_softmax(-1) if sums_to_one else logits.float()
+    return scores.gather(-1, tokens[..., None])[..., 0]
