@@ -1,162 +1,164 @@
-"""Which tokens may follow, and how they count, before anything is ranked: on all rows at once."""
+"""Which tokens may follow, and what they count, before anything is ranked: on all rows at once."""
 
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.policy import Policy, Sampling
-from onmt_lite.search.ngrams import ends_in_repetition, repeating_tokens
-from onmt_lite.search.records import NO_END
+from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
+from onmt_lite.search.plan import Plan
 
-
-@dataclass(frozen=True)
-class MaskRules:
-    """Options of a job that decide about single tokens.
-
-    force_end  the last step allows the end token alone: for its probability (`paid`), for
-               nothing (`free`), or not (`no`)
-    """
-
-    policy: Policy
-    eos_id: int
-    never_ids: tuple[int, ...] = ()  # tokens that are not text: what they have is lost
-    banned_ids: tuple[int, ...] = ()  # other tokens that may not be produced
-    start_ids: tuple[int, ...] = ()  # the start token, where it is one of the vocabulary
-    min_length: int = 0
-    block_ngram_repeat: int = 0
-    exempt_ids: tuple[int, ...] = ()
-    repetition_penalty: float = 1.0
-    force_end: str = "no"
-    sampling: Sampling | None = None
-    temperature: float = 1.0
+ANY = -1  # where a prefix leaves the next token open
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What tokens count: values (R, V) less norm (R,); -inf what may not follow.
+    """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
 
-    slope (R, V) is how much of a further penalty they pay, where that is not all of it.
+    W is V and some spare columns of -inf.  `slope` (R, W) is the share of a diversity penalty that
+    tokens pay, where that is not all of it.
     """
 
     values: Tensor
     norm: Tensor
     slope: Tensor | None = None
 
-    def at(self, rows: Tensor) -> "Scored":
-        return Scored(self.values[rows], self.norm[rows])
 
-    def without(self, banned: Tensor) -> "Scored":
-        """banned (R, V) or (R, 1)"""
-        return Scored(self.values.masked_fill(banned, -math.inf), self.norm, self.slope)
+@dataclass(frozen=True)
+class Demands:
+    """What the step demands of each row; None where it demands nothing of any.
+
+    too_early (R,)  the end token may not come yet
+    last (R,)       this is the row's last step
+    prefix (R,)     the token that must come, or ANY
+    """
+
+    too_early: Tensor | None = None
+    last: Tensor | None = None
+    prefix: Tensor | None = None
 
 
 class Masks:
-    """Turns logits into what tokens count, by the rules of a job and the rows' tokens so far."""
+    """The rules of a plan about single tokens."""
 
-    def __init__(self, rules: MaskRules, vocab_size: int, device: torch.device):
-        self.rules, self.vocab_size = rules, vocab_size
-        # Where masks act on logits, what is banned leaves its probability to the others
-        apart = rules.policy.masks == "logits"
-        banned = rules.banned_ids if apart else rules.banned_ids + rules.never_ids
+    def __init__(self, plan: Plan, vocab_size: int, device: torch.device):
+        self.plan = plan
+        # Where masks act on logits, banned tokens leave their probability to the others
+        on_logits = plan.policy.masks == "logits"
+        banned = plan.banned_ids if on_logits else plan.banned_ids + plan.never_ids
 
         def ids(numbers: tuple[int, ...]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.long, device=device)
 
-        self.banned, self.banned_or_end = ids(banned), ids((*banned, rules.eos_id))
-        self.never = ids(rules.never_ids if apart else ())
-        self.start = ids(rules.start_ids)
-        self.exempt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.exempt[list(rules.exempt_ids)] = True
-        blocks = rules.block_ngram_repeat > (0 if rules.policy.ngrams_of_one else 1)
-        self.ngram = rules.block_ngram_repeat if blocks else 0
-        # Tokens so far, where a rule looks at them
-        self.needs_history = bool(self.ngram) or rules.repetition_penalty != 1.0
+        self.banned = ids(banned) if banned else None
+        self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
+        self.start = ids(plan.start_ids)
+        self.needs_history = plan.blocks_ngrams or plan.repetition_penalty != 1.0
+        if plan.blocks_ngrams:
+            exempt = torch.zeros(vocab_size, dtype=torch.bool)
+            exempt[list(plan.exempt_ids)] = True
+            self.exempt = exempt.to(device)
+        self.block = 1 << (vocab_size.bit_length() // 2)  # about the root of V, see ranking.top
+        self.spare = -vocab_size % self.block
+        if self.needs_history and not self.spare:
+            self.spare = self.block  # scattered writes without effect go to a spare column
+        # Whether a value that is not -inf is the model's own
+        changes = plan.repetition_penalty != 1.0 or plan.force_end == "free" or on_logits
+        self.keeps_values = not changes and plan.sampling is None
 
     def score(
-        self,
-        raw: Scored,
-        history: Tensor,
-        step: int,
-        last: Tensor | None = None,
-        forced: Tensor | None = None,
-    ) -> tuple[Scored, Tensor | None]:
-        """From what the model says of step `step` (from 1) after the tokens of each row so far,
-        `history` (R, step-1), to what tokens count.
+        self, logits: Tensor, scores: Tensor, history: Tensor | None, demands: Demands
+    ) -> tuple[Scored, Tensor]:
+        """What tokens count after logits (R, V) and tokens so far, history (R, T) with -1 before
+        the first; and the model's own normaliser (R,).
 
-        last (R,) says whose last step this is, where that matters; forced (R,) which token must
-        come, ANY or NO_END.  The second result is where
-        n-grams are blocked (R, V), if that may be undone.
+        scores (R,) are those of the rows; -inf: no such row.  Writes into `logits`.
         """
-        rules, policy = self.rules, self.rules.policy
-        if rules.sampling and rules.sampling.temperature == "logits":
-            logits = raw.values / rules.temperature
-            raw = Scored(logits, normaliser(logits))
-        if rules.repetition_penalty != 1.0:
-            raw = self._repelled(raw, history)
-        values = self._masked(raw.values, step)
-        blocked = self._repeats(history) if self.ngram else None
-        if blocked is not None and not policy.least_bad:
-            values, blocked = values.masked_fill(blocked, -math.inf), None
-        if last is not None and rules.force_end != "no":
-            values = self._end_forced(values, raw, last)
-        if forced is not None:
-            values = self._only(values, raw, forced)
-            blocked = None if blocked is None else blocked & (forced < 0)[:, None]
-        norm = normaliser(values) if policy.masks == "logits" else raw.norm
-        if self.never.numel():
-            values = values.index_fill(1, self.never, -math.inf)
-        scored = Scored(values, norm, raw.slope)
-        if rules.sampling and rules.sampling.temperature == "log_probs":
-            scored = Scored(scored.values / rules.temperature, scored.norm / rules.temperature)
-        return scored, blocked
+        plan, policy = self.plan, self.plan.policy
+        plain_norm = normaliser(logits) if plan.sums_to_one else torch.zeros_like(logits[:, 0])
+        values, norm, slope = self._own(logits), plain_norm, None
+        if plan.sampling and plan.sampling.temperature == "logits":
+            values /= plan.temperature
+            norm = normaliser(values)
+        if plan.repetition_penalty != 1.0 and history is not None:
+            values, norm, slope = self._repel(values, norm, history)
+        end_value = values[:, plan.eos_id].clone() if demands.last is not None else None
+        if demands.prefix is not None:
+            must = demands.prefix.clamp(min=0)[:, None]
+            must_value = values.gather(1, must)
+        if self.banned is not None:
+            values.index_fill_(1, self.banned, -math.inf)
+        if demands.too_early is not None:
+            values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
+        if plan.blocks_ngrams and history is not None:
+            self._block_ngrams(values, scores, history)
+        if end_value is not None and demands.last is not None:
+            end_value = norm if plan.force_end == "free" else end_value
+            values.masked_fill_(demands.last[:, None], -math.inf)
+            end = values[:, plan.eos_id]
+            end.copy_(torch.where(demands.last, end_value, end))
+        if demands.prefix is not None:
+            open_rows = demands.prefix == ANY
+            values.masked_fill_(~open_rows[:, None], -math.inf)
+            here = values.gather(1, must)
+            values.scatter_(1, must, torch.where(open_rows[:, None], here, must_value))
+        if policy.masks == "logits":
+            norm = normaliser(values)
+        if self.never is not None:
+            values.index_fill_(1, self.never, -math.inf)
+        if plan.sampling and plan.sampling.temperature == "log_probs":
+            values, norm = values / plan.temperature, norm / plan.temperature
+        return Scored(values, norm, slope), plain_norm
 
-    def _repelled(self, raw: Scored, history: Tensor) -> Scored:
-        """Tokens that a row holds made less likely (Keskar et al. 2019)."""
+    def _own(self, logits: Tensor) -> Tensor:
+        """Logits to write into, with spare columns; a copy where the model's own are read later."""
+        if self.spare:
+            return F.pad(logits, (0, self.spare), value=-math.inf)
+        return logits if self.keeps_values else logits.clone()
+
+    def _repel(
+        self, values: Tensor, norm: Tensor, history: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Make tokens that a row holds less likely (Keskar et al. 2019)."""
         held = torch.cat([self.start.expand(history.size(0), -1), history], 1)
-        if held.size(1) == 0:
-            return raw
-        on_logits = self.rules.policy.repetition == "logits"
-        norm = torch.zeros_like(raw.norm) if on_logits else raw.norm
-        counts = raw.values.gather(1, held) - norm[:, None]
-        penalty = self.rules.repetition_penalty
-        counts = torch.where(counts < 0, counts * penalty, counts / penalty) + norm[:, None]
-        values = raw.values.scatter(1, held, counts)
+        held = held.where(held >= 0, values.size(1) - 1)  # a spare column
+        on_logits, penalty = self.plan.policy.repetition == "logits", self.plan.repetition_penalty
+        base = torch.zeros_like(norm) if on_logits else norm
+        counts = values.gather(1, held) - base[:, None]
+        counts = torch.where(counts < 0, counts * penalty, counts / penalty) + base[:, None]
+        values.scatter_(1, held, counts)
         if on_logits:
-            return Scored(values, normaliser(values))
+            return values, normaliser(values), None
         # transformers multiplies what diverse groups pay, too
-        return Scored(values, norm, torch.ones_like(values).scatter(1, held, penalty))
+        return values, norm, torch.ones_like(values).scatter_(1, held, penalty)
 
-    def _masked(self, values: Tensor, step: int) -> Tensor:
-        """Without tokens that are banned, nor the end token where it is too early."""
-        too_early = step <= self.rules.min_length + self.rules.policy.min_length_offset
-        banned = self.banned_or_end if too_early else self.banned
-        return values.index_fill(1, banned, -math.inf) if banned.numel() else values
+    def _block_ngrams(self, values: Tensor, scores: Tensor, history: Tensor) -> None:
+        """Forbid tokens that would repeat an n-gram, or rows that have repeated one.
 
-    def _end_forced(self, values: Tensor, raw: Scored, last: Tensor) -> Tensor:
-        """Rows at their last step end; `free` of charge, or for what the end token costs."""
-        eos, free = self.rules.eos_id, self.rules.force_end == "free"
-        end = torch.full_like(values, -math.inf)
-        end[:, eos] = raw.norm if free else raw.values[:, eos]
-        return torch.where(last[:, None], end, values)
-
-    def _only(self, values: Tensor, raw: Scored, forced: Tensor) -> Tensor:
-        """A token of a prefix comes even where another rule forbids it."""
-        token, eos = forced.clamp(min=0)[:, None], self.rules.eos_id
-        only = torch.full_like(values, -math.inf).scatter(1, token, raw.values.gather(1, token))
-        values = torch.where(forced[:, None] >= 0, only, values)
-        values[:, eos].masked_fill_(forced == NO_END, -math.inf)
-        return values
-
-    def _repeats(self, history: Tensor) -> Tensor | None:
-        """True where a token is blocked, (R, V) or (R, 1)."""
-        if self.rules.policy.ngrams == "row":
-            return ends_in_repetition(history, self.ngram, self.exempt)
-        return repeating_tokens(history, self.ngram, self.exempt, self.vocab_size)
+        With `least_bad`, a sentence (or chain) that has no other continuation may repeat.
+        """
+        plan, n = self.plan, self.plan.block_ngram_repeat
+        if plan.policy.ngrams == "row":
+            if history.size(1) > n:
+                ended = ends_in_repetition(history, n, self.exempt)
+                values.masked_fill_(ended[:, None], -math.inf)
+            return
+        if history.size(1) < n:
+            return
+        tokens, repeats = completing_tokens(history, n, self.exempt)
+        before = values.gather(1, tokens)
+        spare = values.size(1) - 1
+        values.scatter_(1, tokens.where(repeats, spare), -math.inf)
+        if plan.policy.least_bad:
+            alive = values.amax(1) + scores > -math.inf
+            if not plan.chains:
+                alive = alive.view(-1, plan.beam_size).any(1).repeat_interleave(plan.beam_size)
+            back = repeats & ~alive[:, None]
+            values.scatter_(1, tokens.where(back, spare), before.where(back, -math.inf))
 
 
 def normaliser(logits: Tensor) -> Tensor:
-    """(R, V) -> (R,); zero for a row that allows nothing, which then stays at -inf."""
-    norm = logits.logsumexp(1)
-    return norm.masked_fill(norm == -math.inf, 0.0)
+    """(R, V) -> (R,) logsumexp; finite for a row that allows nothing, which then stays at -inf."""
+    return logits.logsumexp(1).clamp(min=torch.finfo(torch.float32).min)

@@ -3,19 +3,20 @@
 import math
 
 from onmt_lite.policy import Bound, Full, LengthRatio, TopEnded
-from onmt_lite.search.records import BeamRules, Candidates, Finished
+from onmt_lite.search.plan import Plan
+from onmt_lite.search.records import Candidates, Finished
 from onmt_lite.search.scoring import length_norm
 
 
 class Pool:
     """What a beam has collected; with groups that finish apart, what one of them has."""
 
-    def __init__(self, rules: BeamRules):
-        self.rules = rules
+    def __init__(self, plan: Plan):
+        self.plan = plan
         self.finished: list[Finished] = []
-        self.capacity = self.width = rules.width  # the width shrinks where ended rows are lost
-        self.kind = rules.policy.pool
-        self.need = enough(rules)
+        self.capacity = plan.width
+        self.kind = plan.policy.pool
+        self.need = enough(plan)
         self.top_ended = False
         self.done = False
 
@@ -30,40 +31,45 @@ class Pool:
                 finished.remove(worst)
                 finished.append(hyp)
 
-    def stopped(self, found: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
+    @property
+    def complete(self) -> bool:
+        """Whether enough hypotheses are finished for a stop rule to hold."""
+        return len(self.finished) >= self.need
+
+    def stopped(self, candidates: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
         """Whether the stop rule holds after a step with these candidates and new rows."""
-        stop, complete = self.rules.stop, len(self.finished) >= self.need
+        stop = self.plan.stop
         if isinstance(stop, TopEnded):
-            ended = found.token[0] == self.rules.eos_id and found.score[0] > -math.inf
+            ended = candidates.token[0] == self.plan.eos_id and candidates.score[0] > -math.inf
             self.top_ended = ended or (stop.sticky and self.top_ended)
-            return complete and self.top_ended
-        if not complete or not isinstance(stop, Bound):
-            return complete and isinstance(stop, Full)
-        racing = found if stop.best_of == "candidates" else rows
+            return self.complete and self.top_ended
+        if not self.complete or not isinstance(stop, Bound):
+            return self.complete and isinstance(stop, Full)
+        racing = candidates if stop.best_of == "candidates" else rows
         return self._out_of_reach(stop, max(racing.score), step, max_steps)
 
     def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
         """Whether the best finished hypothesis is no worse, per token, than that."""
-        if len(self.finished) < self.need:
+        if not self.complete:
             return False
         best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
         return best >= per_token
 
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
         """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
-        rules = self.rules
+        plan = self.plan
         # A longer hypothesis only scores better where length is rewarded
-        length = max_steps if bound.horizon == "max" and rules.alpha > 0 else step
-        reach = best / length_norm(rules.length_penalty, rules.alpha, length)
+        length = max_steps if bound.horizon == "max" and plan.alpha > 0 else step
+        reach = best / length_norm(plan.length_penalty, plan.alpha, length)
         pick = min if bound.beats == "worst" else max
-        found = pick(hyp.score for hyp in self.finished)
-        return found > reach if bound.strictly else found >= reach
+        rival = pick(hyp.score for hyp in self.finished)
+        return rival > reach if bound.strictly else rival >= reach
 
 
-def enough(rules: BeamRules) -> int:
+def enough(plan: Plan) -> int:
     """How many must be finished before a stop rule can hold."""
-    if isinstance(rules.stop, TopEnded | LengthRatio):
-        return rules.n_best if rules.stop.need == "n_best" else rules.beam_size
-    if isinstance(rules.stop, Full):  # half is rounded up, as C++ does
-        return math.floor(rules.width * rules.patience + 0.5)
-    return 1 if isinstance(rules.stop, Bound) and rules.stop.finished == "one" else rules.width
+    if isinstance(plan.stop, TopEnded | LengthRatio):
+        return plan.n_best if plan.stop.need == "n_best" else plan.beam_size
+    if isinstance(plan.stop, Full):  # half is rounded up, as C++ does
+        return math.floor(plan.width * plan.patience + 0.5)
+    return 1 if isinstance(plan.stop, Bound) and plan.stop.finished == "one" else plan.width

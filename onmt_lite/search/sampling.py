@@ -6,6 +6,10 @@ import math
 import torch
 from torch import Tensor
 
+from onmt_lite.search.masks import Scored
+from onmt_lite.search.plan import Plan
+from onmt_lite.search.ranking import Ranked
+
 MASK32 = 0xFFFFFFFF
 
 
@@ -15,8 +19,8 @@ def line_seed(seed: int, line_id: int) -> int:
     return int.from_bytes(digest, "little") >> 1  # fits into an int64
 
 
-def gumbel(seeds: Tensor, step: int, n: int) -> Tensor:
-    """n samples of the Gumbel distribution for each of `seeds` (B,) at a step: (B, n).
+def gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
+    """n samples of the Gumbel distribution for each of `seeds` (B,) at its step (B,): (B, n).
 
     The largest of log-probabilities plus such noise is a draw from the distribution, and the C
     largest are C draws without replacement (Vieira 2014; Kool et al. 2019).  Each number is a
@@ -24,9 +28,58 @@ def gumbel(seeds: Tensor, step: int, n: int) -> Tensor:
     """
     low, high = (seeds & MASK32)[:, None], (seeds >> 32)[:, None]
     place = torch.arange(n, device=seeds.device)[None]
-    bits = _mix(_mix(_mix(place ^ low) ^ high) + step)
+    bits = _mix(_mix(_mix(place ^ low) ^ high) + steps[:, None])
     uniform = (bits.double() + 0.5) / 2**32
     return -(-uniform.log()).log()
+
+
+def draw(
+    scored: Scored,
+    scores: Tensor,
+    seeds: Tensor,
+    steps: Tensor,
+    n_tokens: int,
+    n_words: int,
+    plan: Plan,
+) -> Ranked:
+    """Candidates drawn at random: one per row, or those of a sentence together.
+
+    scored: of R rows; scores (B, K); seeds, steps (B,); n_tokens: V; n_words: V and words to copy.
+    """
+    sampling, (b, k) = plan.sampling, scores.shape
+    assert sampling is not None
+    values, v = scored.values, scored.values.size(1)
+    for name in sampling.filters:
+        if name == "topk" and plan.topk > 0:
+            values = keep_top_k(values, plan.topk, sampling.keep)
+        elif name == "topp" and 0 < plan.topp < 1:
+            values = keep_top_p(values, plan.topp, sampling.keep)
+    noise = _noise(seeds, steps, k, n_tokens, v)
+    log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)
+    totals = (log_probs + scores[:, :, None]).flatten(1)
+    if sampling.draws == "rows":
+        token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)
+        row = torch.arange(k, device=token.device).expand_as(token)
+        index = row * v + token
+        return Ranked(totals.gather(1, index), row, token, log_probs.flatten(1).gather(1, index))
+    totals = totals.masked_fill(values.view(b, k * v) == -math.inf, -math.inf)
+    n = min(plan.n_candidates, k * v)
+    index = (totals.double() + noise).topk(n, dim=1).indices
+    row = index.div(v, rounding_mode="floor")
+    log_prob = log_probs.flatten(1).gather(1, index)
+    token = (index - row * v).clamp(max=n_words - 1)  # a spare column is no candidate
+    drawn = Ranked(totals.gather(1, index), row, token, log_prob)
+    if sampling.ranked_by == "draw":
+        return drawn
+    return drawn.take(drawn.score.argsort(dim=1, descending=True, stable=True))
+
+
+def _noise(seeds: Tensor, steps: Tensor, k: int, n: int, v: int) -> Tensor:
+    """Of each continuation (B, K*v): the same for the n tokens, however many words others copy."""
+    noise = gumbel(seeds, steps, k * v)
+    of_tokens, of_words = noise[:, : k * n].view(-1, k, n), noise[:, k * n :]
+    words = of_words.view(len(seeds), v - n, k).transpose(1, 2)
+    return torch.cat([of_tokens, words], 2).flatten(1)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -1,0 +1,132 @@
+"""The plan of a search: every decision of a job, made once and given to both sides of the loop."""
+
+from dataclasses import dataclass
+
+from onmt_lite.policy import Policy, Sampling, Stop
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options, model and preset as one record for the device (`Frontier`) and for each `Beam`.
+
+    never_ids      tokens that are no text: the probability they have is lost
+    banned_ids     other tokens that may not be produced
+    start_ids      the start token, where the vocabulary has one that penalties look at
+    exempt_ids     tokens that may be part of repeated n-grams
+    force_end      the last step allows the end token alone: for its probability (`paid`), for
+                   nothing (`free`), or not (`no`)
+    sums_to_one    the model returns logits; False: log-probabilities that count as they are
+    aligns         record which source token each row attends to most
+    src_margins    tokens before and after a source line that alignments pass over
+    """
+
+    policy: Policy
+    stop: Stop
+    beam_size: int
+    bos_id: int
+    eos_id: int
+    n_best: int = 1
+    beam_groups: int = 1
+    diversity_rate: float = 0.0
+    length_penalty: str = "avg"
+    alpha: float = 1.0
+    coverage_penalty: str = "none"
+    beta: float = 0.0
+    stepwise_penalty: bool = False
+    patience: float = 1.0
+    never_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+    start_ids: tuple[int, ...] = ()
+    block_ngram_repeat: int = 0
+    exempt_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    force_end: str = "no"
+    sampling: Sampling | None = None
+    temperature: float = 1.0
+    topk: int = 0
+    topp: float = 0.0
+    sums_to_one: bool = True
+    aligns: bool = False
+    src_margins: tuple[int, int] = (0, 0)
+
+    @property
+    def n_pools(self) -> int:
+        """Groups that finish one by one have a pool each."""
+        return self.beam_groups if self.policy.groups == "apart" else 1
+
+    @property
+    def width(self) -> int:
+        """Rows of one pool."""
+        return self.beam_size // self.n_pools
+
+    @property
+    def n_candidates(self) -> int:
+        """Candidates that a step ranks per sentence, where the vocabulary has so many."""
+        return self.policy.candidates * self.beam_size
+
+    @property
+    def chains(self) -> bool:
+        """Each row is a sample of its own."""
+        return self.sampling is not None and self.sampling.draws == "rows"
+
+    @property
+    def unordered(self) -> bool:
+        """Candidates come in the order in which they were drawn."""
+        return self.sampling is not None and self.sampling.ranked_by == "draw"
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether a coverage penalty counts."""
+        return self.coverage_penalty != "none"
+
+    @property
+    def blocks_ngrams(self) -> bool:
+        return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
+
+    @property
+    def rows_are_first(self) -> bool:
+        """The first candidates are the new rows; otherwise some of them are passed over."""
+        return self.policy.ended in ("keep", "shrink")
+
+    def first_scores(self) -> list[float]:
+        """Scores of the K rows before the first step.
+
+        All rows are equal then: only the first of each group takes part, unless rows are chains.
+        """
+        idle, rest = self.policy.idle_score, self.beam_size // self.beam_groups - 1
+        if self.policy.groups == "apart":
+            return ([0.0] + [idle] * rest) * self.beam_groups
+        return [0.0] * self.beam_groups + [idle] * rest * self.beam_groups
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The plan's values for one sentence.
+
+    max_steps  tokens that a hypothesis may have at most
+    min_end    the first step that allows the end token
+    expected   the length that `-ratio` expects, in tokens
+    prefix     tokens that every hypothesis begins with
+    seed       of the sentence's random draws
+    """
+
+    max_steps: int
+    min_end: int = 1
+    expected: float = 0.0
+    prefix: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence that waits for a slot.
+
+    src       source ids
+    limits    see `Limits`
+    copy_ids  for a model that copies: the target id of each source token, from V on words of the
+              sentence's own
+    """
+
+    src: list[int]
+    limits: Limits
+    copy_ids: list[int] | None = None
