@@ -118,13 +118,12 @@ class Policy:
     open_length_offset: int = 0  # added to T of one that did not end
     stepwise_from: int = 1  # first step whose attention a stepwise penalty charges
     skips_unattended: bool = False  # source tokens without any attention cost nothing
-    aliased: bool = False  # finished scores are views of the running ones (see Beam)
 
     # Which ones are kept, and when the search is over
     pool: Literal["all", "first", "best"] = "best"  # all, the first k, the best k
-    at_max: Literal["rows", "compete", "if_none", "pad", "end"] = "compete"  # open ones, at the end
+    at_max: Literal["rows", "compete", "if_none", "end", "lost"] = "compete"  # open ones, at the end
     steps_offset: int = 0  # steps = max_length + this
-    coupled: bool = False  # a done sentence goes on until its batch is done
+    as_2018: bool = False  # with the accidents of that year, see onmt_lite.search.beam2018
     ties: Literal["earlier", "later"] = "earlier"  # of equal scores: which finished first
     distinct: Literal["text", "tokens", "copies"] = "tokens"  # which hypotheses count as one
 

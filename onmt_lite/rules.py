@@ -12,9 +12,7 @@ from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example
-from onmt_lite.search.candidates import CandidateRules
-from onmt_lite.search.masks import MaskRules
-from onmt_lite.search.records import BeamRules, Limits
+from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.sampling import line_seed
 
 
@@ -31,9 +29,7 @@ class SearchRules:
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
-        self.aligns = options.text.replace_unk and checkpoint.tgt_vocab.unk_id is not None
-        self.beam = self._beam_rules()
-        self.candidates = self._candidate_rules()
+        self.plan = self._plan(options.text.replace_unk)
 
     def _check_attention(self, replace_unk: bool) -> None:
         """OptionError for what needs attention where the model has none."""
@@ -81,72 +77,57 @@ class SearchRules:
             return 1.0
         return 0.0 if self.search.length_penalty == "none" else self.search.alpha
 
-    def _beam_rules(self) -> BeamRules:
-        search = self.search
-        return BeamRules(
-            self.policy,
-            self.stop,
-            self.beam_size,
-            bos_id=self.checkpoint.start_id,
-            eos_id=self.checkpoint.eos_id,
-            n_best=search.n_best,
-            beam_groups=search.beam_groups,
-            length_penalty=search.length_penalty,
-            alpha=self._alpha(),
-            stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
-            patience=search.patience or 1.0,
-            unordered=self.sampling is not None and self.sampling.ranked_by == "draw",
-        )
-
-    def _candidate_rules(self) -> CandidateRules:
-        search = self.search
-        return CandidateRules(
-            self._mask_rules(),
-            self.beam_size,
-            coverage_penalty=search.coverage_penalty,
-            beta=search.beta,
-            stepwise_penalty=search.stepwise_penalty,
-            beam_groups=search.beam_groups,
-            diversity_rate=search.diversity_rate,
-            topk=self.drawing.random_sampling_topk,
-            topp=self.drawing.random_sampling_topp,
-            sums_to_one=self.checkpoint.sums_to_one,
-            aligns=self.aligns,
-            around=(len(self.checkpoint.src_start), len(self.checkpoint.src_end)),
-        )
-
-    def _mask_rules(self) -> MaskRules:
-        search, checkpoint, vocab = self.search, self.checkpoint, self.checkpoint.tgt_vocab
-        never: tuple[int, ...] = checkpoint.never_ids
-        banned: tuple[int, ...] = ()
+    def _plan(self, replace_unk: bool) -> Plan:
+        search, checkpoint, drawing = self.search, self.checkpoint, self.drawing
+        never, banned, unk_id = checkpoint.never_ids, (), checkpoint.tgt_vocab.unk_id
         if checkpoint.never_in_softmax:
             never, banned = banned, never
-        if search.ban_unk_token and vocab.unk_id is not None:
-            banned = (*banned, vocab.unk_id)
-        exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
+        if search.ban_unk_token and unk_id is not None:
+            banned = (*banned, unk_id)
+        exempt = map(checkpoint.tgt_vocab.ids.get, search.ignore_when_blocking)
         force_end = "paid" if self.policy.at_max == "end" else "no"
         if self.preset.free_end and checkpoint.forced_eos:
             force_end = "free"
-        in_vocabulary = 0 <= checkpoint.start_id < self.checkpoint.model.vocab_size
-        return MaskRules(
+        in_vocabulary = 0 <= checkpoint.start_id < checkpoint.model.vocab_size
+        return Plan(
             self.policy,
+            self.stop,
+            self.beam_size,
+            bos_id=checkpoint.start_id,
             eos_id=checkpoint.eos_id,
+            n_best=search.n_best,
+            beam_groups=search.beam_groups,
+            diversity_rate=search.diversity_rate,
+            length_penalty=search.length_penalty,
+            alpha=self._alpha(),
+            coverage_penalty=search.coverage_penalty,
+            beta=search.beta,
+            stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
+            patience=search.patience or 1.0,
             never_ids=never,
             banned_ids=banned,
             start_ids=(checkpoint.start_id,) if self.preset.free_end and in_vocabulary else (),
-            min_length=search.min_length,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
             repetition_penalty=search.repetition_penalty,
             force_end=force_end,
             sampling=self.sampling,
-            temperature=self.drawing.random_sampling_temp,
+            temperature=drawing.random_sampling_temp,
+            topk=drawing.random_sampling_topk,
+            topp=drawing.random_sampling_topp,
+            sums_to_one=checkpoint.sums_to_one,
+            src_pad_id=checkpoint.src_vocab.pad_id or 0,
+            aligns=replace_unk and unk_id is not None,
+            src_margins=(len(checkpoint.src_start), len(checkpoint.src_end)),
         )
 
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
             raise OptionError(no_such_option("tgt_file_prefix", self.search.search, "prefixes"))
+
+    def sentence(self, example: Example) -> Sentence:
+        return Sentence(example.src_ids, self.limits(example), example.copy_ids)
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

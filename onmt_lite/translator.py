@@ -20,7 +20,8 @@ from onmt_lite.records import Example, Hypothesis, Line, Translation
 from onmt_lite.rules import SearchRules, model_notes
 from onmt_lite.runtime import Room, choose, cpu_threads, placed
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.decode import NotANumber, decode
+from onmt_lite.search.decode import decode
+from onmt_lite.search.frontier import NotANumber
 from onmt_lite.search.forced import score_targets
 from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.text.batching import (
@@ -314,28 +315,23 @@ class Translator:
         return self.room.run(group, size, lambda part: self._decode_batch(part, rules))
 
     def _decode_batch(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
-        beams = [Beam(rules.beam, rules.limits(e)) for e in group]
-        batch = pad_batch(group, self.checkpoint.src_vocab.pad_id or 0, self.device)
-        aligns = rules.candidates.aligns or any(e.reading for e in group)
+        aligns = rules.plan.aligns or any(e.reading for e in group)
+        plan = replace(rules.plan, aligns=aligns)
+        sentences = [rules.sentence(e) for e in group]
+        hyps: dict[int, list[Hypothesis]] = {}
         try:
-            decode(
-                self.model,
-                batch.src,
-                batch.src_lengths,
-                list(beams),
-                replace(rules.candidates, aligns=aligns),
-                batch.copy_ids,
-            )
+            for i, beam in decode(self.model, sentences, plan):
+                hyps[i] = self._hypotheses(beam, group[i])
         except NotANumber as error:
-            line = group[beams.index(error.beam)].line.id + 1
-            raise NotANumber(error.beam, line) from None
-        return [self._hypotheses(beam, e) for beam, e in zip(beams, group)]
+            line = group[error.sentence].line.id + 1
+            raise NotANumber(error.sentence, error.step, line) from None
+        return [hyps[i] for i in range(len(group))]
 
     def _hypotheses(self, beam: Beam, example: Example) -> list[Hypothesis]:
         """The n best that are distinct, as the search counts them."""
         found: dict[Any, Hypothesis] = {}
         for hyp in beam.best():
-            if len(found) == beam.rules.n_best:
+            if len(found) == beam.plan.n_best:
                 break
             ids, log_probs = beam.hypothesis(hyp)
             words = ids[:-1] if hyp.ended else ids
@@ -354,7 +350,7 @@ class Translator:
             # Two segmentations of one text are two sequences of tokens
             key = {"text": text, "tokens": tuple(ids), "copies": len(found)}
             found.setdefault(
-                key[beam.rules.policy.distinct],
+                key[beam.plan.policy.distinct],
                 Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
             )
         return list(found.values())

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder, State, encode
+from onmt_lite.models.base import EncoderDecoder, encode
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
@@ -35,32 +35,30 @@ class NotANumber(CheckpointError):
 
 @dataclass
 class Slot:
-    """A running sentence, as the host knows it.
+    """A running sentence on the host.
 
-    number   its place among all sentences of the search
+    number   index among the sentences of the search
     started  steps of the frontier before its first one
-    read     steps of the frontier that its Beam has read from the log
+    last     step of the frontier that reaches its limit
+    read     steps of the frontier that the Beam has read from the log
     """
 
     number: int
     beam: Beam
-    started: int
-    read: int
-
-    @property
-    def last(self) -> int:
-        """The step of the frontier that is the sentence's last one."""
-        return self.started + self.beam.limits.max_steps
+    started: int = 0
+    last: int = 0
+    read: int = 0
 
 
 @dataclass
 class Table:
-    """Running sentences, as the device knows them.
+    """Running sentences on the device.
 
-    tokens, scores, parents (B, K)   of the newest rows; score -inf: the row is not expanded
-    started, max_steps, min_end      (B,) see `Slot` and `Limits`
-    src_length, seed (B,)
-    prefix (B, P)                    the tokens that must come first, then ANY
+    tokens, scores, parents (B, K)    of the newest rows; score -inf: the row is not expanded
+    started (B, 1)                    steps of the frontier before the first one
+    max_steps, min_end, seed (B, 1)   see `Limits`
+    src_length (B, 1)                 in tokens
+    prefix (B, P)                     tokens that must come first, then ANY
     """
 
     tokens: Tensor
@@ -69,44 +67,40 @@ class Table:
     started: Tensor
     max_steps: Tensor
     min_end: Tensor
-    src_length: Tensor
     seed: Tensor
+    src_length: Tensor
     prefix: Tensor
 
-    def select(self, order: Tensor, fresh: "Table | None" = None) -> "Table":
-        """The slots `order` (B',), those of `fresh` counted after this table's own."""
-        if fresh is None:
-            return Table(*(part.index_select(0, order) for part in vars(self).values()))
-        n = max(self.prefix.size(1), fresh.prefix.size(1))
-        both = [
-            replace(table, prefix=pad(table.prefix, (0, n - table.prefix.size(1)), value=ANY))
-            for table in (self, fresh)
-        ]
-        pairs = zip(*(vars(table).values() for table in both))
-        return Table(*(torch.cat(pair).index_select(0, order) for pair in pairs))
+    def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
+        """Follow sentences that leave, move and join."""
+        others = [None] * len(vars(self)) if fresh is None else vars(fresh).values()
+        parts = zip(vars(self).values(), others)
+        return Table(*(selection.of_sentences(*part, fill=ANY) for part in parts))
 
 
 @dataclass
 class Encoded:
-    """Sentences that are encoded: `state` and `table` hold those from number `first` on, of which
-    the first `joined` run already."""
+    """Sentences that are encoded; the first `joined` of them run already."""
 
-    state: State
+    slots: list[Slot]
+    state: Any
     table: Table
-    first: int
     joined: int = 0
 
     @property
-    def waiting(self) -> int:
-        return len(self.table.seed) - self.joined
+    def n_waiting(self) -> int:
+        return len(self.slots) - self.joined
 
 
 class Frontier:
     """All running sentences, one slot each: slot b owns the rows b*K ... b*K + K-1.
 
     `admit` lets sentences leave and join, `step` makes one batched step and chooses the next rows
-    without the host, `events` reads what happened.
+    without the host, `events` tells the beams what happened, `over` returns those that are done.
     """
+
+    table: Table
+    state: Any  # the model's `State`
 
     def __init__(
         self, model: EncoderDecoder, plan: Plan, sentences: Sequence[Sentence], n_slots: int
@@ -118,38 +112,320 @@ class Frontier:
         self.masks = Masks(plan, self.n_words, self.device)
         self.ranker = Ranker(plan, self.n_words, self.masks.block, self.device)
         self.first_scores = torch.tensor([plan.first_scores()], device=self.device)
-        self.slots: list[Slot] = []
+        self.bases = plan.beam_size * torch.arange(n_slots, device=self.device)[:, None]
         self.log = Log(plan, n_slots)
+        self.slots: list[Slot] = []
+        self.visited: list[int] = []  # slots with an event in the newest step
+        self.leaving: list[int] = []  # slots whose search is over
         self.encoded: Encoded | None = None
         self.n_encoded = self.n_steps = 0
+        self.history = self.coverage = torch.empty(0)
+        self.joined: Tensor | None = None  # (B, K) rows that the newest step has not seen
+        self.ends_from = self.prefix_until = 0  # steps of the frontier, of all sentences
         self.batch_2018: list[Beam2018] = []
 
-    # Sentences come and go
+    # ---- Sentences leave and join ----
 
     def admit(self) -> bool:
-        """Let sentences that are done leave and waiting ones join, and move rows to where the last
-        step chose them.  False: no sentence is left."""
-        order = [None if slot.beam.done else i for i, slot in enumerate(self.slots)]
-        n_joining = self._encode_waiting(order.count(None) + self.n_slots - len(order))
-        order = fill_holes(order, n_joining)
-        if not order:
-            return False
-        if n_joining or len(order) < len(self.slots):
-            self._move_sentences(order, n_joining)
-        elif self.plan.beam_size > 1:
-            self._correct_scores()
-            self._select(self.table.parents + self._bases(len(self.slots)))
-        return True
+        """Let sentences leave and join, and move rows to where the last step chose them.
 
-    def _encode_waiting(self, n_free: int) -> int:
-        """How many sentences join now; encodes them, and some more for the next time."""
+        False where no sentence is left.
+        """
+        n_old = len(self.slots)
+        n_joining = self._prepare(self.n_slots - n_old + len(self.leaving))
+        self._correct_scores()
+        self.joined = None
+        if n_joining and not n_old:
+            self._begin()
+        elif n_joining or self.leaving:
+            self._move(n_joining)
+        elif self.plan.beam_size > 1:
+            self._select(Selection(self.table.parents + self.bases[:n_old]))
+        self.leaving = []
+        return bool(self.slots)
+
+    def _prepare(self, n_free: int) -> int:
+        """How many sentences join now; encodes them, and more that will join soon."""
         n_waiting = len(self.sentences) - self.n_encoded
-        waits = self.encoded.waiting if self.encoded else 0
-        if not waits + n_waiting or n_free < max(1, min(self.n_slots, 4 * REFILL) // REFILL):
+        if n_free < self.n_slots and n_free < self.n_slots / REFILL:
             return 0
-        if not waits:
+        if n_waiting and (self.encoded is None or not self.encoded.n_waiting):
             n = min(n_waiting, max(n_free, self.n_slots // 4))
-            self.encoded = self._encode(self.n_encoded, n)
+            self.encoded = self._encode(range(self.n_encoded, self.n_encoded + n))
             self.n_encoded += n
-        assert self.encoded
-        return min(n_free, self.encoded.waiting)
+        return min(n_free, self.encoded.n_waiting) if self.encoded else 0
+
+    def _encode(self, numbers: range) -> Encoded:
+        chosen, k = [self.sentences[i] for i in numbers], self.plan.beam_size
+        limits = [s.limits for s in chosen]
+        n = 1 + max(len(own.prefix) for own in limits)
+        numbers_of = [
+            (0, own.max_steps, own.min_end, own.seed, len(s.src), *own.prefix)
+            + (ANY,) * (n - len(own.prefix))
+            for s, own in zip(chosen, limits)
+        ]
+        facts = torch.tensor(numbers_of).to(self.device)
+        src = padded([s.src for s in chosen], self.plan.src_pad_id).to(self.device)
+        ids, width = None, None
+        if chosen[0].copy_ids is not None:
+            ids, width = padded([s.copy_ids or [] for s in chosen]).to(self.device), self.n_words
+        memory = encode(self.model, src, facts[:, 4], ids, width)
+        tokens = torch.full((len(chosen), k), self.plan.bos_id, device=self.device)
+        scores = self.first_scores.repeat(len(chosen), 1)
+        table = Table(tokens, scores, torch.zeros_like(tokens), *facts.split([1] * 5 + [n], 1))
+        slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
+        return Encoded(slots, self.model.init_state(memory), table)
+
+    def _beam(self, sentence: Sentence) -> Beam:
+        if self.plan.policy.as_2018:
+            return Beam2018(self.plan, sentence.limits, self.batch_2018)
+        return Beam(self.plan, sentence.limits)
+
+    def _begin(self) -> None:
+        """Let all encoded sentences join, each with its row K times."""
+        fresh, self.encoded = self.encoded, None
+        assert fresh is not None
+        self.slots, self.table, self.state, n = fresh.slots, fresh.table, fresh.state, len(fresh.slots)
+        for slot in self.slots:
+            self._start(slot)
+        rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
+        self.history, self.coverage = rows.new_empty(n, 0), self.table.scores.new_empty(n, 0)
+        self._select(Selection(rows))
+        self.joined = torch.ones_like(rows, dtype=torch.bool)
+
+    def _start(self, slot: Slot) -> None:
+        limits, n = slot.beam.limits, self.n_steps
+        slot.started, slot.read, slot.last = n, n, n + limits.max_steps
+        self.ends_from = max(self.ends_from, n + limits.min_end)
+        self.prefix_until = max(self.prefix_until, n + len(limits.prefix))
+
+    def _move(self, n_joining: int) -> None:
+        """Fill the slots of sentences that leave, with joining ones or the last running ones."""
+        n_old, k = len(self.slots), self.plan.beam_size
+        kept = sorted(set(range(n_old)).difference(self.leaving))
+        fresh = self.encoded if n_joining else None
+        joining = range(n_old + fresh.joined, n_old + fresh.joined + n_joining) if fresh else ()
+        order = fill_holes(kept, joining)
+        everyone = [*self.slots, *(fresh.slots if fresh else ())]
+        for to, b in enumerate(order):
+            if b >= n_old:
+                self._start(everyone[b])
+            elif b != to:
+                self._read(b)  # the log knows sentences by their slots
+        self.slots = [everyone[b] for b in order]
+        if not order:
+            return
+        selection = Selection.of(self.table.parents, n_old, order)
+        rows, fresh_rows = self.table.parents + self.bases[:n_old], None
+        if fresh:
+            fresh.joined += n_joining
+            fresh.table.started.fill_(self.n_steps)
+            fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
+            fresh_rows = (fresh_rows + n_old * k).expand(-1, k)
+            if self.masks.needs_history:
+                self.joined = selection.of_sentences(
+                    torch.zeros_like(rows, dtype=torch.bool), torch.ones_like(fresh_rows, dtype=torch.bool)
+                )
+        self.table = self.table.select(selection, fresh.table if fresh else None)
+        selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
+        self._select(selection, fresh)
+
+    def _select(self, selection: Selection, fresh: Encoded | None = None) -> None:
+        """Move what rows and sentences have in the model's state and in the tables of masks."""
+        self.state = self.state.select(selection, fresh.state if fresh else None)
+        n = len(fresh.slots) if fresh else 0
+        if self.masks.needs_history:
+            missing = self.history.new_empty(n, 0) if n else None
+            longest = self.n_steps - min(slot.started for slot in self.slots)
+            self.history = selection.of_rows(self.history, missing, fill=ANY)
+            self.history = self.history[:, max(0, self.history.size(1) - longest) :]
+        if self.plan.has_costs:
+            missing = self.coverage.new_empty(n, 0) if n else None
+            self.coverage = selection.of_rows(self.coverage, missing)
+
+    def _correct_scores(self) -> None:
+        """Take over scores that beams have changed: the one thing that a search tells the device."""
+        new = [slot.beam.correction for slot in self.slots]
+        if any(scores is not None for scores in new):
+            none = [math.nan] * self.plan.beam_size
+            given = torch.tensor([none if s is None else s for s in new]).to(self.device)
+            self.table.scores = torch.where(given.isnan(), self.table.scores, given)
+
+    # ---- A step ----
+
+    def step(self) -> Tensor:
+        """Make a step with all rows; what the host must know of it, see `Log`."""
+        self.n_steps += 1
+        plan, table = self.plan, self.table
+        logits, attn = self.model.step(table.tokens.flatten(), self.state)
+        logits = logits.float()
+        if self.masks.needs_history:
+            self._remember(table.tokens)
+        cost = self._cover(attn).view_as(table.scores) if plan.has_costs else None
+        scores = table.scores - cost if plan.stepwise_penalty else table.scores
+        scored, norm = self.masks.score(logits, scores.flatten(), self.history, self._demands())
+        candidates = self._candidates(scored, scores)
+        if not self.masks.keeps_values:
+            candidates = replace(candidates, log_prob=self._plain(logits, norm, candidates))
+        rows, candidates = self._choose(candidates)
+        if cost is not None and plan.stepwise_penalty:
+            rows = replace(rows, score=rows.score + cost.gather(1, rows.row))
+        table.tokens, table.parents = rows.token, rows.row
+        table.scores = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
+        place = self._places(attn) if plan.aligns else None
+        return self.log.pack(rows, cost, place, candidates)
+
+    def _remember(self, tokens: Tensor) -> None:
+        """Add the newest tokens to the history; start tokens are no part of it."""
+        if self.joined is not None:
+            tokens = tokens.masked_fill(self.joined, ANY)
+        self.history = torch.cat([self.history, tokens.flatten()[:, None]], 1)
+
+    def _cover(self, attn: Tensor) -> Tensor:
+        """Add this step's attention to each row's coverage; its penalty (R,)."""
+        plan, n = self.plan, attn.size(1)
+        coverage = self.coverage[:, :n]
+        self.coverage = torch.nn.functional.pad(coverage, (0, n - coverage.size(1))) + attn.float()
+        inside = torch.arange(n, device=self.device) < self._of_rows(self.table.src_length)[:, None]
+        skips = plan.policy.skips_unattended
+        return coverage_penalty(
+            plan.coverage_penalty, plan.beta, self.coverage, inside.float(), skips
+        )
+
+    def _places(self, attn: Tensor) -> Tensor:
+        """The source token that each row attends to most (R,)."""
+        before, after = self.plan.src_margins
+        place = torch.arange(attn.size(1), device=self.device)
+        end = self._of_rows(self.table.src_length - after)[:, None]
+        return attn.masked_fill((place < before) | (place >= end), -1.0).argmax(1)
+
+    def _of_rows(self, of_sentences: Tensor) -> Tensor:
+        """(B, 1) -> (R,)"""
+        return of_sentences.expand(-1, self.plan.beam_size).flatten()
+
+    def _steps(self) -> Tensor:
+        """Which of its own steps each sentence is at, from 1: (B, 1)."""
+        return self.n_steps - self.table.started
+
+    def _demands(self) -> Demands:
+        """What this step demands of rows; the host knows whether any sentence is concerned."""
+        table, too_early, last, prefix = self.table, None, None, None
+        if self.n_steps < self.ends_from:
+            too_early = self._of_rows(self._steps() < table.min_end)
+        if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
+            last = self._of_rows(self._steps() >= table.max_steps)
+        if self.n_steps <= self.prefix_until:
+            at = (self._steps() - 1).clamp(max=table.prefix.size(1) - 1)
+            prefix = self._of_rows(table.prefix.gather(1, at))
+        return Demands(too_early, last, prefix)
+
+    def _candidates(self, scored: Scored, scores: Tensor) -> Ranked:
+        plan, (b, k) = self.plan, scores.shape
+        if plan.sampling:
+            seeds, steps = self.table.seed[:, 0], self._steps()[:, 0]
+            n_tokens = self.model.vocab_size
+            return draw(scored, scores, seeds, steps, n_tokens, self.n_words, plan)
+        values, slope = scored.values.view(b, k, -1), scored.slope
+        slope = None if slope is None else slope.view_as(values)
+        first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None
+        return self.ranker.rank(values, scored.norm.view(b, k), scores, slope, first)
+
+    def _plain(self, logits: Tensor, norm: Tensor, candidates: Ranked) -> Tensor:
+        """The model's own log-probability of each candidate, whatever masks and options say."""
+        n, b = logits.size(1), len(candidates.row)
+        log_prob = logits.view(b, -1).gather(1, candidates.row * n + candidates.token)
+        return log_prob - norm.view(b, -1).gather(1, candidates.row)
+
+    def _choose(self, candidates: Ranked) -> tuple[Ranked, Ranked | None]:
+        """The K new rows, and the candidates where they are not the same."""
+        plan, k = self.plan, self.plan.beam_size
+        if plan.policy.ended == "shrink":
+            n_open = (self.table.scores > -math.inf).sum(1, keepdim=True)
+            n_open = torch.where(self._steps() == 1, k, n_open)
+            beyond = torch.arange(k, device=self.device) >= n_open
+            score = candidates.score.masked_fill(beyond, -math.inf)
+            candidates = replace(candidates, score=score)
+        if plan.rows_are_first:
+            return candidates, candidates if plan.stepwise_penalty else None
+        ended = candidates.token == plan.eos_id
+        rows = candidates.take(open_places(plan, candidates.score, ended))
+        score = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
+        return replace(rows, score=score), candidates
+
+    # ---- What happened ----
+
+    def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
+        """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
+        nothing can follow.  Raises NotANumber."""
+        lines = self.log.append(packed)
+        self.visited = []
+        for b, (slot, happened) in enumerate(zip(self.slots, self.log.happened(lines))):
+            at_limit = slot.last == self.n_steps
+            if happened or at_limit or slot.beam.watching:
+                event = self.log.event(lines, b, self.n_steps - slot.started)
+                best = max(event.candidates.score)
+                if math.isnan(sum(event.candidates.score)):
+                    raise NotANumber(slot.number, event.step)
+                if at_limit or best == -math.inf or self.plan.policy.as_2018:
+                    self._read(b)
+                self.visited.append(b)
+                yield slot.beam, event
+
+    def over(self) -> Iterator[tuple[int, Beam]]:
+        """Sentences whose search this step has ended: their numbers and beams."""
+        for b in self.visited:
+            slot = self.slots[b]
+            if slot.beam.done:
+                self._read(b)
+                slot.beam.end()
+                self.leaving.append(b)
+                yield slot.number, slot.beam
+
+    def _read(self, b: int) -> None:
+        slot = self.slots[b]
+        slot.beam.read(*self.log.read(b, slot.read))
+        slot.read = self.n_steps
+
+
+def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
+    """The sentence in each slot: as many as possible of `kept` stay where they are, and holes are
+    filled with those that join and then with the last ones.
+
+    kept [0, 2, 3], joining [] -> [0, 3, 2].
+    """
+    n = len(kept) + len(joining)
+    stay, movers = {b for b in kept if b < n}, [*joining, *(b for b in kept if b >= n)]
+    others = iter(movers)
+    return [b if b in stay else next(others) for b in range(n)]
+
+
+def open_places(plan: Plan, score: Tensor, ended: Tensor) -> Tensor:
+    """Which candidates become rows (B, K), where those that ended (B, N) make room.
+
+    refill   the best that did not end, whatever the order they were drawn in
+    in_slot  the first ones, each that ended replaced by the next one further down that did not
+
+    Where there are too few, ended ones fill up.
+    """
+    k, (b, n) = plan.beam_size, score.shape
+    if plan.policy.ended == "in_slot":
+        first = torch.arange(k, device=score.device).expand(b, -1)
+        if n == k:
+            return first
+        spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)
+        nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)
+        return torch.where(ended[:, :k], spare.gather(1, nth), first)
+    g, width = plan.n_pools, plan.width
+    if plan.unordered:
+        score = score.masked_fill(ended, -math.inf).view(b * g, -1)
+        order = score.argsort(dim=1, descending=True, stable=True)
+    else:
+        order = ended.view(b * g, -1).byte().argsort(dim=1, stable=True)
+    order = order[:, :width].view(b, g, width)
+    return (order + (n // g) * torch.arange(g, device=score.device)[:, None]).flatten(1)
+
+
+def padded(lists: Sequence[Sequence[int]], fill: int = 0) -> Tensor:
+    """(B, S) from lists of up to S numbers."""
+    n = max(map(len, lists))
+    return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])

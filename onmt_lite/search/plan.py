@@ -46,6 +46,7 @@ class Plan:
     topk: int = 0
     topp: float = 0.0
     sums_to_one: bool = True
+    src_pad_id: int = 0
     aligns: bool = False
     src_margins: tuple[int, int] = (0, 0)
 

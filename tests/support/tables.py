@@ -14,10 +14,8 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.presets import PRESETS
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.candidates import CandidateRules
 from onmt_lite.search.decode import decode
-from onmt_lite.search.masks import MaskRules
-from onmt_lite.search.records import BeamRules, Limits
+from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -71,10 +69,10 @@ def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
     )
 
 
-def beam_rules(s: Settings) -> BeamRules:
+def plan_of(s: Settings) -> Plan:
     """Of the default search."""
     preset = PRESETS["opennmt"]
-    return BeamRules(
+    return Plan(
         preset.policy,
         preset.stops["" if s.ratio else "ratio=0.0"],
         s.beam_size,
@@ -82,38 +80,31 @@ def beam_rules(s: Settings) -> BeamRules:
         EOS,
         length_penalty=s.length_penalty,
         alpha=s.alpha,
+        coverage_penalty=s.coverage_penalty,
+        beta=s.beta,
         stepwise_penalty=s.stepwise,
+        never_ids=s.banned,
+        block_ngram_repeat=s.block_ngram_repeat,
+        exempt_ids=s.exempt,
     )
 
 
 def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
     """The search under test, all sources in one batch."""
-    s = settings
-    rules = beam_rules(s)
-    masks = MaskRules(
-        rules.policy,
-        EOS,
-        never_ids=s.banned,
-        min_length=s.min_length,
-        block_ngram_repeat=s.block_ngram_repeat,
-        exempt_ids=s.exempt,
-    )
-    candidate_rules = CandidateRules(
-        masks,
-        s.beam_size,
-        coverage_penalty=s.coverage_penalty,
-        beta=s.beta,
-        stepwise_penalty=s.stepwise,
-    )
-    beams = [
-        Beam(rules, Limits(s.max_length, expected=s.ratio * source.length, prefix=s.prefix))
-        for source in sources
+    s, model = settings, TableModel(sources, len(sources[0].default))
+    sentences = [
+        Sentence(
+            [i] * source.length,
+            Limits(
+                s.max_length,
+                min_end=s.min_length + 1,
+                expected=s.ratio * source.length,
+                prefix=s.prefix,
+            ),
+        )
+        for i, source in enumerate(sources)
     ]
-    lengths = torch.tensor([source.length for source in sources])
-    src = torch.arange(len(sources))[:, None].expand(-1, int(lengths.max()))
-    model = TableModel(sources, len(sources[0].default))
-    decode(model, src, lengths, list(beams), candidate_rules)
-    return beams
+    return [beam for _, beam in sorted(decode(model, sentences, plan_of(s)), key=lambda x: x[0])]
 
 
 def hypotheses(beam: Beam) -> list[Hyp]:
