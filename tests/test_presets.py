@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.errors import OptionError
+from onmt_lite.models.table import TableModel
 from onmt_lite.options import OPTIONS, TranslateOptions
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.rules import SearchRules
-from onmt_lite.search import candidates as device
+from onmt_lite.search.frontier import Frontier
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
-ALONE = [name for name, preset in PRESETS.items() if not preset.policy.coupled]
+ALONE = [name for name, preset in PRESETS.items() if not preset.policy.as_2018]
 # No limits, no normalisation, no masks: where all searches mean the same
 PLAIN = dict(max_length_ratio=0, length_penalty="none")
 
@@ -103,8 +104,8 @@ class TestEveryPreset:
                 assert sum(scored) >= gold - 1e-4
 
     @pytest.mark.parametrize("name", PRESETS)
-    def test_the_host_is_touched_once_per_step(self, name, monkeypatch):
-        """Nothing but the candidates of a step crosses from tensors to numbers."""
+    def test_a_step_never_asks_the_device(self, name, monkeypatch):
+        """The next rows are chosen without the host; see also test_device.py."""
         calls, steps = [], []
         for method in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
             original = getattr(torch.Tensor, method)
@@ -114,25 +115,29 @@ class TestEveryPreset:
                 return _original(self, *args)
 
             monkeypatch.setattr(torch.Tensor, method, counted)
-        step = device.CandidateSearch.step
+        step, model_step = Frontier.step, TableModel.step
 
-        def one_step(self, *args):
+        def one_step(self):
             calls.clear()
-            found = step(self, *args)
+            packed = step(self)
             steps.append(list(calls))
-            return found
+            return packed
 
-        monkeypatch.setattr(device.CandidateSearch, "step", one_step)
-        # No two hypotheses are equally likely, so no sentence needs a second look
+        def of_model(self, *args):
+            before = list(calls)
+            result = model_step(self, *args)
+            calls[:] = before
+            return result
+
+        monkeypatch.setattr(Frontier, "step", one_step)
+        monkeypatch.setattr(TableModel, "step", of_model)
         rows = {f"*{n}": logits(0.2, 0.41 + n / 50, 0.29 - n / 50, 0.1) for n in range(6)}
         group = [make_source(rows, [0.0] * 4) for _ in range(3)]
         ngrams = {"block_ngram_repeat": 2} if "min_length" in PRESETS[name].options else {}
         make_translator(group).translate(
             lines_of(group), search=name, beam_size=2, max_length=6, **ngrams
         )
-        # One copy to the host, then lists of it
-        assert steps and all(called[0] == "cpu" for called in steps)
-        assert {call for called in steps for call in called[1:]} == {"tolist"}
+        assert steps and not any(steps)
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_not_a_number_is_an_error_that_names_the_line(self, name):

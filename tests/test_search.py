@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 
 from onmt_lite.options import TranslateOptions
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.decode import NotANumber
-from onmt_lite.search.records import Candidates, Limits
+from onmt_lite.search.frontier import NotANumber
+from onmt_lite.search.plan import Limits
+from onmt_lite.search.records import Candidates, Event
 from onmt_lite.translator import Translator
 from tests.support.tables import (
     EOS,
     START,
     Hyp,
     Settings,
-    beam_rules,
     brute_force,
     hypotheses,
     logits,
     make_checkpoint,
     make_source,
+    plan_of,
     reference,
     search,
     sources,
@@ -192,9 +193,12 @@ class TestTies:
         assert (beam.prev_ks[1], beam.next_ys[2]) == ([0, 0, 1], [1, 2, 0])
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
-        beam = Beam(beam_rules(Settings(2, 9, length_penalty="none")), Limits(9))
-        beam.advance(Candidates([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0]))
-        beam.advance(Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0]))
+        beam = Beam(plan_of(Settings(2, 9, length_penalty="none")), Limits(9))
+        first = Candidates([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0])
+        second = Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0])
+        for step, rows in enumerate([first, second], 1):
+            beam.advance(Event(step, rows, rows, [0.0, 0.0]))
+        beam.read([first, second], [])
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

@@ -315,11 +315,11 @@ class TestMemory:
         """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
         sizes, decode = [], translator_module.decode
 
-        def small(model, src, src_lengths, beams, rules, ids):
-            sizes.append(len(beams))
-            if len(beams) > self.LIMIT:
+        def small(model, sentences, *plan):
+            sizes.append(len(sentences))
+            if len(sentences) > self.LIMIT:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            decode(model, src, src_lengths, beams, rules, ids)
+            return decode(model, sentences, *plan)
 
         monkeypatch.setattr(translator_module, "decode", small)
         return sizes

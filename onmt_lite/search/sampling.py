@@ -59,7 +59,7 @@ def draw(
     totals = (log_probs + scores[:, :, None]).flatten(1)
     if sampling.draws == "rows":
         token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)
-        row = torch.arange(k, device=token.device).expand_as(token)
+        row = torch.arange(k, device=token.device).repeat(b, 1)
         index = row * v + token
         return Ranked(totals.gather(1, index), row, token, log_probs.flatten(1).gather(1, index))
     totals = totals.masked_fill(values.view(b, k * v) == -math.inf, -math.inf)
