@@ -6,11 +6,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
 
-from onmt_lite import Beam, Translator
+from onmt_lite import Translator
 from onmt_lite.records import Line
 from onmt_lite.rules import SearchRules
 from onmt_lite.search.decode import decode
-from onmt_lite.text.batching import pad_batch
 
 translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
@@ -18,13 +17,11 @@ sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 # %% What translate() does with a batch, here with one sentence: its Beam keeps the books
 example = translator.examples.make(Line(0, sentence))
 rules = SearchRules(translator.options, translator.checkpoint)
-beam = Beam(rules.beam, rules.limits(example))
-batch = pad_batch([example], translator.checkpoint.src_vocab.pad_id or 0, translator.device)
-decode(translator.model, batch.src, batch.src_lengths, [beam], rules.candidates)
+[(_, beam)] = decode(translator.model, [rules.sentence(example)], rules.plan)
 
 # %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished
 vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id
-totals = [0.0] * beam.rules.beam_size
+totals = [0.0] * beam.plan.beam_size
 print(f"{sentence}\n\nstep  row  from  log_prob  tokens")
 for step, parents in enumerate(beam.prev_ks, 1):
     totals = [totals[p] + x for p, x in zip(parents, beam.log_probs[step - 1])]

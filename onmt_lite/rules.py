@@ -79,7 +79,8 @@ class SearchRules:
 
     def _plan(self, replace_unk: bool) -> Plan:
         search, checkpoint, drawing = self.search, self.checkpoint, self.drawing
-        never, banned, unk_id = checkpoint.never_ids, (), checkpoint.tgt_vocab.unk_id
+        never, unk_id = checkpoint.never_ids, checkpoint.tgt_vocab.unk_id
+        banned: tuple[int, ...] = ()
         if checkpoint.never_in_softmax:
             never, banned = banned, never
         if search.ban_unk_token and unk_id is not None:

@@ -21,8 +21,8 @@ from onmt_lite.rules import SearchRules, model_notes
 from onmt_lite.runtime import Room, choose, cpu_threads, placed
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import decode
-from onmt_lite.search.frontier import NotANumber
 from onmt_lite.search.forced import score_targets
+from onmt_lite.search.frontier import NotANumber
 from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.text.batching import (
     Pair,

@@ -133,7 +133,9 @@ class TestSeeds:
         assert self.lines(["s0 s0"] * 20, seed=2) != self.lines(["s0 s0"] * 20)
 
     def test_noise_is_that_of_a_gumbel_distribution(self):
-        noise = gumbel(torch.tensor([line_seed(1, i) for i in range(50)]), torch.full((50,), 3), 2000)
+        noise = gumbel(
+            torch.tensor([line_seed(1, i) for i in range(50)]), torch.full((50,), 3), 2000
+        )
         assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
         assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
         assert noise.unique().numel() > 99_900  # no two places share theirs

@@ -21,7 +21,7 @@ def decode(
     n_slots: int | None = None,
     on_step: OnStep | None = None,
 ) -> Iterator[tuple[int, Beam]]:
-    """Search for translations of all sentences; yield the number and `Beam` of each when it is done.
+    """Translate all sentences; yield the number and `Beam` of each when its search is over.
 
     n_slots  how many sentences run at once; the others wait, and join where one has ended.  None:
              all run, and the batch shrinks.

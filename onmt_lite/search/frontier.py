@@ -2,26 +2,24 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder, encode
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.beam2018 import Beam2018
+from onmt_lite.search.feed import Encoded, Feed, Slot, Table
 from onmt_lite.search.log import Log
 from onmt_lite.search.masks import ANY, Demands, Masks, Scored
 from onmt_lite.search.plan import Plan, Sentence
-from onmt_lite.search.ranking import Ranked, Ranker
+from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.records import Event
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.scoring import coverage_penalty
-
-REFILL = 8  # waiting sentences join when one slot in so many is free
 
 
 class NotANumber(CheckpointError):
@@ -31,65 +29,6 @@ class NotANumber(CheckpointError):
         where = f"step {step}" if line is None else f"line {line}, step {step}"
         super().__init__(f"the model returned NaN ({where}); try -precision fp32")
         self.sentence, self.step = sentence, step
-
-
-@dataclass
-class Slot:
-    """A running sentence on the host.
-
-    number   index among the sentences of the search
-    started  steps of the frontier before its first one
-    last     step of the frontier that reaches its limit
-    read     steps of the frontier that the Beam has read from the log
-    """
-
-    number: int
-    beam: Beam
-    started: int = 0
-    last: int = 0
-    read: int = 0
-
-
-@dataclass
-class Table:
-    """Running sentences on the device.
-
-    tokens, scores, parents (B, K)    of the newest rows; score -inf: the row is not expanded
-    started (B, 1)                    steps of the frontier before the first one
-    max_steps, min_end, seed (B, 1)   see `Limits`
-    src_length (B, 1)                 in tokens
-    prefix (B, P)                     tokens that must come first, then ANY
-    """
-
-    tokens: Tensor
-    scores: Tensor
-    parents: Tensor
-    started: Tensor
-    max_steps: Tensor
-    min_end: Tensor
-    seed: Tensor
-    src_length: Tensor
-    prefix: Tensor
-
-    def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
-        """Follow sentences that leave, move and join."""
-        others = [None] * len(vars(self)) if fresh is None else vars(fresh).values()
-        parts = zip(vars(self).values(), others)
-        return Table(*(selection.of_sentences(*part, fill=ANY) for part in parts))
-
-
-@dataclass
-class Encoded:
-    """Sentences that are encoded; the first `joined` of them run already."""
-
-    slots: list[Slot]
-    state: Any
-    table: Table
-    joined: int = 0
-
-    @property
-    def n_waiting(self) -> int:
-        return len(self.slots) - self.joined
 
 
 class Frontier:
@@ -105,24 +44,19 @@ class Frontier:
     def __init__(
         self, model: EncoderDecoder, plan: Plan, sentences: Sequence[Sentence], n_slots: int
     ):
-        self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
-        self.device = model.device
-        words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
-        self.n_words = max([model.vocab_size, *words])  # V + X
-        self.masks = Masks(plan, self.n_words, self.device)
-        self.ranker = Ranker(plan, self.n_words, self.masks.block, self.device)
-        self.first_scores = torch.tensor([plan.first_scores()], device=self.device)
+        self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
+        self.feed = Feed(model, plan, sentences, n_slots)
+        self.masks = Masks(plan, self.feed.n_words, self.device)
+        self.ranker = Ranker(plan, self.feed.n_words, self.masks.block, self.device)
         self.bases = plan.beam_size * torch.arange(n_slots, device=self.device)[:, None]
         self.log = Log(plan, n_slots)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
-        self.encoded: Encoded | None = None
-        self.n_encoded = self.n_steps = 0
+        self.n_steps = 0
         self.history = self.coverage = torch.empty(0)
         self.joined: Tensor | None = None  # (B, K) rows that the newest step has not seen
         self.ends_from = self.prefix_until = 0  # steps of the frontier, of all sentences
-        self.batch_2018: list[Beam2018] = []
 
     # ---- Sentences leave and join ----
 
@@ -132,7 +66,7 @@ class Frontier:
         False where no sentence is left.
         """
         n_old = len(self.slots)
-        n_joining = self._prepare(self.n_slots - n_old + len(self.leaving))
+        n_joining = self.feed.ready(self.n_slots - n_old + len(self.leaving))
         self._correct_scores()
         self.joined = None
         if n_joining and not n_old:
@@ -144,48 +78,16 @@ class Frontier:
         self.leaving = []
         return bool(self.slots)
 
-    def _prepare(self, n_free: int) -> int:
-        """How many sentences join now; encodes them, and more that will join soon."""
-        n_waiting = len(self.sentences) - self.n_encoded
-        if n_free < self.n_slots and n_free < self.n_slots / REFILL:
-            return 0
-        if n_waiting and (self.encoded is None or not self.encoded.n_waiting):
-            n = min(n_waiting, max(n_free, self.n_slots // 4))
-            self.encoded = self._encode(range(self.n_encoded, self.n_encoded + n))
-            self.n_encoded += n
-        return min(n_free, self.encoded.n_waiting) if self.encoded else 0
-
-    def _encode(self, numbers: range) -> Encoded:
-        chosen, k = [self.sentences[i] for i in numbers], self.plan.beam_size
-        limits = [s.limits for s in chosen]
-        n = 1 + max(len(own.prefix) for own in limits)
-        numbers_of = [
-            (0, own.max_steps, own.min_end, own.seed, len(s.src), *own.prefix)
-            + (ANY,) * (n - len(own.prefix))
-            for s, own in zip(chosen, limits)
-        ]
-        facts = torch.tensor(numbers_of).to(self.device)
-        src = padded([s.src for s in chosen], self.plan.src_pad_id).to(self.device)
-        ids, width = None, None
-        if chosen[0].copy_ids is not None:
-            ids, width = padded([s.copy_ids or [] for s in chosen]).to(self.device), self.n_words
-        memory = encode(self.model, src, facts[:, 4], ids, width)
-        tokens = torch.full((len(chosen), k), self.plan.bos_id, device=self.device)
-        scores = self.first_scores.repeat(len(chosen), 1)
-        table = Table(tokens, scores, torch.zeros_like(tokens), *facts.split([1] * 5 + [n], 1))
-        slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
-        return Encoded(slots, self.model.init_state(memory), table)
-
-    def _beam(self, sentence: Sentence) -> Beam:
-        if self.plan.policy.as_2018:
-            return Beam2018(self.plan, sentence.limits, self.batch_2018)
-        return Beam(self.plan, sentence.limits)
-
     def _begin(self) -> None:
         """Let all encoded sentences join, each with its row K times."""
-        fresh, self.encoded = self.encoded, None
+        fresh, self.feed.encoded = self.feed.encoded, None
         assert fresh is not None
-        self.slots, self.table, self.state, n = fresh.slots, fresh.table, fresh.state, len(fresh.slots)
+        self.slots, self.table, self.state, n = (
+            fresh.slots,
+            fresh.table,
+            fresh.state,
+            len(fresh.slots),
+        )
         for slot in self.slots:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
@@ -203,7 +105,7 @@ class Frontier:
         """Fill the slots of sentences that leave, with joining ones or the last running ones."""
         n_old, k = len(self.slots), self.plan.beam_size
         kept = sorted(set(range(n_old)).difference(self.leaving))
-        fresh = self.encoded if n_joining else None
+        fresh = self.feed.encoded if n_joining else None
         joining = range(n_old + fresh.joined, n_old + fresh.joined + n_joining) if fresh else ()
         order = fill_holes(kept, joining)
         everyone = [*self.slots, *(fresh.slots if fresh else ())]
@@ -224,7 +126,8 @@ class Frontier:
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)
             if self.masks.needs_history:
                 self.joined = selection.of_sentences(
-                    torch.zeros_like(rows, dtype=torch.bool), torch.ones_like(fresh_rows, dtype=torch.bool)
+                    torch.zeros_like(rows, dtype=torch.bool),
+                    torch.ones_like(fresh_rows, dtype=torch.bool),
                 )
         self.table = self.table.select(selection, fresh.table if fresh else None)
         selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
@@ -244,7 +147,7 @@ class Frontier:
             self.coverage = selection.of_rows(self.coverage, missing)
 
     def _correct_scores(self) -> None:
-        """Take over scores that beams have changed: the one thing that a search tells the device."""
+        """Take over scores that beams have changed: all that the host tells a running search."""
         new = [slot.beam.correction for slot in self.slots]
         if any(scores is not None for scores in new):
             none = [math.nan] * self.plan.beam_size
@@ -261,14 +164,16 @@ class Frontier:
         logits = logits.float()
         if self.masks.needs_history:
             self._remember(table.tokens)
-        cost = self._cover(attn).view_as(table.scores) if plan.has_costs else None
-        scores = table.scores - cost if plan.stepwise_penalty else table.scores
+        cost, scores = None, table.scores
+        if plan.has_costs:
+            cost = self._cover(attn).view_as(scores)
+            scores = scores - cost if plan.stepwise_penalty else scores
         scored, norm = self.masks.score(logits, scores.flatten(), self.history, self._demands())
-        candidates = self._candidates(scored, scores)
+        ranked = self._candidates(scored, scores)
         if not self.masks.keeps_values:
-            candidates = replace(candidates, log_prob=self._plain(logits, norm, candidates))
-        rows, candidates = self._choose(candidates)
-        if cost is not None and plan.stepwise_penalty:
+            ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
+        rows, candidates = self._choose(ranked)
+        if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
             rows = replace(rows, score=rows.score + cost.gather(1, rows.row))
         table.tokens, table.parents = rows.token, rows.row
         table.scores = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
@@ -324,7 +229,7 @@ class Frontier:
         if plan.sampling:
             seeds, steps = self.table.seed[:, 0], self._steps()[:, 0]
             n_tokens = self.model.vocab_size
-            return draw(scored, scores, seeds, steps, n_tokens, self.n_words, plan)
+            return draw(scored, scores, seeds, steps, n_tokens, self.feed.n_words, plan)
         values, slope = scored.values.view(b, k, -1), scored.slope
         slope = None if slope is None else slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None
@@ -397,35 +302,3 @@ def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
     stay, movers = {b for b in kept if b < n}, [*joining, *(b for b in kept if b >= n)]
     others = iter(movers)
     return [b if b in stay else next(others) for b in range(n)]
-
-
-def open_places(plan: Plan, score: Tensor, ended: Tensor) -> Tensor:
-    """Which candidates become rows (B, K), where those that ended (B, N) make room.
-
-    refill   the best that did not end, whatever the order they were drawn in
-    in_slot  the first ones, each that ended replaced by the next one further down that did not
-
-    Where there are too few, ended ones fill up.
-    """
-    k, (b, n) = plan.beam_size, score.shape
-    if plan.policy.ended == "in_slot":
-        first = torch.arange(k, device=score.device).expand(b, -1)
-        if n == k:
-            return first
-        spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)
-        nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)
-        return torch.where(ended[:, :k], spare.gather(1, nth), first)
-    g, width = plan.n_pools, plan.width
-    if plan.unordered:
-        score = score.masked_fill(ended, -math.inf).view(b * g, -1)
-        order = score.argsort(dim=1, descending=True, stable=True)
-    else:
-        order = ended.view(b * g, -1).byte().argsort(dim=1, stable=True)
-    order = order[:, :width].view(b, g, width)
-    return (order + (n // g) * torch.arange(g, device=score.device)[:, None]).flatten(1)
-
-
-def padded(lists: Sequence[Sequence[int]], fill: int = 0) -> Tensor:
-    """(B, S) from lists of up to S numbers."""
-    n = max(map(len, lists))
-    return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])

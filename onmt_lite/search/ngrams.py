@@ -4,7 +4,6 @@
 `exempt` (V,) marks tokens that may be part of any repetition.
 """
 
-import torch
 from torch import Tensor
 
 

@@ -142,3 +142,29 @@ class Ranker:
         if one_by_one:
             return Ranked(*(torch.cat(part, 1) for part in parts))
         return Ranked(*(torch.stack(part, 2).flatten(1) for part in parts))
+
+
+def open_places(plan: Plan, score: Tensor, ended: Tensor) -> Tensor:
+    """Which candidates become rows (B, K), where those that ended (B, N) make room.
+
+    refill   the best that did not end, whatever the order they were drawn in
+    in_slot  the first ones, each that ended replaced by the next one further down that did not
+
+    Where there are too few, ended ones fill up.
+    """
+    k, (b, n) = plan.beam_size, score.shape
+    if plan.policy.ended == "in_slot":
+        first = torch.arange(k, device=score.device).expand(b, -1)
+        if n == k:
+            return first
+        spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)
+        nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)
+        return torch.where(ended[:, :k], spare.gather(1, nth), first)
+    g, width = plan.n_pools, plan.width
+    if plan.unordered:
+        score = score.masked_fill(ended, -math.inf).view(b * g, -1)
+        order = score.argsort(dim=1, descending=True, stable=True)
+    else:
+        order = ended.view(b * g, -1).byte().argsort(dim=1, stable=True)
+    order = order[:, :width].view(b, g, width)
+    return (order + (n // g) * torch.arange(g, device=score.device)[:, None]).flatten(1)

@@ -1,0 +1,138 @@
+"""Sentences on their way into a search: those that wait, and those that run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onmt_lite.models.base import EncoderDecoder, encode
+from onmt_lite.models.selection import Selection
+from onmt_lite.search.beam import Beam
+from onmt_lite.search.beam2018 import Beam2018
+from onmt_lite.search.masks import ANY
+from onmt_lite.search.plan import Plan, Sentence
+
+REFILL = 8  # waiting sentences join when one slot in so many is free
+
+
+@dataclass
+class Slot:
+    """A running sentence on the host.
+
+    number   index among the sentences of the search
+    started  steps of the frontier before its first one
+    last     step of the frontier that reaches its limit
+    read     steps of the frontier that the Beam has read from the log
+    """
+
+    number: int
+    beam: Beam
+    started: int = 0
+    last: int = 0
+    read: int = 0
+
+
+@dataclass
+class Table:
+    """Running sentences on the device.
+
+    tokens, scores, parents (B, K)    of the newest rows; score -inf: the row is not expanded
+    started (B, 1)                    steps of the frontier before the first one
+    max_steps, min_end, seed (B, 1)   see `Limits`
+    src_length (B, 1)                 in tokens
+    prefix (B, P)                     tokens that must come first, then ANY
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+    started: Tensor
+    max_steps: Tensor
+    min_end: Tensor
+    seed: Tensor
+    src_length: Tensor
+    prefix: Tensor
+
+    def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
+        """Follow sentences that leave, move and join."""
+        others = [None] * len(vars(self)) if fresh is None else vars(fresh).values()
+        parts = zip(vars(self).values(), others)
+        return Table(*(selection.of_sentences(*part, fill=ANY) for part in parts))
+
+
+@dataclass
+class Encoded:
+    """Sentences that are encoded; the first `joined` of them run already."""
+
+    slots: list[Slot]
+    state: Any
+    table: Table
+    joined: int = 0
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self.slots) - self.joined
+
+
+class Feed:
+    """The sentences of a search in the order in which they join, encoded some at a time."""
+
+    def __init__(
+        self, model: EncoderDecoder, plan: Plan, sentences: Sequence[Sentence], n_slots: int
+    ):
+        self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
+        words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
+        self.n_words = max([model.vocab_size, *words])  # V + X
+        self.first_scores = torch.tensor([plan.first_scores()]).to(model.device)
+        self.encoded: Encoded | None = None
+        self.n_encoded = 0
+        self.batch_2018: list[Beam2018] = []
+
+    def ready(self, n_free: int) -> int:
+        """How many sentences join now, with so many free slots; encodes those that will soon."""
+        n_waiting = len(self.sentences) - self.n_encoded
+        if n_free < self.n_slots and n_free < self.n_slots / REFILL:
+            return 0
+        if n_waiting and (self.encoded is None or not self.encoded.n_waiting):
+            n = min(n_waiting, max(n_free, self.n_slots // 4))
+            self.encoded = self._encode(range(self.n_encoded, self.n_encoded + n))
+            self.n_encoded += n
+        return min(n_free, self.encoded.n_waiting) if self.encoded else 0
+
+    def _encode(self, numbers: range) -> Encoded:
+        chosen, k = [self.sentences[i] for i in numbers], self.plan.beam_size
+        device, n_prefix = self.model.device, 1 + max(len(s.limits.prefix) for s in chosen)
+        facts = torch.tensor([facts_of(s, n_prefix) for s in chosen]).to(device)
+        src = padded([s.src for s in chosen], self.plan.src_pad_id).to(device)
+        ids, width = None, None
+        if chosen[0].copy_ids is not None:
+            ids, width = padded([s.copy_ids or [] for s in chosen]).to(device), self.n_words
+        memory = encode(self.model, src, facts[:, 4], ids, width)
+        tokens = torch.full((len(chosen), k), self.plan.bos_id, device=device)
+        scores = self.first_scores.repeat(len(chosen), 1)
+        table = Table(
+            tokens, scores, torch.zeros_like(tokens), *facts.split([1] * 5 + [n_prefix], 1)
+        )
+        slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
+        return Encoded(slots, self.model.init_state(memory), table)
+
+    def _beam(self, sentence: Sentence) -> Beam:
+        if self.plan.policy.as_2018:
+            return Beam2018(self.plan, sentence.limits, self.batch_2018)
+        return Beam(self.plan, sentence.limits)
+
+
+def facts_of(sentence: Sentence, n_prefix: int) -> list[int]:
+    """The numbers of a `Table` that belong to a sentence, `started` and then the others."""
+    own = sentence.limits
+    missing = [ANY] * (n_prefix - len(own.prefix))
+    facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src)]
+    return [*facts, *own.prefix, *missing]
+
+
+def padded(lists: Sequence[Sequence[int]], fill: int = 0) -> Tensor:
+    """(B, S) from lists of up to S numbers."""
+    n = max(map(len, lists))
+    return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])
