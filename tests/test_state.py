@@ -1,4 +1,4 @@
-"""`State.select`: tile, re-order and drop rows, then go on as if each row stood alone."""
+"""`State.select`: tile, re-order, drop and admit, then go on as if each row stood alone."""
 
 from functools import partial
 from random import Random
@@ -6,6 +6,7 @@ from random import Random
 import pytest
 import torch
 
+from onmt_lite.models import cache
 from onmt_lite.models.cache import FIRST_CAPACITY
 from onmt_lite.models.table import TableModel, TableSource
 from tests.support import families, tiny
@@ -34,8 +35,21 @@ def table_model() -> TableModel:
     )
 
 
+TRANSFORMERS = {
+    "learned": dict(positions="learned", position_offset=2),
+    "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
+    "shaw_values": dict(relative="shaw", relative_limit=3, relative_values=True),
+    "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
+    "rotary": dict(relative="rotary", kv_heads=2),
+    "alibi": dict(relative="alibi", positions="none", pre_norm=False),
+    "average": dict(dec_self_attn="average"),
+    "average_ffn": dict(dec_self_attn="average_ffn"),
+    "parallel": dict(parallel_residual=True, kv_heads=1),
+    "aligned": dict(align_layer=1, align_head=2, align_heads=2, dec_heads=8),
+}
 MODELS = {
     "transformer": tiny.make_model,
+    **{f"transformer_{k}": partial(tiny.make_model, **v) for k, v in TRANSFORMERS.items()},
     "table": table_model,
     **{f"rnn_{k}": partial(families.make_rnn, **v) for k, v in RNNS.items()},
     **{
@@ -50,7 +64,9 @@ MODELS = {
 
 
 @pytest.fixture(params=MODELS)
-def rows(request) -> Rows:
+def rows(request, monkeypatch) -> Rows:
+    """Little room for keys and values, so that they are cleared away and grow all the time."""
+    monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
     return Rows(MODELS[request.param]())
 
 
@@ -106,6 +122,66 @@ def test_random_walk_through_selections(rows, seed):
         kept.sort()
         rows.select([[b * width + random.randrange(width) for _ in range(width)] for b in kept])
         n_sentences = len(kept)
+
+
+def test_sentences_join_at_different_steps(rows):
+    rows.select([[0, 0], [1, 1], [2, 2]])
+    rows.step([2] * 6)
+    rows.step([1, 2, 1, 3, 2, 3])
+    rows.select([[1, 0], [6, 6], [5, 5]], joining=[3])  # in the place of the second
+    rows.step([1, 2, 2, 2, 3, 1])
+    rows.select([[0, 0], [3, 2], [4, 5], [6, 6], [7, 7]], joining=[4, 5])  # more than ever
+    rows.step([1, 2, 3, 1, 2, 3, 2, 2, 2, 2])
+    rows.select([[8, 9], [10, 10], [2, 3]], joining=[1])  # the older ones are over
+    rows.step([3, 1, 2, 2, 3, 2])
+    rows.step([1, 1, 2, 3, 3, 2])
+
+
+def test_sentences_join_where_each_has_one_row(rows):
+    rows.step([2, 2, 2])
+    rows.step([1, 2, 3])
+    rows.select([[0], [3], [2]], joining=[3])
+    rows.step([3, 2, 1])
+    rows.select([[3], [4], [1]], joining=[5, 4])
+    rows.step([2, 2, 3])
+    rows.select([[0], [1]])
+    rows.step([1, 2])
+    rows.select([[1, 1, 1], [0, 0, 0]])
+    rows.step([1, 2, 3, 3, 2, 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_walk_with_sentences_that_join(rows, seed):
+    """As in a running search: those that are over make room, others move into holes."""
+    random, width = Random(seed), 1 + seed
+    rows.select([[b] * width for b in range(3)])
+    for _ in range(9):
+        n = len(rows.prefixes) // width
+        rows.step([random.randint(1, 3) for _ in rows.prefixes])
+        joining = random.sample(range(6), random.choice([0, 0, 1, 2]))
+        kept = random.sample(range(n), random.randint(0 if joining else 1, min(n, 4)))
+        lines = [[b * width + random.randrange(width) for _ in range(width)] for b in kept]
+        lines += [[n * width + i] * width for i in range(len(joining))]
+        if random.random() < 0.5:
+            random.shuffle(lines)
+        rows.select(lines, joining)
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_shaw", "transformer_rotary"])
+def test_where_the_host_may_not_ask_what_is_live(name, monkeypatch):
+    """Away from a CPU the cache is cleared by the ages of sentences alone."""
+    monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(cache, "WAITLESS", ())
+    rows, sizes = Rows(MODELS[name]()), []
+    rows.select([[0, 0], [1, 1], [2, 2]])
+    for t in range(24):
+        rows.step([1 + t % 3, 2, 3, 1, 2, 1 + t % 2])
+        sizes.append(rows.state.past.capacity)
+        lines, joining = [[1, 0], [2, 2], [4, 5]], []
+        if t % 3 == 0:
+            lines[t // 3 % 3], joining = [6, 6], [t // 3 % 6]
+        rows.select(lines, joining)
+    assert max(sizes) <= 2 * 2 * 9  # a sentence stays nine steps
 
 
 def test_the_cache_grows_past_its_first_capacity():

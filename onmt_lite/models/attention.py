@@ -1,7 +1,10 @@
 """Attention: to the sequence itself and to the memory bank.
 
-N sequences, T queries, S keys, H heads, D model width, d = D/H.
+N sequences, T queries, S keys, H heads, G heads of keys and values, D model width, d = D/H.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,24 +14,34 @@ from onmt_lite.models.positions import build_relation
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention of queries (..., T, d) to keys and values (..., S, d).
+    """Scaled dot-product attention of queries (N, H, T, d) to keys and values (N, G, S, d).
 
-    Returns the context (..., T, d) and the weights (..., T, S).
+    Returns the context (N, H, T, d) and the weights (N, H, T, S).
 
-    `mask` is added to the scores; its -inf entries get weight 0.  The softmax runs in
-    float32 whatever the weights' type.  Two plain products, on purpose: on a CPU the
-    fused kernel's bfloat16 backward is several times slower.
+    Each of the G serves H/G neighbouring heads.  `mask` is added to the scores; its -inf entries
+    get weight 0.  The softmax runs in float32 whatever the weights' type.  Two plain products,
+    on purpose: on a CPU the fused kernel's bfloat16 backward is several times slower.
     """
-    scores = (q @ k.transpose(-2, -1)).float() * q.size(-1) ** -0.5
+    n, heads, t, d = q.shape
+    asked = q.reshape(n, k.size(1), -1, d)
+    scores = (asked @ k.transpose(-2, -1)).view(n, heads, t, -1).float() * d**-0.5
     if mask is not None:
         scores = scores + mask
     weights = scores.softmax(-1).to(q.dtype)
-    return weights @ v, weights
+    context = weights.view(n, k.size(1), asked.size(2), -1) @ v
+    return context.view(n, heads, t, d), weights
 
 
-def for_all_heads(x: Tensor, heads: int) -> Tensor:
-    """Keys or values (N, kv_heads, S, d) -> (N, H, S, d): neighbouring heads share one."""
-    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), 1)
+@dataclass(frozen=True)
+class Sight:
+    """What queries see of the keys, the same in all layers.
+
+    mask      added to the scores, broadcast to (N, H, T, S): 0 or -inf; None: all are seen
+    relative  what a `Relation` has prepared of their positions
+    """
+
+    mask: Tensor | None
+    relative: Any = None
 
 
 class SelfAttention(nn.Module):
@@ -44,29 +57,32 @@ class SelfAttention(nn.Module):
         self.relation = build_relation(cfg, causal)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, cache: KeyValueCache | None = None, layer: int = 0
+        self, x: Tensor, sight: Sight, cache: KeyValueCache | None = None, layer: int = 0
     ) -> Tensor:
-        """x (N, T, D) -> (N, T, D).  With a cache, T is 1 and x follows what the cache holds."""
+        """x (N, T, D) -> (N, T, D).
+
+        With a cache T counts the K hypotheses of a sentence, all at the position that follows
+        those of the cache.
+        """
         n, t, _ = x.shape
         n_parts = self.heads + 2 * self.kv_heads
         parts = self.qkv(x).view(n, t, n_parts, -1).transpose(1, 2)  # (N, parts, T, d)
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.relation is not None:
-            start = 0 if cache is None else cache.length
-            q, k = self.relation.turn(q, start), self.relation.turn(k, start)
+            q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        context = self._attend(q, for_all_heads(k, self.heads), for_all_heads(v, self.heads), mask)
+        context = self._attend(q, k, v, sight)
         return self.out(context.transpose(1, 2).reshape(n, t, -1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
         if self.relation is None:
-            return attend(q, k, v, mask)[0]
-        bias = self.relation.bias(q, k.size(2))
+            return attend(q, k, v, sight.mask)[0]
+        mask, bias = sight.mask, self.relation.bias(q, sight.relative)
         if bias is not None:
             mask = bias if mask is None else bias + mask
         context, weights = attend(q, k, v, mask)
-        more = self.relation.context(weights)
+        more = self.relation.context(weights, sight.relative)
         return context if more is None else context + more
 
 
@@ -82,18 +98,18 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory bank (B, S, D) -> keys and values, each (B, H, S, d)."""
+        """Memory bank (B, S, D) -> keys and values, each (B, G, S, d)."""
         b, s, _ = memory_bank.shape
         k, v = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        return for_all_heads(k, self.heads), for_all_heads(v, self.heads)
+        return k, v
 
     def forward(
         self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """x (B, T, D) -> (B, T, D) and the heads' weights (B, H, T, S).
 
-        In step-by-step decoding T counts the beams of a sentence, not positions: K
-        hypotheses ask one sentence's keys in a single product, so keys are never tiled.
+        In step-by-step decoding T counts the hypotheses of a sentence, not positions: they ask
+        its keys in a single product, so keys are never tiled.
         """
         b, t, _ = x.shape
         q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import CrossAttention, SelfAttention
-from onmt_lite.models.cache import KeyValueCache
+from onmt_lite.models.attention import CrossAttention, SelfAttention, Sight
+from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -84,15 +84,14 @@ class AverageAttention(nn.Module):
             self.ffn, self.ffn_norm = FeedForward(inner), make_norm(inner)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, cache: KeyValueCache | None = None, layer: int = 0
+        self, x: Tensor, sight: Sight, past: RunningSums | None = None, layer: int = 0
     ) -> Tensor:
-        """As `SelfAttention.forward`; without a cache always causal, whatever the mask."""
-        if cache is None:
+        """As `SelfAttention.forward`; always causal, whatever the mask."""
+        if past is None:
             counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]
             mean = (x.float().cumsum(1) / counts).to(x.dtype)
         else:
-            history, _ = cache.append(layer, x[:, None], x[:, None])  # one head as wide as all
-            mean = history.mean(2)
+            mean = past.add(layer, x)
         if self.ffn is not None:
             mean = mean + self.ffn(self.ffn_norm(mean))
         keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)
@@ -125,11 +124,11 @@ class EncoderLayer(nn.Module):
         self.ffn = FeedForward(cfg)
         self.ffn_residual = None if cfg.parallel_residual else Sublayer(cfg, dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, D), mask (B, 1, 1, S) -> (B, S, D)."""
+    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+        """x (B, S, D) -> (B, S, D)."""
         around = self.self_attn_residual
         asked = around.before(x)
-        update = self.self_attn(asked, mask)
+        update = self.self_attn(asked, sight)
         if self.ffn_residual is None:
             return around.after(x, update + self.ffn(asked))
         x = around.after(x, update)
@@ -157,31 +156,22 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        self_mask: Tensor | None,
+        sight: Sight,
         keys_values: tuple[Tensor, Tensor],
         memory_mask: Tensor,
-        cache: KeyValueCache | None = None,
+        past: KeyValueCache | RunningSums | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), attention (B, H, T, S); with a cache x is (R, 1, D), see
-        `CrossAttention.forward` for the shape of the attention."""
+        """x (B, T, D) -> (B, T, D), attention (B, H, T, S); with `past`, T is K."""
         around = self.self_attn_residual
         asked = around.before(x)
-        update = self.self_attn(asked, self_mask, cache, layer)
+        update = self.self_attn(asked, sight, past, layer)
         if self.cross_attn_residual is None or self.ffn_residual is None:
-            context, attn = self._ask_memory(asked, keys_values, memory_mask)
+            context, attn = self.cross_attn(asked, keys_values, memory_mask)
             return around.after(x, update + context + self.ffn(asked)), attn
         x = around.after(x, update)
         around = self.cross_attn_residual
-        context, attn = self._ask_memory(around.before(x), keys_values, memory_mask)
+        context, attn = self.cross_attn(around.before(x), keys_values, memory_mask)
         x = around.after(x, context)
         around = self.ffn_residual
         return around.after(x, self.ffn(around.before(x))), attn
-
-    def _ask_memory(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # (R, 1, D) -> (B, K, D) in step-by-step decoding; no change where T > 1
-        asked = x.reshape(keys_values[0].size(0), -1, x.size(-1))
-        context, attn = self.cross_attn(asked, keys_values, mask)
-        return context.view_as(x), attn

@@ -1,7 +1,6 @@
 """How a Transformer knows where a token stands: position vectors, or relations in attention.
 
-N sequences, H heads, T queries, S keys (the T queries are the last T of the S positions), d the
-width of a head.
+N sequences, H heads, T queries, S keys, d the width of a head.
 """
 
 import math
@@ -32,20 +31,25 @@ def sinusoids(n: int, d: int, layout: str) -> Tensor:
 
 
 class Relation(nn.Module):
-    """What self-attention knows of the distance between a query and a key.
+    """What self-attention knows of the positions of a query and a key.
 
-    The three places where that can enter; each kind of relation uses one or two.
+    `prepare` makes what all layers share; then the three places where it can enter, of which
+    each kind of relation uses one or two.
     """
 
-    def turn(self, x: Tensor, start: int) -> Tensor:
-        """Queries or keys (N, H, T, d) at positions start, start+1, ... before they meet."""
+    def prepare(self, queries: Tensor, keys: Tensor) -> Any:
+        """Positions of queries (N, T) and keys (N, S), N or T being 1 where all are alike."""
+        raise NotImplementedError
+
+    def turn(self, x: Tensor, prepared: Any) -> Tensor:
+        """Queries or keys (N, H, T, d) at the positions of the queries, before they meet."""
         return x
 
-    def bias(self, q: Tensor, n_keys: int) -> Tensor | None:
+    def bias(self, q: Tensor, prepared: Any) -> Tensor | None:
         """q (N, H, T, d) -> what is added to the scaled scores, broadcast to (N, H, T, S)."""
         return None
 
-    def context(self, weights: Tensor) -> Tensor | None:
+    def context(self, weights: Tensor, prepared: Any) -> Tensor | None:
         """weights (N, H, T, S) -> what is added to the context (N, H, T, d)."""
         return None
 
@@ -63,10 +67,24 @@ def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
     return None
 
 
-def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-    """(T, S): position of the key less that of the query."""
-    keys = torch.arange(n_keys, device=device)
-    return keys - keys[n_keys - n_queries :, None]
+def distances(queries: Tensor, keys: Tensor) -> Tensor:
+    """Positions (N, T) and (N, S) -> (N, T, S): that of the key less that of the query."""
+    return keys[:, None] - queries[:, :, None]
+
+
+class Constant:
+    """Numbers that no weight file has, made once and moved to the device that asks for them.
+
+    No buffer, which would be rounded with the weights.
+    """
+
+    def __init__(self, numbers: Tensor):
+        self.numbers = numbers
+
+    def on(self, device: torch.device) -> Tensor:
+        if self.numbers.device != device:
+            self.numbers = self.numbers.to(device)
+        return self.numbers
 
 
 class Shaw(Relation):
@@ -78,18 +96,17 @@ class Shaw(Relation):
         self.weight = nn.Parameter(torch.zeros(2 * limit + 1, width))
         self.values = nn.Parameter(torch.zeros(2 * limit + 1, width)) if own_values else None
 
-    def _vectors(self, table: Tensor, n_queries: int, n_keys: int) -> Tensor:
-        steps = distances(n_queries, n_keys, table.device)
-        return table[steps.clamp(-self.limit, self.limit) + self.limit]  # (T, S, d)
+    def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which vector each pair has (N, T, S)."""
+        return distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
 
-    def bias(self, q: Tensor, n_keys: int) -> Tensor:
-        vectors = self._vectors(self.weight, q.size(2), n_keys)
-        return torch.einsum("nhtd,tsd->nhts", q, vectors) * q.size(-1) ** -0.5
+    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        products = torch.einsum("nhtd,ntsd->nhts", q, self.weight[prepared])
+        return products * q.size(-1) ** -0.5
 
-    def context(self, weights: Tensor) -> Tensor:
-        table = self.weight if self.values is None else self.values
-        vectors = self._vectors(table, weights.size(2), weights.size(3))
-        return torch.einsum("nhts,tsd->nhtd", weights, vectors)
+    def context(self, weights: Tensor, prepared: Tensor) -> Tensor:
+        vectors = (self.weight if self.values is None else self.values)[prepared]
+        return torch.einsum("nhts,ntsd->nhtd", weights, vectors)
 
 
 class Buckets(Relation):
@@ -100,13 +117,9 @@ class Buckets(Relation):
         self.limit, self.causal = cfg.relative_limit, causal
         self.weight = nn.Parameter(torch.zeros(cfg.relative_buckets, cfg.heads))
 
-    def bias(self, q: Tensor, n_keys: int) -> Tensor:
-        steps = distances(q.size(2), n_keys, q.device)
-        return self.weight[self.bucket(steps)].permute(2, 0, 1)
-
-    def bucket(self, steps: Tensor) -> Tensor:
-        """The group of each distance: near ones alone, far ones by their logarithm."""
-        n = self.weight.size(0)
+    def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The group of each pair (N, T, S): near ones alone, far ones by their logarithm."""
+        steps, n = distances(queries, keys), self.weight.size(0)
         after = torch.zeros_like(steps)
         if self.causal:
             steps = -steps.clamp(max=0)
@@ -118,6 +131,9 @@ class Buckets(Relation):
         grouped = alone + (ratio * (n - alone)).long()
         return after + torch.where(steps < alone, steps, grouped.clamp(max=n - 1))
 
+    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        return self.weight[prepared].permute(0, 3, 1, 2)
+
 
 class Rotary(Relation):
     """Pairs of dimensions turned by an angle that grows with the position (Su et al. 2021)."""
@@ -125,14 +141,18 @@ class Rotary(Relation):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.dim = cfg.rotary_dim or cfg.d_model // cfg.heads
-        self.theta, self.interleave = cfg.rotary_theta, cfg.rotary_interleave
+        self.interleave = cfg.rotary_interleave
+        fractions = torch.arange(0, self.dim, 2, device="cpu").float() / self.dim
+        self.wavelengths = Constant(cfg.rotary_theta**fractions)
 
-    def turn(self, x: Tensor, start: int) -> Tensor:
-        # In float32 whatever the weights' type: large angles need its digits
-        fractions = torch.arange(0, self.dim, 2, device=x.device).float() / self.dim
-        positions = torch.arange(start, start + x.size(2), device=x.device).float()
-        angles = positions[:, None] / self.theta**fractions
-        cos, sin = angles.cos(), angles.sin()
+    def prepare(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles (N, 1, T, dim/2), in float32 whatever the weights' type:
+        large angles need its digits."""
+        angles = queries[:, None, :, None] / self.wavelengths.on(queries.device)
+        return angles.cos(), angles.sin()
+
+    def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = prepared
         turning = x[..., : self.dim].float()
         if self.interleave:
             a, b = turning[..., 0::2], turning[..., 1::2]
@@ -148,11 +168,15 @@ class Alibi(Relation):
 
     def __init__(self, heads: int):
         super().__init__()
-        self.slopes = alibi_slopes(heads)
+        self.slopes = Constant(torch.tensor(alibi_slopes(heads), device="cpu")[:, None, None])
 
-    def bias(self, q: Tensor, n_keys: int) -> Tensor:
-        steps = distances(q.size(2), n_keys, q.device).abs()
-        return -steps * torch.tensor(self.slopes, device=q.device)[:, None, None]
+    def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """What each pair costs, by head (N, H, T, S)."""
+        steps = distances(queries, keys).abs()
+        return -steps[:, None] * self.slopes.on(steps.device)
+
+    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        return prepared
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -12,7 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onmt_lite.models.cache import DecoderState, KeyValueCache
+from onmt_lite.models.attention import Sight
+from onmt_lite.models.cache import DecoderState, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
 from onmt_lite.models.positions import sinusoids
@@ -50,12 +51,11 @@ class Embedding(nn.Module):
         self.norm = make_norm(cfg) if cfg.embedding_norm else nn.Identity()
         self.dropout = Dropout(dropout)
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """ids (N, T) at positions start, start+1, ... -> (N, T, D)."""
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """ids (N, T) at positions (N or 1, T or 1) -> (N, T, D)."""
         x = self.token(ids) * self.scale
         if self.position is not None:
-            first = start + self.offset
-            x = x + self.position[first : first + ids.size(1)]
+            x = x + self.position[positions + self.offset]
         return self.dropout(self.norm(x))
 
 
@@ -91,21 +91,26 @@ class Transformer(nn.Module):
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
         """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
-        inside = torch.arange(src.size(1), device=src.device) < src_lengths[:, None]
-        x = self.src_embedding(src)
+        places = torch.arange(src.size(1), device=src.device)[None]
+        inside = places < src_lengths[:, None]
+        x = self.src_embedding(src, places)
         mask = torch.zeros(inside.shape, device=src.device).masked_fill_(~inside, -math.inf)
         mask = mask[:, None, None]  # (B, 1, 1, S): the same for every head and query
+        sight = look(self.encoder, mask, places, places)
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = layer(x, sight)
         return Memory(self.enc_norm(x), mask)
 
     def init_state(self, memory: Memory) -> DecoderState:
         """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
-        return DecoderState(
-            KeyValueCache(n_layers=len(self.decoder), n_rows=memory.bank.size(0)),
-            [cast(DecoderLayer, layer).cross_attn.project(memory.bank) for layer in self.decoder],
-            memory.mask,
-        )
+        bank, n_layers = memory.bank, len(self.decoder)
+        cross = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
+        past: KeyValueCache | RunningSums
+        if self.cfg.dec_self_attn == "dot":
+            past = KeyValueCache(n_layers, bank.size(0), bank.device)
+        else:
+            past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
+        return DecoderState(past, cross, memory.mask)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
         """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
@@ -122,14 +127,17 @@ class Transformer(nn.Module):
 
     def step_hidden(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
         """As `step`: what the output layer reads (R, D), attention (R, S)."""
-        x = self.tgt_embedding(tokens[:, None], start=state.cache.length)
+        # The hypotheses of a sentence go together, and all are at its position
+        positions, past = state.positions[:, None], state.past
+        x = self.tgt_embedding(tokens.view(len(positions), -1), positions)  # (B, K, D)
+        mask, places = past.begin_step(state.positions)
+        sight = look(self.decoder, mask, positions, places)
         for i, layer in enumerate(self.decoder):
-            x, heads = layer(x, None, state.cross[i], state.memory_mask, state.cache, i)
+            x, heads = layer(x, sight, state.cross[i], state.memory_mask, past, i)
             if i == self.align_layer:
                 attn = self._alignment(heads)
-        state.cache.length += 1
-        state.positions += 1
-        return self.dec_norm(x[:, 0]), attn.flatten(0, 1)
+        state.positions = state.positions + 1
+        return self.dec_norm(x).flatten(0, 1), attn.flatten(0, 1)
 
     def _alignment(self, heads: Tensor) -> Tensor:
         """Weights (B, H, T, S) of a layer -> (B, T, S), of the heads that tell what was
@@ -142,11 +150,19 @@ class Transformer(nn.Module):
     def forward_hidden(self, memory: Memory, tgt: Tensor) -> tuple[Tensor, Tensor]:
         """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
         t = tgt.size(1)
+        places = torch.arange(t, device=tgt.device)[None]
         causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
-        x = self.tgt_embedding(tgt)
+        sight = look(self.decoder, causal, places, places)
+        x = self.tgt_embedding(tgt, places)
         for i, layer in enumerate(self.decoder):
             keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
-            x, heads = layer(x, causal, keys_values, memory.mask)
+            x, heads = layer(x, sight, keys_values, memory.mask)
             if i == self.align_layer:
                 attn = self._alignment(heads)
         return self.dec_norm(x), attn
+
+
+def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor) -> Sight:
+    """What the layers' self-attention sees, from positions of queries (N, T) and keys (N, S)."""
+    relation = getattr(layers[0].self_attn, "relation", None)
+    return Sight(mask, None if relation is None else relation.prepare(queries, keys))

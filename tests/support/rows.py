@@ -1,5 +1,8 @@
 """The rows of a state, followed through selections beside what they must agree with."""
 
+from collections.abc import Sequence
+from copy import deepcopy
+
 import torch
 
 from onmt_lite.models.base import EncoderDecoder, State
@@ -8,13 +11,18 @@ from onmt_lite.models.table import TableModel
 from tests.support import tiny
 
 ATOL = 1e-5
-LENGTHS = [5, 2, 4]
+LENGTHS = [5, 2, 4, 7, 1, 3]  # of the source sentences
+N_FIRST = 3  # so many are there from the start
 
 
-def select(state: State, beam_size: int, rows: list[list[int]]) -> State:
-    """Which old sentence of `beam_size` rows a line continues, its rows tell."""
-    slots, n_sentences = [line[0] // beam_size for line in rows], len(state.positions)
-    return state.select(Selection.of(torch.tensor(rows), n_sentences, slots))
+def select(
+    state: State, beam_size: int, rows: list[list[int]], fresh: State | None = None
+) -> State:
+    """Which old sentence of `beam_size` rows a line continues or which one joins, its rows tell."""
+    n_sentences = len(state.positions)
+    n_rows = n_sentences * beam_size
+    slots = [row // beam_size if row < n_rows else n_sentences + row - n_rows for row, *_ in rows]
+    return state.select(Selection.of(torch.tensor(rows), n_sentences, slots), fresh)
 
 
 class Rows:
@@ -23,21 +31,31 @@ class Rows:
     def __init__(self, model: EncoderDecoder):
         self.model = model
         self.is_table = isinstance(model, TableModel)
-        src = torch.full((3, max(LENGTHS)), tiny.PAD)
+        self.src = torch.full((len(LENGTHS), max(LENGTHS)), tiny.PAD)
         for b, n in enumerate(LENGTHS):
-            src[b, :n] = b if self.is_table else torch.arange(n) * (b + 3) % 30 + 4
-        self.src = src
-        self.state = model.init_state(model.encode(src, torch.tensor(LENGTHS)))
-        self.sentences = [0, 1, 2]  # of each row
-        self.prefixes: list[list[int]] = [[], [], []]  # decoder input of each row
+            self.src[b, :n] = b if self.is_table else torch.arange(n) * (b + 3) % 30 + 4
+        self.sentences = list(range(N_FIRST))  # of each row
+        self.state = self.encoded(self.sentences)
         self.beam_size = 1
+        self.replayed: dict[tuple[int, ...], State] = {}
+        self.prefixes: list[list[int]] = [[] for _ in self.sentences]  # decoder input of each row
 
-    def select(self, rows: list[list[int]]) -> None:
-        self.state = select(self.state, self.beam_size, rows)
+    def encoded(self, sentences: Sequence[int]) -> State:
+        lengths = [LENGTHS[b] for b in sentences]
+        src = self.src[list(sentences), : max(lengths)]
+        return self.model.init_state(self.model.encode(src, torch.tensor(lengths)))
+
+    def select(self, rows: list[list[int]], joining: Sequence[int] = ()) -> None:
+        """Rows from R on are of the sentences that join."""
+        fresh = self.encoded(joining) if joining else None
+        self.state = select(self.state, self.beam_size, rows, fresh)
         self.beam_size = len(rows[0])
         flat = [r for line in rows for r in line]
-        self.sentences = [self.sentences[r] for r in flat]
-        self.prefixes = [list(self.prefixes[r]) for r in flat]
+        sentences, prefixes = [*self.sentences, *joining], [*self.prefixes, *([] for _ in joining)]
+        self.sentences = [sentences[r] for r in flat]
+        self.prefixes = [list(prefixes[r]) for r in flat]
+        read = [len(prefix) for prefix in self.prefixes[:: self.beam_size]]
+        assert self.state.positions.tolist() == read
 
     def step(self, tokens: list[int]) -> None:
         """One step for all rows, and the same from scratch for each."""
@@ -46,14 +64,21 @@ class Rows:
         logits, attn = self.model.step(torch.tensor(tokens), self.state)
         for r, (b, prefix) in enumerate(zip(self.sentences, self.prefixes, strict=True)):
             n = LENGTHS[b]
-            alone_logits, alone_attn = self.replay(self.src[b : b + 1, :n], prefix)
+            alone_logits, alone_attn = self.replay(b, prefix)
             torch.testing.assert_close(logits[r], alone_logits, atol=ATOL, rtol=0)
             torch.testing.assert_close(attn[r, :n], alone_attn, atol=ATOL, rtol=0)
             assert attn[r, n:].abs().sum() == 0
 
-    def replay(self, src: torch.Tensor, prefix: list[int]):
-        memory = self.model.encode(src, torch.tensor([src.size(1)]))
-        state = self.model.init_state(memory)
-        for token in prefix:
-            logits, attn = self.model.step(torch.tensor([token]), state)
+    def replay(self, sentence: int, prefix: list[int]):
+        """Alone from the start, as far as it has not been done before."""
+        *before, token = prefix
+        known = self.replayed.get((sentence, *before))
+        if known is None:
+            state = self.encoded([sentence])
+            for earlier in before:
+                self.model.step(torch.tensor([earlier]), state)
+        else:
+            state = deepcopy(known)
+        logits, attn = self.model.step(torch.tensor([token]), state)
+        self.replayed[(sentence, *prefix)] = state
         return logits[0], attn[0]
