@@ -20,6 +20,8 @@ PATHS = {
     "fairseq_transformer": "fairseq_transformer",
     "fairseq_fconv": "fairseq_fconv",
     **{f"ct2_{path.name}": f"ct2/{path.name}" for path in sorted(ROOT.glob("ct2/*"))},
+    "npz_opus": "marian_npz/opus",
+    "npz_student": "marian_npz/student",
 }
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("references/*"))}
 CASES = [

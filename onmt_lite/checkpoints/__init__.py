@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from onmt_lite.checkpoints import ctranslate2, fairseq, huggingface, native, opennmt, table
+from onmt_lite.checkpoints import (
+    ctranslate2,
+    fairseq,
+    huggingface,
+    marian_npz,
+    native,
+    opennmt,
+    table,
+)
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.shipped import find_model, model_names
 
-READERS = (native, ctranslate2, huggingface, fairseq, opennmt, table)
+READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt, table)
 
 # First bytes of what people give by mistake
 KINDS = (

@@ -98,13 +98,13 @@ class Archive:
 
 
 @contextlib.contextmanager
-def damage_refused(path: Path) -> Iterator[None]:
+def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterator[None]:
     """CheckpointError, in one line, for what reading a damaged file raises."""
     try:
         yield
     except DAMAGE as error:
         reason = str(error).partition("\n")[0][:MAX_REASON] or type(error).__name__
-        raise CheckpointError(f"{path}: no PyTorch file of a model: {reason}") from None
+        raise CheckpointError(f"{path}: no {kind}: {reason}") from None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.building import add_zero_start, build_config, finishe
 from onmt_lite.checkpoints.ctranslate2_file import read_variables
 from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.subwords import pieces_beside
+from onmt_lite.checkpoints.subwords import PIECES, pieces_beside
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -86,7 +86,7 @@ def load(path: Path) -> Checkpoint:
     version, variables = read_variables(folder / MODEL)
     config = _read_config(folder / CONFIG, version, variables)
     model, zero_start = _build(variables, config, folder / MODEL)
-    src, tgt = _read_vocabularies(folder, config, zero_start)
+    src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
     for side, vocab, n in (
         ("source", src, model.cfg.src_vocab_size),
         ("target", tgt, model.vocab_size),
@@ -94,7 +94,7 @@ def load(path: Path) -> Checkpoint:
         if len(vocab) != n:
             raise CheckpointError(f"{folder}: {len(vocab)} {side} tokens, but the model has {n}")
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
-    tokenizers, missing = pieces_beside(beside, tgt.tokens)
+    tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1])
     return Checkpoint(
         model,
         src_vocab=src,
@@ -365,14 +365,16 @@ def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> No
 # -- vocabulary and tokens ------------------------------------------------------------------------
 
 
-def _read_vocabularies(folder: Path, config: Description, zero_start: bool) -> tuple[Vocab, Vocab]:
+def _read_vocabularies(
+    folder: Path, config: Description, zero_start: bool, one_table: bool
+) -> tuple[Vocab, Vocab]:
     """Source and target.  A start that is no token of theirs is one more.
 
     Where nothing adds the end token to a source line of tokens, the line may hold it.
     """
     src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
     if zero_start:
-        src, tgt = [*src, START] if src == tgt else src, [*tgt, START]
+        src, tgt = [*src, START] if one_table else src, [*tgt, START]
     names = {name: config.text(name, default) for name, default in TOKENS.items()}
     found = []
     for tokens in (src, tgt):

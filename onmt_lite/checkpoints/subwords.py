@@ -72,10 +72,10 @@ def read_phrases(path: str) -> dict[str, str]:
 
 
 def pieces_beside(
-    folders: Sequence[Path], tokens: Sequence[str]
+    folders: Sequence[Path], tokens: Sequence[str], usual: Sequence[str]
 ) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
-    """The tokenizer of the sentencepiece models in the first of the folders that has some, and
-    which file is missing if there is none and the tokens are pieces."""
+    """The tokenizer of the sentencepiece models in the first of the folders that has some, and, if
+    there are none and the tokens are pieces, which of the `usual` files are missing."""
     for folder in folders:
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
@@ -85,7 +85,7 @@ def pieces_beside(
                 pieces = read_pieces(str(folder / name))
                 return {"sentencepiece": MarianTokenizer(pieces, pieces)}, ()
     of_pieces = any(token.startswith(SPACER) for token in tokens)
-    return {}, (str(folders[0] / PIECES[0]),) if of_pieces else ()
+    return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
 
 def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:

@@ -16,6 +16,7 @@ TOOLKITS = {
     "opennmt": "OpenNMT-py",
     "fairseq": "fairseq",
     "marian": "Marian, as Hugging Face transformers",
+    "marian-npz": "Marian",
     "ctranslate2": "CTranslate2",
 }
 WIDTH = 18  # of the names on the left

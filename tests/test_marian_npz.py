@@ -1,0 +1,292 @@
+"""Marian's own files; what CTranslate2 makes of them is in test_references.py."""
+
+import io
+import json
+import shutil
+import struct
+import zipfile
+from random import Random
+
+import pytest
+import torch
+import yaml
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint, npz
+from onmt_lite.errors import CheckpointError
+from tests.support.files import DATA, assert_refused
+
+NPZ, HF = DATA / "marian_npz", DATA / "hf" / "marian"
+OPUS = "model.npz.best-bleu.npz"
+OPTIONS = "special:model.yml"
+
+
+@pytest.fixture
+def opus(tmp_path):
+    return shutil.copytree(NPZ / "opus", tmp_path / "opus")
+
+
+@pytest.fixture
+def student(tmp_path):
+    return shutil.copytree(NPZ / "student", tmp_path / "student")
+
+
+def array(tensor):
+    """The bytes of a .npy file, as Marian writes it."""
+    kind = {torch.float32: "<f4", torch.int8: "<i1"}[tensor.dtype]
+    shape = ",".join(map(str, tensor.shape))
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape},), }}"
+    head += " " * (-(len(head) + 11) % 16) + "\n"
+    numbers = bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head.encode() + numbers
+
+
+def members(path):
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def store(path, parts, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def change_options(path, **values):
+    """Marian's own options in the file."""
+    parts = members(path)
+    text = bytes(npz.read(path)[OPTIONS].tolist()).rstrip(b"\0")
+    options = yaml.safe_load(text) | values
+    new = yaml.safe_dump({k: v for k, v in options.items() if v is not None}).encode() + b"\0"
+    parts[f"{OPTIONS}.npy"] = array(torch.tensor(list(new), dtype=torch.int8))
+    store(path, parts)
+
+
+def change_decoder(path, **values):
+    said = yaml.safe_load((path / "decoder.yml").read_text())
+    (path / "decoder.yml").write_text(yaml.safe_dump(said | values))
+
+
+def everything(path):
+    found = load_checkpoint(path)
+    weights = {name: tensor.tolist() for name, tensor in found.model.state_dict().items()}
+    return weights, found.model.cfg, found.src_vocab.tokens, found.tgt_vocab.tokens
+
+
+@pytest.mark.parametrize("name", ["opus", "student"])
+def test_scores_are_those_of_ctranslate2(name):
+    file = DATA / "references" / f"npz_{name}.ctranslate2.json"
+    gold = json.loads(file.read_text("utf-8"))["gold"]
+    translator = Translator.from_pretrained(NPZ / name, device="cpu", precision="fp32", threads=1)
+    scores = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
+    assert scores == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+
+
+class TestVocabulary:
+    def test_keys_are_text_whatever_yaml_takes_them_for(self):
+        tokens = load_checkpoint(NPZ / "opus").tgt_vocab.tokens
+        strange = ["null", "yes", "on", "1", "~", "'", '"', "a: b", "#", "- x", "é", "=", "<<"]
+        assert tokens[:15] == ["</s>", "<unk>", *strange]
+        assert tokens[-2:] == ["w10", "<start>"]
+
+    def test_start_and_end(self):
+        checkpoint = load_checkpoint(NPZ / "opus")
+        assert (checkpoint.start_id, checkpoint.never_ids, checkpoint.src_end) == (26, (26,), (0,))
+        assert checkpoint.src_vocab is checkpoint.tgt_vocab
+
+    def test_rows_behind_the_last_token(self, opus):
+        file = opus / "opus.spm32k.vocab.yml"
+        file.write_text("\n".join(file.read_text("utf-8").split("\n")[:-2]) + "\n", "utf-8")
+        assert load_checkpoint(opus).tgt_vocab.tokens[-2:] == ["<unused 25>", "<start>"]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "[]", "a: b", "</s>: 0\n<unk>: 2", "</s>: 0\n</s>: 1", "</s>: 0\na: 0", "a: 0\nb: 1",
+         "</s>: {}", "</s>: 0\n? [a]\n: 1", "{", "\t", "</s>: -1",
+         "\n".join(f"{'</s>' if i == 0 else i}: {i}" for i in range(27))],
+    )  # fmt: skip
+    def test_that_make_no_sense(self, opus, text):
+        (opus / "opus.spm32k.vocab.yml").write_text(text, "utf-8")
+        assert_refused(opus, "opus.spm32k.vocab.yml")
+
+    def test_of_sentencepiece(self, opus):
+        """Its ids are the model's, and it cuts lines."""
+        small = {
+            n: a for n, a in members(opus / OPUS).items() if "Wemb" not in n and "logit" not in n
+        }
+        pieces = load_checkpoint(HF).tokenizers["sentencepiece"].target
+        table = torch.randn(pieces.vocab_size(), 16)
+        store(opus / "x.npz", small | {"Wemb.npy": array(table)})
+        shutil.copy(HF / "target.spm", opus / "vocab.spm")
+        change_decoder(opus, models=["x.npz"], vocabs=["vocab.spm", "vocab.spm"])
+        checkpoint = load_checkpoint(opus)
+        assert checkpoint.tgt_vocab.tokens[:-1] == [
+            pieces.id_to_piece(i) for i in range(pieces.vocab_size())
+        ]
+        assert checkpoint.tokenizers["sentencepiece"].encode("w37 w3") == pieces.encode(
+            "w37 w3", out_type=str
+        )
+
+
+class TestFiles:
+    def test_of_a_directory_without_decoder_yml(self, opus, student):
+        for path in (opus, student):
+            expected = everything(path)
+            (path / "decoder.yml").unlink()
+            (path / "model.npz.yml").write_text("beam-size: 3")  # beside each checkpoint
+            assert everything(path) == expected
+
+    def test_the_npz_file_itself(self, opus):
+        expected = everything(opus)
+        assert everything(opus / OPUS) == expected
+        shutil.copy(opus / OPUS, opus / "other.npz")
+        assert everything(opus) == everything(opus / "other.npz") == expected
+
+    def test_folders_of_another_machine_do_not_count(self, opus):
+        expected = everything(opus)
+        change_decoder(opus, models=[f"/home/x/{OPUS}"], vocabs=["C:\\x\\opus.spm32k.vocab.yml"])
+        assert everything(opus) == expected
+
+    def test_that_are_not_one_model(self, opus, student):
+        change_decoder(opus, models=[OPUS, OPUS])
+        assert_refused(opus, "2 models")
+        change_decoder(opus, models=["other.npz"])
+        assert_refused(opus, "other.npz")
+        (opus / "decoder.yml").unlink()
+        shutil.copy(opus / OPUS, opus / "other.npz")
+        assert_refused(opus, "not one .npz file")
+        (student / "decoder.yml").unlink()
+        (student / "vocab.src.yml").rename(student / "vocab.de.yml")
+        (student / "vocab.trg.yml").rename(student / "vocab.en.yml")
+        assert_refused(student, "vocab.de.yml")
+
+    def test_text_goes_through_both_sentencepiece_models(self, opus):
+        """Without them, a model of pieces asks for them."""
+        file = opus / "opus.spm32k.vocab.yml"
+        file.write_text(file.read_text("utf-8").replace('w1"', '▁w37"').replace('w2"', '▁w3"'))
+        assert load_checkpoint(opus).missing == (str(opus / "source.spm"), str(opus / "target.spm"))
+        for side in ("source.spm", "target.spm"):
+            shutil.copy(HF / side, opus / side)
+        checkpoint = load_checkpoint(opus)
+        pieces = checkpoint.tokenizers["sentencepiece"]
+        assert checkpoint.src_vocab.encode(pieces.encode("w37 w3")) == [16, 17]
+        assert pieces.encode(">>fra<< w3") == [">>fra<<", "▁w3"]
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "values, words",
+        [
+            ({"type": "s2s"}, "recurrent networks"),
+            ({"type": "transformer-lm"}, "transformer-lm"),
+            ({"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}, "SSRU"),
+            ({"transformer-decoder-autoreg": "rnn"}, "RNN"),
+            ({"transformer-decoder-autoreg": "average-attention"}, "AAN"),
+            ({"lemma-dim-emb": 8}, "factored"),
+            ({"transformer-preprocess": "dn"}, "norms"),
+            ({"transformer-postprocess": "da"}, "norms"),
+            ({"transformer-ffn-activation": "prelu"}, "prelu"),
+            ({"transformer-no-projection": True}, "transformer-no-projection"),
+            ({"transformer-tied-layers": [1, 1]}, "tied"),
+            ({"transformer-heads": 3}, "heads"),
+            ({"transformer-heads": None}, "transformer-heads"),
+            ({"enc-depth": 3}, "encoder"),
+            ({"enc-depth": 1}, "encoder"),
+        ],
+        ids=str,
+    )
+    def test_other_kinds_by_name(self, opus, values, words):
+        change_options(opus / OPUS, **values)
+        assert_refused(opus, OPUS, words)
+
+    def test_a_word_penalty(self, opus):
+        change_decoder(opus, **{"word-penalty": 0.5})
+        assert_refused(opus, "word-penalty")
+
+    @pytest.mark.parametrize(
+        "edit, words",
+        [
+            (lambda parts: parts.pop(f"{OPTIONS}.npy"), "not a model of Marian"),
+            (lambda parts: parts.pop("encoder_l1_ffn_W1.npy"), "fc1"),
+            (lambda parts: parts.pop("Wemb.npy"), "Wemb"),
+            (lambda parts: parts.update({"x.npy": parts["Wemb.npy"]}), "'x'"),
+            (
+                lambda parts: parts.update(
+                    {"encoder_l1_self_Wo_ln_bias_pre.npy": parts["encoder_l1_self_Wo_ln_bias.npy"]}
+                ),
+                "another name",
+            ),
+            (lambda parts: parts.update({"Wemb.npy": parts["Wemb.npy"][:-1]}), "Wemb"),
+            (lambda parts: parts.update({"Wemb.npy": b"PK" + parts["Wemb.npy"][2:]}), "Wemb"),
+            (
+                lambda parts: parts.update(
+                    {"Wemb.npy": parts["Wemb.npy"].replace(b"order': False", b"order': True ")}
+                ),
+                "C order",
+            ),
+            (
+                lambda parts: parts.update(
+                    {"Wemb.npy": parts["Wemb.npy"].replace(b"'<f4'", b"'|O8'")}
+                ),
+                "not an array of numbers",
+            ),
+            (
+                lambda parts: parts.update(
+                    {"Wemb.npy": parts["Wemb.npy"].replace(b"(26, 16)", b"(9**9,1)")}
+                ),
+                "not an array",
+            ),
+            (
+                lambda parts: parts.update(
+                    {"Wemb.npy": array(torch.full((26, 16), torch.nan))}
+                ),
+                "not finite",
+            ),
+        ],
+    )  # fmt: skip
+    def test_arrays(self, opus, edit, words):
+        parts = members(opus / OPUS)
+        edit(parts)
+        store(opus / OPUS, parts)
+        assert_refused(opus, words)
+
+    def test_archives(self, opus):
+        parts = members(opus / OPUS)
+        store(opus / OPUS, parts, zipfile.ZIP_DEFLATED)
+        assert_refused(opus, "compressed")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            data = io.BytesIO()
+            with zipfile.ZipFile(data, "w") as archive:
+                for name in [*parts, "Wemb.npy"]:
+                    archive.writestr(name, parts[name])
+        (opus / OPUS).write_bytes(data.getvalue())
+        assert_refused(opus, "twice")
+
+    def test_options_that_are_no_yaml(self, opus):
+        parts = members(opus / OPUS)
+        for text in (b"!!python/object/apply:os.system ['true']", b"{", b"- x", b"\xff"):
+            parts[f"{OPTIONS}.npy"] = array(
+                torch.tensor(list(text), dtype=torch.uint8).view(torch.int8)
+            )
+            store(opus / OPUS, parts)
+            assert_refused(opus, OPUS)
+
+
+def test_damaged_files_are_refused_or_the_same(opus):
+    """Every array has a checksum, so that no changed number passes."""
+    random, expected = Random(1), everything(opus)
+    for name in (OPUS, "decoder.yml", "opus.spm32k.vocab.yml"):
+        file = opus / name
+        original = file.read_bytes()
+        for _ in range(60):
+            at, n = random.randrange(len(original)), random.choice([1, 4, 300])
+            part = original[at : at + n]
+            for changed in (bytes(255 - byte for byte in part), b"", part + part):
+                file.write_bytes(original[:at] + changed + original[at + n :])
+                try:
+                    found = everything(opus)
+                except CheckpointError as error:
+                    assert "\n" not in str(error) and len(str(error)) < 500
+                else:
+                    assert found == expected or name == "opus.spm32k.vocab.yml"
+        file.write_bytes(original)
