@@ -188,10 +188,6 @@ class TestFilters:
             assert chosen.sum() - chosen.min() < p + 1e-6
 
 
-OPEN = pytest.mark.xfail(strict=True, reason="opennmt: what n-gram blocks forbid is drawn anyway")
-DEFAULT = pytest.param("opennmt", marks=OPEN)
-
-
 class TestNgramBlocking:
     """The end token may always come, so no bigram ever has to be repeated."""
 
@@ -202,11 +198,11 @@ class TestNgramBlocking:
             for hyp in t.hyps:
                 yield Counter(zip(hyp.tokens, hyp.tokens[1:]))
 
-    @pytest.mark.parametrize("name", [DEFAULT, *SYSTEMS[1:]])
+    @pytest.mark.parametrize("name", SYSTEMS)
     def test_no_sample_repeats_a_bigram(self, name):
         assert all(set(counts.values()) <= {1} for counts in self.bigrams(name))
 
-    @pytest.mark.parametrize("name", [DEFAULT, "opennmt-3"])
+    @pytest.mark.parametrize("name", ["opennmt", "opennmt-3"])
     def test_a_sample_repeats_what_may_repeat_alone(self, name):
         found = list(self.bigrams(name, ignore_when_blocking=("a",)))
         repeated = {pair for counts in found for pair, n in counts.items() if n > 1}
