@@ -1,8 +1,8 @@
 """Train a Transformer on pairs of lines: `python -m onmt_lite.train -config FILE`.
 
-The output directory becomes a model that `-model` reads: every validation that lowers the
-loss writes it anew.  `train_state.pt` beside it lets `-resume` go on after a stop; a log, a table,
-a plot and the options of the run are for people.
+The output directory becomes a model that `-model` reads, written anew at every validation that
+lowers the loss.  The directory also holds `train_state.pt`, from which `-resume` continues, and for
+people a log, a table, a plot and the options of the run.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ from onmt_lite.training.options import (
 LOG_FILE, CONFIG = "train.log", "train.yaml"
 SCRIPT = Path("translate.py")  # where the program is run from a checkout
 
-# What Marian's models have otherwise than ours
+# Fields in which a Transformer of Marian differs from the default
 LIKE_MARIAN: dict[str, Any] = {
     "pre_norm": False,
     "final_norm": False,
@@ -82,25 +82,25 @@ LIKE_MARIAN: dict[str, Any] = {
     "norm_eps": 1e-5,
 }
 
-# Where a run stands, beside weights and optimizers
+# Attributes of a Trainer that the state holds, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
-# What must be as it was where a run goes on
+# Options that -resume may not change
 SETTLED = (
     *(f.name for f in dataclasses.fields(ModelOptions) if f.name != "dropout"),
     *("reverse", "train_in_turn", "vocab_size", "all_characters", "init_from", "new_pieces"),
 )
 
 ROWS = 100  # of the table, besides those of validations
-LINE_SECONDS = 60  # between lines that tell of progress where there is no bar
-BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that are translated at a validation, and shown
+LINE_SECONDS = 60  # between lines of progress where there is no bar
+BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines translated at a validation, and of these shown
 
 
 def build_optimizers(
     model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Muon, with products in `dtype`, for hidden matrices; Adam for embeddings and the rest."""
-    stacked = {"qkv.weight": 3, "kv.weight": 2}  # orthogonalised one by one
+    """Make Muon, with products in `dtype`, for hidden matrices, and Adam for all other weights."""
+    stacked = {"qkv.weight": 3, "kv.weight": 2}  # matrices in one, orthogonalised one by one
     matrices, others = [], []
     for name, p in model.named_parameters():
         if p.dim() == 2 and not name.endswith("token.weight"):
@@ -112,12 +112,12 @@ def build_optimizers(
 
 
 class Trainer:
-    """One run: the model, its optimizers and where it stands."""
+    """One run: the model, its optimizers, and counters of steps, tokens and seconds."""
 
     def __init__(self, options: TrainOptions):
-        """Check and read everything, then make the model; the directory is written to last.
+        """Check the options, read the files, make the model, and last write to the directory.
 
-        Raises an OnmtLiteError; then nothing has been written.
+        Raises an OnmtLiteError, before anything is written.
         """
         self.options = options
         learning, data = options.learning, options.data
@@ -134,8 +134,8 @@ class Trainer:
         if data.valid:
             held_out = [read_pairs(path, data.reverse) for path in data.valid]
         else:
-            corpora, own = hold_out(corpora)
-            held_out = [own]
+            corpora, pairs = hold_out(corpora)
+            held_out = [pairs]
         self.pairs = [pair for corpus in corpora for pair in corpus]
         self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
         same = [pair for path in data.train_same for pair in read_same(path)]
@@ -145,7 +145,7 @@ class Trainer:
         self.pieces = self._pieces(corpora[0] if data.train_in_turn else self.pairs)
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
         self.model = rounding(self._model(start)).to(self.device)
-        # Of a resumed run too, this is what it started from
+        # The weights of init_from, in a resumed run too
         parts = self.model.named_parameters() if data.keep_start else ()
         self.start = {name: p.detach().clone() for name, p in parts}
         rates = learning.matrix_lr, learning.vector_lr
@@ -184,7 +184,7 @@ class Trainer:
         return checkpoint.model
 
     def _pieces(self, pairs: list[Pair]) -> bytes:
-        """The sentencepiece model: the resumed run's, the start's, or a new one of `pairs`."""
+        """Content of the sentencepiece model: of the resumed run, of init_from, or a new one."""
         data = self.options.data
         try:
             if self.options.learning.resume:
@@ -198,7 +198,7 @@ class Trainer:
         return train_sentencepiece(pairs, data.vocab_size, data.all_characters)
 
     def _model(self, start: Transformer | None) -> Transformer:
-        """A new one, or the one to start from with this run's pieces, layers and dropout."""
+        """Make a new model, or grow `start` to the pieces and layers of this run."""
         m, data = self.options.model, self.options.data
         if start is not None:
             if data.new_pieces or data.all_characters:
@@ -222,7 +222,7 @@ class Trainer:
         return list(make_batches(examples, self.options.learning.batch_tokens, Random(0)))
 
     def _open(self) -> None:
-        """Make the directory, or go on in it, with the files that are for people."""
+        """Make the directory where needed, and begin the files that are for people."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -236,7 +236,7 @@ class Trainer:
         self.journal = Journal(self.out, self.n_steps)
 
     def _log_start(self) -> None:
-        """What is learned, with what, and what of it may be unexpected."""
+        """Log sizes, device and notes."""
         n_held_out = sum(len(batch.src) for batches in self.valid for batch in batches)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         LOG.info(
@@ -267,14 +267,14 @@ class Trainer:
             LOG.info("going on after step %d", self.n_steps)
 
     def progress(self) -> float:
-        """Share of the run that is over, by whichever of its two limits is nearer."""
+        """Share of the run that is over, from 0 to 1, by the nearer of its two limits."""
         learning = self.options.learning
         by_steps = self.n_steps / learning.train_steps if learning.train_steps else 0.0
         by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
         return max(by_steps, by_time)
 
     def set_lr(self) -> None:
-        """Linear warm-up, a plateau, then linearly to zero."""
+        """Set learning rates: linear warm-up, a plateau, then a linear fall to zero."""
         warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
         cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
         for optimizer, peaks in zip(self.optimizers, self.peaks):
@@ -282,7 +282,7 @@ class Trainer:
                 group["lr"] = peak * warm * cool
 
     def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
-        """Sum over the batch's target tokens, in nats."""
+        """Sum of the losses of the target tokens of a batch, in nats."""
         b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
         low, output = self.dtype == torch.bfloat16, self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
@@ -310,7 +310,7 @@ class Trainer:
         return loss.item()
 
     def validate(self) -> float:
-        """Mean over the held-out files of their losses."""
+        """Mean of the losses of the held-out files, in nats per target token."""
         losses = self.held_out_losses()
         return sum(losses) / len(losses)
 
@@ -326,10 +326,11 @@ class Trainer:
         return losses
 
     def batches(self) -> Iterator[TrainBatch]:
-        """All batches that are left, epoch after epoch."""
-        beside = self.options.learning.prepare
-        make = self.epochs
-        epochs = one_ahead(make, self.epoch) if beside else map(make, itertools.count(self.epoch))
+        """Yield the remaining batches, epoch after epoch, without end."""
+        if self.options.learning.prepare:
+            epochs = one_ahead(self.epochs, self.epoch)
+        else:
+            epochs = map(self.epochs, itertools.count(self.epoch))
         for batches in epochs:
             for batch in batches[self.batch :]:
                 self.batch += 1
@@ -337,7 +338,7 @@ class Trainer:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def run(self) -> None:
-        """Train until a limit is reached or a signal asks to stop."""
+        """Train until a limit is reached or a signal arrives."""
         valid_seconds = 60 * self.options.learning.minutes_between_validations
         self.model.train()
         last_valid = clock = time.monotonic()
@@ -360,21 +361,21 @@ class Trainer:
                     last_valid = clock = time.monotonic()
                 elif int(ROWS * self.progress()) > int(ROWS * share):
                     self.journal.add(self.row())
-                if over or self.stopping:  # a signal may have come while it validated
+                if over or self.stopping:  # a signal may arrive during a validation
                     break
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
                     percent = 100 * self.progress()
                     LOG.info("%3.0f %%  %s", percent, standing, extra={"on_stderr": not bars})
 
     def standing(self) -> str:
-        """Where the run stands, in words."""
+        """Minutes, epoch, step and speed, for the log."""
         return (
             f"{self.seconds / 60:.1f} min  epoch {self.epoch}  step {self.n_steps}  "
             f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
         )
 
     def row(self, valid_loss: float | None = None, bleu: float | None = None) -> Row:
-        """A line of the table, of what has happened since the one before."""
+        """Make a row of the table, with means since the row before."""
         tokens, seconds, loss = self.last_row
         self.last_row = self.n_tokens, self.seconds, self.total_loss
         return Row(
@@ -391,7 +392,7 @@ class Trainer:
         )
 
     def report(self) -> None:
-        """Validate; save the model if it is the best so far, and where the run stands always."""
+        """Validate, save the model if its loss is the lowest so far, and save the state."""
         if self.stopping:  # there may be no time for a validation
             self.save_state()
         with self.averaged():
@@ -429,7 +430,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model as it is written: partly what it started from, if the options say so."""
+        """Use, inside the block, the weights that are written: with -keep_start, the mean."""
         parts = dict(self.model.named_parameters())
         learned = {name: parts[name].detach().clone() for name in self.start}
         for name, start in self.start.items():
@@ -439,7 +440,7 @@ class Trainer:
             parts[name].data.copy_(p)
 
     def save_state(self) -> None:
-        """Write what -resume needs, in the place of the state that was there."""
+        """Write the state for -resume in place of the older one."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -452,11 +453,11 @@ class Trainer:
         native.replace_files(self.out, {STATE: buffer.getvalue()})
 
     def _read_state(self) -> dict[str, Any]:
-        """OptionError unless it is one of the same settings and pairs."""
+        """Read the state.  Raises OptionError where its settings or pairs are not those given."""
         path = self.out / STATE
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            # States of older versions do not hold them
+            # States of older versions lack some settings
             settled = {**self.settled, **state.get("settled", {})}
         except Exception as error:  # pickled data fail in many ways
             raise DataError(f"cannot resume from {path}: {_reason(error)}") from None
@@ -487,7 +488,7 @@ class Trainer:
 
 
 def digest(pairs: list[Pair]) -> str:
-    """The same for the same pairs in the same order, and for no others."""
+    """SHA-256 of the pairs in their order."""
     return hashlib.sha256("\n".join(map("\t".join, pairs)).encode("utf-8")).hexdigest()
 
 
@@ -496,7 +497,7 @@ def _reason(error: Exception) -> str:
 
 
 def command_line(console: str, module: str, *words: str) -> str:
-    """A command to paste, by its console name where this program was started by its own."""
+    """Quote a command for pasting: `console` if this program is installed, else a script."""
     installed = Path(sys.argv[0]).name == "onmt_train"
     script = ["python", "translate.py"] if module == "onmt_lite" and SCRIPT.exists() else None
     start = [console] if installed else script or ["python", "-m", module]
@@ -505,8 +506,11 @@ def command_line(console: str, module: str, *words: str) -> str:
 
 @logging_to(JobOptions())
 def train(options: TrainOptions) -> None:
-    """The whole run.  A first signal ends it after the current step, with its state saved; a second
-    one at once.  Raises an OnmtLiteError or, when the state is saved, Interrupted."""
+    """Run a training to its end.
+
+    A first signal ends the run after the current step and saves the state; a second signal ends it
+    at once.  Raises an OnmtLiteError or, after a first signal, Interrupted.
+    """
     trainer = Trainer(options)
     out = trainer.out
     go_on = command_line("onmt_train", "onmt_lite.train", "-config", str(out / CONFIG), "-resume")

@@ -1,4 +1,4 @@
-"""What can be told of a run's files before anything is read."""
+"""Checks of a run's files before anything is read."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ STATE = "train_state.pt"
 
 
 def check_files(options: TrainOptions) -> None:
-    """OptionError or FileError where files are missing, in the way or cannot be written."""
+    """Raise OptionError or FileError where files are missing, in the way or cannot be written."""
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
     read = [(name, path) for name, paths in given.items() for path in paths]
@@ -39,7 +39,7 @@ def check_files(options: TrainOptions) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """FileError unless files can be made in a directory, or in the one that it will be made in."""
+    """Raise FileError unless files can be made in `folder`, or in the nearest parent there is."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         os.rmdir(tempfile.mkdtemp(dir=there))
@@ -48,7 +48,7 @@ def check_writable(folder: Path) -> None:
 
 
 def unreadable(paths: Sequence[str]) -> list[str]:
-    """Those files that are missing or cannot be opened, with the reason."""
+    """Missing files and files that cannot be opened, each with the reason."""
     problems = []
     for path in dict.fromkeys(paths):
         if os.path.isdir(path):

@@ -35,7 +35,7 @@ COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 GZIP = b"\x1f\x8b"
 HELD_OUT = 500
-POOL = 200_000  # pairs that are sorted by length together: the more, the less padding
+POOL = 200_000  # pairs sorted by length together: the more, the less padding
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class TrainBatch:
 
 
 def read_lines(path: Path | str) -> list[str]:
-    """Lines of a file in UTF-8, plain or gzip, without line ends and byte order mark.
+    """Read the lines of a UTF-8 file, plain or gzip, without line ends and byte order mark.
 
-    FileError where the file cannot be read, DataError where it is no text.
+    Raises FileError where the file cannot be read, DataError where its content is not text.
     """
     try:
         with open(path, "rb") as file:
@@ -75,10 +75,10 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
-    """`src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
+    """Read `src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
 
-    Blank lines and further columns are passed over.  FileError where the file cannot be read,
-    DataError for a line that is no pair.
+    Blank lines and further columns are skipped.  Raises FileError where the file cannot be read,
+    DataError for a line without two columns.
     """
     pairs: list[Pair] = []
     wrong: list[str] = []
@@ -102,24 +102,24 @@ def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
 
 
 def read_same(path: Path | str) -> list[Pair]:
-    """Lines of text, plain or gzip, each as a pair of itself; empty ones are passed over.
+    """Read lines of text, plain or gzip, as pairs of equal sides; empty lines are skipped.
 
-    FileError where the file cannot be read, DataError where it is no text.
+    Raises FileError where the file cannot be read, DataError where its content is not text.
     """
     return [(line, line) for line in map(str.strip, read_lines(path)) if line]
 
 
 def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """So many pairs, or all of fewer, at equal distances."""
+    """`at_most` pairs at equal distances, or all pairs where there are fewer."""
     n = min(at_most, len(pairs))
     return [pairs[i * len(pairs) // n] for i in range(n)]
 
 
 def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
-    """Take every fiftieth pair, at most HELD_OUT of them, from all over the corpora.
+    """Hold out every fiftieth pair, at most HELD_OUT, at equal distances over the corpora.
 
-    Returns the corpora without these pairs and without any other that shares a side with one of
-    them, and the pairs held out.  DataError where nothing would be left to learn from.
+    Returns the corpora without these pairs and without pairs that share a side with one of them,
+    then the pairs held out.  Raises DataError where nothing would be left to learn from.
     """
     pairs = [pair for corpus in corpora for pair in corpus]
     held_out = spread(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
@@ -133,8 +133,7 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
 
 
 def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
-    """The pairs of an epoch: each corpus as often as its weight says, and of what a whole number
-    of copies leaves open a random share."""
+    """The pairs of an epoch: a corpus of weight 2.3 twice, and a random 30 % of its pairs."""
     pairs: list[Pair] = []
     for corpus, weight in zip(corpora, weights, strict=True):
         copies, share = divmod(weight, 1)
@@ -146,12 +145,14 @@ def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -
 def train_sentencepiece(
     pairs: list[Pair], vocab_size: int | None = None, all_characters: bool = False
 ) -> bytes:
-    """Train one unigram model for both languages, digits apart so that numbers can be copied.
+    """Train one sentencepiece unigram model for both languages.
 
-    Without `vocab_size` the number of pieces grows with the root of the text: about 1,200 for
-    10,000 pairs of short sentences, 4,600 for 150,000.  With `all_characters` the model has pieces
-    for any character, if need be for the bytes that encode it.  Returns the model's file.
-    OptionError where the text does not give so many pieces, or needs more.
+    vocab_size      None: grows with the square root of the text's length, about 1,200 pieces for
+                    10,000 pairs of short sentences, 4,600 for 150,000
+    all_characters  adds pieces for common characters, and for the bytes of all others
+
+    Each digit is a piece, so that numbers can be copied.  Returns the content of the model's file.
+    Raises OptionError where the text gives fewer pieces than `vocab_size`, or needs more.
     """
     texts = [text for pair in pairs for text in pair]
     size = vocab_size or _pieces_for(texts, all_characters)
@@ -181,7 +182,7 @@ def train_sentencepiece(
         except RuntimeError as error:
             problems.append(_limit(str(error)))
 
-    # In a thread of its own, so that a signal is handled at once: it may take half a minute
+    # Training may take half a minute; in another thread, so that a signal is handled at once
     training = threading.Thread(target=run, daemon=True)
     training.start()
     training.join()
@@ -191,7 +192,7 @@ def train_sentencepiece(
 
 
 def _pieces_for(texts: list[str], all_characters: bool) -> int:
-    """How many pieces a text of this size has examples for, and more than its characters."""
+    """A number of pieces that a text of this size has examples for, above its characters'."""
     always = 2 * len(set().union(*texts)) + 300
     if all_characters:
         always += len(COMMON_CHARACTERS) + 256
@@ -199,7 +200,7 @@ def _pieces_for(texts: list[str], all_characters: bool) -> int:
 
 
 def _limit(problem: str) -> str:
-    """What sentencepiece says of a number of pieces that does not suit the text."""
+    """Explain sentencepiece's message on a number of pieces that does not suit the text."""
     if most := re.search(r"value <= (\d+)", problem):
         return f"more than the text gives; the largest that works is {most[1]}"
     if least := re.search(r"required_chars. \d+ vs (\d+)", problem):
@@ -208,8 +209,10 @@ def _limit(problem: str) -> str:
 
 
 def with_all_characters(pieces: bytes) -> bytes:
-    """A sentencepiece model with more pieces behind its own: COMMON_CHARACTERS that it lacks, and
-    the 256 bytes for any other.  How it splits what it knows stays as it is."""
+    """Append pieces to a sentencepiece model: missing COMMON_CHARACTERS, and the 256 bytes.
+
+    Text of characters that had pieces before is split as before.
+    """
     sp = spm.SentencePieceProcessor(model_proto=pieces)
     if any(sp.is_byte(i) for i in range(sp.vocab_size())):
         return pieces
@@ -217,8 +220,8 @@ def with_all_characters(pieces: bytes) -> bytes:
     rarest = min(sp.get_score(i) for i in range(sp.vocab_size()))
     more = [_message(1, _piece(c, rarest, NORMAL)) for c in lacking]
     more += [_message(1, _piece(f"<0x{byte:02X}>", 0.0, BYTE)) for byte in range(256)]
-    # What is appended to a message in the wire format of protocol buffers is merged into it:
-    # entries to a list of entries, here field 1, and a setting of the trainer, field 2
+    # Bytes appended to a protocol buffer are merged into the message: pieces, field 1, join the
+    # list of pieces, and the setting joins those of the trainer, field 2
     return pieces + b"".join(more) + _message(2, BYTE_FALLBACK)
 
 
@@ -227,19 +230,19 @@ BYTE_FALLBACK = bytes([35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1])  # field 35 is t
 
 
 def _piece(text: str, score: float, kind: int) -> bytes:
-    """The entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
+    """Entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
     return _message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
 
 
 def _message(field: int, content: bytes) -> bytes:
-    """A field of fewer than 128 bytes."""
+    """Field of fewer than 128 bytes, in the wire format of protocol buffers."""
     return bytes([field << 3 | 2, len(content)]) + content
 
 
 def tokenize(
     sp: spm.SentencePieceProcessor, pairs: list[Pair], src_rate: float, tgt_rate: float, rng: Random
 ) -> list[Example]:
-    """Ids of each pair; a share of each side is segmented at random (Kudo 2018)."""
+    """Encode pairs as ids, a share of each side segmented at random (Kudo 2018)."""
 
     def encode(texts: list[str], rate: float) -> list[list[int]]:
         sampled = [rng.random() < rate for _ in texts]
@@ -256,7 +259,7 @@ def tokenize(
 
 
 def fitting(examples: list[Example], max_positions: int) -> list[Example]:
-    """Those that a model with so many positions can take.  DataError where there is none."""
+    """Examples shorter than `max_positions` tokens.  Raises DataError where there are none."""
     kept = [e for e in examples if max(map(len, e)) < max_positions]
     if not kept:
         raise DataError(f"every pair is longer than max_positions {max_positions}")
@@ -264,12 +267,15 @@ def fitting(examples: list[Example], max_positions: int) -> list[Example]:
 
 
 def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> Iterator[TrainBatch]:
-    """The batches of `group`, padded."""
+    """Group examples into padded batches."""
     return map(pad_batch, group(examples, batch_tokens, rng))
 
 
 def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
-    """Batches of at most `batch_tokens` padded tokens a side, alike in length, in random order."""
+    """Group examples of like length into batches, in random order.
+
+    A batch has at most `batch_tokens` padded tokens a side, and at least one example.
+    """
     batches: list[list[Example]] = []
     for start in range(0, len(examples), POOL):
         pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))

@@ -19,8 +19,10 @@ Batches = list[list[Example]]
 
 @dataclass(frozen=True)
 class Epochs:
-    """Makes any epoch of a run from its number and the seed alone, but for the segmentations that
-    are drawn by sentencepiece, which starts from elsewhere in each process.
+    """Makes the batches of any epoch: `epochs(number)`.
+
+    Number and seed decide everything but the random segmentations: sentencepiece draws these from
+    a generator that each process seeds differently.
 
     corpora     the pairs of each file
     weights     how often an epoch has the pairs of each file
@@ -64,8 +66,10 @@ class Epochs:
 
 
 def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
-    """`make(first)`, `make(first + 1)`, ...; each made in another process while the caller works
-    with the one before.  DataError where that process is gone."""
+    """Yield `make(first)`, `make(first + 1)`, ..., each made while the caller uses the one before.
+
+    Another process makes them.  Raises DataError where that process has died.
+    """
     spawn = multiprocessing.get_context("spawn")  # a fork may deadlock in torch's threads
     pipe, far_end = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(make, far_end), daemon=True)
@@ -87,7 +91,7 @@ def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
 
 
 def _serve(make: Callable[[int], Batches], pipe: Connection) -> None:
-    """Until the other end is closed.  A Ctrl-C in the terminal is the other process's business."""
+    """Make epochs until the other end is closed.  The parent process handles a Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:

@@ -1,4 +1,4 @@
-"""A larger Transformer out of a trained one, that knows what the smaller one knows."""
+"""Larger Transformers that begin with the weights of a trained one."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ OF_PIECES = (
 
 
 def init_weights(model: Transformer) -> None:
-    """Xavier for matrices; sublayers start as the identity: what they end with is zero."""
+    """Draw Xavier matrices; the last weights of each sublayer are zero: it is the identity."""
     for name, p in model.named_parameters():
         if name.endswith("token.weight"):
             nn.init.normal_(p, std=model.cfg.d_model**-0.5)
@@ -30,10 +30,11 @@ def init_weights(model: Transformer) -> None:
 def with_layers(
     start: Transformer, enc_layers: int, dec_layers: int, dropout: float
 ) -> Transformer:
-    """`start` with new layers on top, up to these numbers, that change nothing until they learn.
+    """Put new layers on top of `start`, up to these numbers.
 
-    A pre-norm layer whose last weights are zero is the identity (Net2Net, Chen et al. 2016);
-    one with its norm behind is not: ValueError.
+    The new layers are the identity until they learn (Net2Net, Chen et al. 2016): their last weights
+    are zero.  Raises ValueError for a model with norms after its sublayers, where zero is not the
+    identity.
     """
     cfg = replace(
         start.cfg,
@@ -51,9 +52,12 @@ def with_layers(
 def with_pieces(
     start: Transformer, old: spm.SentencePieceProcessor, new: spm.SentencePieceProcessor
 ) -> Transformer:
-    """`start` for the pieces of `new`: what it has for those of `old`, and for each piece that is
-    not among them the sum of its parts, over the root of their number so that it is as long.
-    A byte, or what `old` cannot spell, begins near <unk>, at random: no two may stay the same."""
+    """Give `start` embeddings and output rows for the pieces of `new` instead of those of `old`.
+
+    A piece of both keeps its row.  A piece that `old` spells with n others begins as the sum of
+    their rows over the root of n, so that it is as long.  Any other piece begins near <unk>, at
+    random: equal rows would stay equal.
+    """
     n, unk = new.vocab_size(), old.unk_id()
     spelled = [[unk] if new.is_byte(i) else spell(new.id_to_piece(i), old) for i in range(n)]
     unlike = [i for i, ids in enumerate(spelled) if ids == [unk] and i != new.unk_id()]
@@ -74,21 +78,23 @@ def with_pieces(
 
 
 def spell(piece: str, sp: spm.SentencePieceProcessor) -> list[int]:
-    """Ids of the pieces of `sp` that spell `piece`: its own where it has one, else <unk>'s where
-    nothing does."""
+    """Ids of the pieces of `sp` that spell `piece`; the id of <unk> where no pieces do."""
     unk = sp.unk_id()
-    own = sp.piece_to_id(piece)
-    if own != unk or piece == sp.id_to_piece(unk):
-        return [own]
+    same = sp.piece_to_id(piece)
+    if same != unk or piece == sp.id_to_piece(unk):
+        return [same]
     parts = sp.encode(piece.replace("▁", " "), out_type=str)
-    if parts and not piece.startswith("▁"):  # encoding takes any text for the start of a word
+    if parts and not piece.startswith("▁"):  # encode puts one before any text
         parts[0] = parts[0].removeprefix("▁")
     return [i for i in map(sp.piece_to_id, parts) if i != unk] or [unk]
 
 
 def rounding(model: Transformer) -> Transformer:
-    """The model, its embeddings in the type of the products that follow under autocast: otherwise
-    the sums of all sublayers stay float32, and each product copies its input."""
+    """Make the embeddings of a model follow autocast, and return the model.
+
+    Float32 embeddings would keep the sums of all sublayers in float32, and each matrix product
+    would copy its input.
+    """
 
     def rounded(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:
         kind = embedded.device.type

@@ -1,4 +1,4 @@
-"""What a run leaves beside its model for people to read: a table of its steps and a plot."""
+"""The table of a run's steps and the plot of its losses, in the directory of the model."""
 
 import contextlib
 import csv
@@ -16,11 +16,11 @@ TABLE, PLOT = "train.csv", "train.svg"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; what a validation alone knows is None elsewhere.
+    """A line of the table; values of a validation are None in other rows.
 
-    tokens_per_second and train_loss  over the steps since the row before; the loss is the one that
-                                      is minimised: with label smoothing and dropout
-    valid_loss  nats per target token, the mean over the held-out files
+    tokens_per_second  target tokens, over the steps since the row before
+    train_loss         nats per target token over the same steps, with label smoothing and dropout
+    valid_loss         nats per target token, the mean over the held-out files
     """
 
     step: int
@@ -47,10 +47,10 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 
 
 class Journal:
-    """The rows of a run so far, as they stand in its directory."""
+    """Rows of a run, kept in memory and in the file TABLE."""
 
     def __init__(self, out: Path, n_steps: int):
-        """Begin the table, or go on after `n_steps`: later rows will be trained anew."""
+        """Begin the table, or go on after `n_steps`; rows of later steps are dropped."""
         self.out = out
         kept = _read(out / TABLE) if n_steps else []
         self.rows = [row for row in kept if row.step <= n_steps]
@@ -58,7 +58,7 @@ class Journal:
         replace_files(out, {TABLE: (head + "".join(row.line() for row in self.rows)).encode()})
 
     def add(self, row: Row) -> None:
-        """Write a row in one piece, so that a process that is killed leaves whole lines."""
+        """Append a row, in one write, so that a killed process leaves whole lines."""
         self.rows.append(row)
         try:
             with open(self.out / TABLE, "ab", buffering=0) as table:
@@ -67,7 +67,7 @@ class Journal:
             raise FileError(f"cannot write {self.out / TABLE}: {error.strerror}") from None
 
     def draw(self, title: str) -> None:
-        """Losses, and BLEU where it is known, over the minutes."""
+        """Plot losses over minutes, and BLEU in a second panel if there are scores."""
         rows = self.rows
         panels: dict[str, dict[str, list[tuple[float, float]]]] = {
             "loss, nats per token": {
@@ -81,7 +81,7 @@ class Journal:
 
 
 def _read(path: Path) -> list[Row]:
-    """The whole rows of a table; a last line that was cut off is left out."""
+    """Read the rows of a table, without a last line that is cut off."""
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _read(path: Path) -> list[Row]:
         raise FileError(f"cannot read {path}: {error}") from None
     rows = []
     for values in csv.DictReader(io.StringIO(whole)):
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line that is not ours
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another program
             whole_numbers = {n: int(values[n]) for n in ("step", "epoch", "target_tokens")}
             others = {n: float(values[n]) for n in COLUMNS if n not in whole_numbers and values[n]}
             rows.append(Row(**whole_numbers, **others))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing, straight from what the output layer reads.
+"""Cross-entropy with label smoothing, from the hidden states that the output layer reads.
 
 Logits of a whole batch are its largest tensor by far: made once, and several times more for the
 loss and its gradient, they take a fifth of a training step on a CPU in moving memory about.
@@ -17,8 +17,9 @@ ROWS = 512
 def smoothed_nll(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> Tensor:
-    """Sum over N tokens of the cross-entropy with a target distribution that keeps 1 - smoothing
-    for the right token and spreads the rest over all (Szegedy et al. 2016), in nats.
+    """Sum over N tokens of the label-smoothed cross-entropy (Szegedy et al. 2016), in nats.
+
+    The target distribution has 1 - smoothing on the right token, the rest spread over all tokens.
 
     hidden (N, D), weight (V, D), bias (V,), targets (N,).  Equals `F.cross_entropy` of the logits
     with `label_smoothing`, reduction "sum".
@@ -27,16 +28,16 @@ def smoothed_nll(
 
 
 class _SmoothedNll(torch.autograd.Function):
-    """The gradient is ready when the loss is.
+    """Computes the gradient together with the loss.
 
-    Only softmax needs all tokens' logits.  What the right token and the even spread add to the
-    loss and its gradient are products of vectors, made for all rows at once.
+    Only softmax needs the logits of all tokens, a few rows at a time.  The terms of the right token
+    and of the even spread are products of vectors, computed for all rows at once.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, smoothing):
         of_hidden, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        kind = hidden.device.type  # of the products; sums are float32 whatever they are
+        kind = hidden.device.type  # products may be bfloat16, sums are float32
         low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
         table = weight.to(low)
         of_bias = weight.new_zeros(len(weight))
@@ -68,7 +69,10 @@ def _take_targets(
     targets: Tensor,
     smoothing: float,
 ) -> Tensor:
-    """Sum of the mean logits that the target distributions ask for; take it off the gradients."""
+    """Sum over tokens of the expected logit under the target distribution.
+
+    Its derivatives are subtracted from `grads`, in place.
+    """
     of_hidden, of_weight, of_bias = grads
     right, each = 1 - smoothing, smoothing / len(weight)
     total, all_tokens = hidden.sum(0), weight.sum(0)

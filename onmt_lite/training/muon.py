@@ -10,7 +10,7 @@ milliseconds of its time (torch 2.13):
     AVX-512, no bfloat16       650    167
     AVX2                     5,364    219
 
-Theirs saves 16 % of a whole training step where the processor has AMX, and costs five seconds more
+torch's saves 16 % of a whole training step where the processor has AMX, and costs five seconds more
 a step where it has AVX2 alone.  So the batched product takes bfloat16 only with `-precision bf16`:
 with AMX, 57 matrices of 192 x 192 then take 39 instead of 153 milliseconds, 15 of 768 x 192 48
 instead of 113.
@@ -37,8 +37,11 @@ def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2-D weights only.  `params` gives with each weight the number of matrices stacked in it
-    (qkv: 3); `dtype` is that of the products."""
+    """Optimizer of 2-D weights.
+
+    params  each weight with the number of matrices stacked in it, 3 for a qkv projection
+    dtype   of the matrix products
+    """
 
     def __init__(
         self,

@@ -22,27 +22,27 @@ USAGE = """\
 
 Trains a Transformer on pairs of lines and writes a model that translate.py -model reads, with a
 log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
-Stop it with Ctrl-C at any time; -resume goes on where it stopped."""
+Stop the run with Ctrl-C at any time; -resume continues it."""
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What is learned from."""
+    """Files and text of a run."""
 
     title: ClassVar[str] = "Data"
 
     train: tuple[str, ...] = opt(
         (),
         "Learn from these files, one pair `source<TAB>target` a line in UTF-8, plain or .gz; "
-        "further columns and blank lines are passed over; several files are one corpus, and a "
-        "file that is named twice counts twice",
+        "further columns and blank lines are skipped; several files are one corpus, and a file "
+        "that is named twice counts twice",
         value="FILE",
         example="my.train.tsv",
     )
     train_weights: tuple[float, ...] = opt(
         (),
-        "Have the pairs of each training file so often in an epoch: 2 is twice, 0.5 another half "
-        "of them in each epoch; without weights, once",
+        "Use each training file this often in an epoch: 2 is twice, 0.5 a random half of its "
+        "pairs; without weights, once",
         example="2 0.5 -train small.tsv large.tsv",
     )
     train_in_turn: bool = opt(
@@ -55,7 +55,7 @@ class DataOptions:
     )
     train_same: tuple[str, ...] = opt(
         (),
-        "Learn to leave the lines of these files as they are, plain or .gz",
+        "Learn to copy the lines of these files unchanged, plain or .gz",
         value="FILE",
         requires="-same_lines",
         example="names.txt -same_lines 1000",
@@ -70,36 +70,35 @@ class DataOptions:
     valid: tuple[str, ...] = opt(
         (),
         "Validate on these files of held-out pairs; without them every fiftieth pair of train, at "
-        "most 500, is held out, and so is every pair that shares a side with one of them; of "
-        "several files the mean of the losses counts, so that the model is not chosen for one "
-        "kind of text",
+        "most 500, is held out, and so is every pair that shares a side with one of them; the "
+        "model with the lowest loss is kept, the mean over several files",
         value="FILE",
         example="my.dev.tsv",
     )
     output: str = opt(
         "",
-        "Write the model to this directory, its log, table and plot, and what -resume needs",
+        "Write the model to this directory, with log, table and plot, and the state for -resume",
         value="PATH",
         example="runs/mine",
     )
     init_from: str | None = opt(
         None,
-        "Start from this model directory; its pieces and widths are used instead of the options', "
-        "and more enc_layers or dec_layers than it has are put on top of its own (norm before)",
+        "Start from this model directory, with its pieces and widths; where enc_layers or "
+        "dec_layers is larger than in the model, new layers go on top (norm before)",
         value="PATH",
         example="data/de-en",
     )
     new_pieces: bool = opt(
         False,
-        "Make vocab_size pieces anew: what the model has for the old ones is kept, and a piece it "
-        "lacks begins as the sum of its parts",
+        "Make vocab_size new pieces; a piece that the model has keeps its embedding, another "
+        "begins as the sum of its parts",
         requires="-init_from",
         example="-init_from data/de-en",
     )
     keep_start: float = opt(
         0.0,
-        "Write the mean of the weights of init_from, which count X, and of the weights that "
-        "learned on, which count the rest: often better than both (Wortsman et al. 2022)",
+        "Write a weighted mean, X times the weights of init_from plus 1 - X times the trained "
+        "ones: often better than both (Wortsman et al. 2022)",
         min=0,
         max=1,
         requires="-init_from",
@@ -107,15 +106,15 @@ class DataOptions:
     )
     save_bits: int = opt(
         16,
-        "Write weights in so many bits, 16 or 8; 8 makes a file of half the size: matrices as "
-        "integers, with a scale for each row",
+        "Write weights in 16 or 8 bits; with 8, matrices are integers with a scale for each row, "
+        "and the file has half the size",
         example="8",
     )
     reverse: bool = opt(False, "Learn the other direction: the second column is the source")
     vocab_size: int | None = opt(
         None,
-        "Make N pieces, in one sentencepiece model for both sides; without it, as many as suit "
-        "the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
+        "Make N pieces, in one sentencepiece model for both sides; by default the number grows "
+        "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
         needs="no -init_from or -new_pieces",
         example="8000",
@@ -123,8 +122,8 @@ class DataOptions:
     all_characters: bool = opt(
         False,
         "Make pieces for the letters of Europe and for common signs and emoji, and 256 for the "
-        "bytes of any other character, so that none is unknown; with init_from but not new_pieces "
-        "they join its own",
+        "bytes of any other character, so that none is unknown; with init_from, and without "
+        "new_pieces, they are added to the pieces of the model",
     )
     src_sampling: float = opt(
         0.2,
@@ -182,14 +181,14 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How it is learned."""
+    """Steps, rates and device of a run."""
 
     title: ClassVar[str] = "Learning"
 
     train_steps: int = opt(0, "Stop after N steps; 0 sets no limit", min=0, example="20000")
     train_minutes: float = opt(0.0, "Stop after X minutes; 0 sets no limit", min=0, example="40")
     batch_tokens: int = opt(
-        1500, "Learn from N padded tokens per step and side", min=16, example="7200"
+        1500, "Use at most N padded tokens per step and side", min=16, example="7200"
     )
     matrix_lr: float = opt(
         0.02, "Set the peak learning rate of weight matrices (Muon)", above=0, example="0.01"
@@ -211,19 +210,25 @@ class LearningOptions:
         example="0.5",
     )
     label_smoothing: float = opt(
-        0.1, "Keep this share of the probability from the right token", min=0, max=0.9, example="0"
+        0.1,
+        "Spread this share of the target probability over all tokens",
+        min=0,
+        max=0.9,
+        example="0",
     )
     clip_norm: float = opt(
-        1.0, "Scale a step's gradient down to this norm at most", above=0, example="5"
+        1.0, "Clip the norm of each gradient to this value", above=0, example="5"
     )
     valid_minutes: float | None = opt(
         None,
-        "Validate every X minutes; each validation saves the model and the state; without it, "
-        "every tenth of train_minutes, but at least 1 and at most 10",
+        "Validate and save every X minutes; by default a tenth of train_minutes, at least 1 and "
+        "at most 10",
         above=0,
         example="10",
     )
-    seed: int = opt(1, "Start random weights, order and dropout here", min=0, example="2")
+    seed: int = opt(
+        1, "Seed the random weights, the order of the pairs and dropout", min=0, example="2"
+    )
     device: str = opt(
         "auto",
         "Run on `cpu`, `cuda`, `cuda:N`, or (`auto`) on a GPU if there is one",
@@ -233,26 +238,26 @@ class LearningOptions:
     )
     precision: Literal["auto", "fp32", "bf16"] = opt(
         "auto",
-        "Compute in this type; bf16 is faster where the processor has it; `auto` is fp32 on a CPU "
-        "and bf16 on a GPU that has it",
+        "Compute in this number type; bf16 is faster where the processor supports it; `auto` is "
+        "fp32 on a CPU, and bf16 on a GPU that supports it",
         example="bf16",
     )
     threads: int | None = opt(
-        None, "Use N CPU threads; without it, one per core", min=1, example="4"
+        None, "Use N CPU threads; by default one per core", min=1, example="4"
     )
     prepare: bool = opt(
         False,
-        "Prepare the next epoch in a process of its own while this one is learned, so that a GPU "
-        "never waits for its text",
+        "Prepare the next epoch in another process during this one, so that a GPU never waits "
+        "for text",
     )
-    resume: bool = opt(False, "Go on with the run in the output directory")
+    resume: bool = opt(False, "Continue the run in the output directory")
     log_file: str | None = opt(
         None, "Write the log to this file too", value="FILE", example="train.log"
     )
 
     @property
     def minutes_between_validations(self) -> float:
-        """valid_minutes, or what suits the length of the run."""
+        """valid_minutes, or its default for the length of the run."""
         return self.valid_minutes or max(1.0, min(10.0, self.train_minutes / 10 or 10.0))
 
 
@@ -263,7 +268,7 @@ class TrainOptions:
     data: DataOptions
     model: ModelOptions
     learning: LearningOptions
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
+    notes: tuple[str, ...] = field(default=(), compare=False)  # options without effect, for the log
 
 
 PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
@@ -291,7 +296,7 @@ PROGRAM = Program(("onmt_train",), USAGE, OPTIONS)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
-    """Options as a configuration has them, but for -resume."""
+    """All options but -resume, as a configuration holds them."""
     groups = (options.data, options.model, options.learning)
     values = {name: value for group in groups for name, value in vars(group).items()}
     del values["resume"]
@@ -299,7 +304,7 @@ def as_table(options: TrainOptions) -> dict[str, Any]:
 
 
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
-    """Raises OptionError with all problems."""
+    """Load the options of a command line.  Raises OptionError with all problems."""
     resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
     usual = {name: option.default for name, option in OPTIONS.items()}
     notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
@@ -322,7 +327,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         )
     if v["train_weights"] and v["train_in_turn"]:
         problems.append(
-            "train_weights: with train_in_turn each epoch has one file, once; leave one of them out"
+            "train_weights: with train_in_turn each epoch has one file, once; leave one option out"
         )
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")

@@ -1,4 +1,4 @@
-"""What a model makes of held-out lines while it learns."""
+"""Translations of held-out lines during training, and their BLEU."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -16,12 +16,12 @@ HAS_SACREBLEU = find_spec("sacrebleu") is not None
 def translate(
     model: Transformer, sp: spm.SentencePieceProcessor, lines: Sequence[str]
 ) -> list[str]:
-    """Greedy translations, in single precision."""
+    """Translate greedily, in single precision."""
     options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
     model.eval()
-    found = Translator(native.checkpoint(model, sp), options).translate(lines)
+    translations = Translator(native.checkpoint(model, sp), options).translate(lines)
     model.train()
-    return [translation.hyps[0].text for translation in found]
+    return [translation.hyps[0].text for translation in translations]
 
 
 def bleu(outputs: list[str], references: list[str]) -> float | None:
