@@ -27,6 +27,7 @@ from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.text.batching import (
     Pair,
     growing_windows,
+    join_batches,
     longer_side,
     make_batches,
     pad_batch,
@@ -92,6 +93,8 @@ class Translator:
                 "python -m onmt_lite.calibrate teaches one of our format to"
             )
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/speed.md)
+        self.refills = self.device.type == "cuda"
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")
         self.warned: set[str] = set()  # notes on options that were given as warnings
@@ -252,8 +255,11 @@ class Translator:
         # What a blank line translates to, or one that is passed through
         hyps = [[replace(NOTHING, text=e.line.text if e.passes else "")] for e in examples]
         with cpu_threads(options.speed.threads):
-            for group in self._batches(full, options):
-                found = self._decode(group, rules)
+            batches = self._batches(full, options)
+            refills = self.refills and not rules.policy.as_2018
+            buckets = join_batches(batches) if refills else [(b, len(b)) for b in batches]
+            for group, n_slots in buckets:
+                found = self._decode(group, n_slots, rules)
                 for example, best in zip(group, found):
                     hyps[place[id(example)]] = best
                 n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
@@ -306,21 +312,26 @@ class Translator:
         per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
         return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
 
-    def _decode(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
-        """Best hypotheses of each example, in as many batches as memory asks for."""
+    def _decode(
+        self, group: list[Example], n_slots: int, rules: SearchRules
+    ) -> list[list[Hypothesis]]:
+        """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
+        room for."""
 
         def size(part: list[Example]) -> int:
-            return len(part) * max(map(source_length, part)) * rules.beam_size
+            return min(len(part), n_slots) * max(map(source_length, part)) * rules.beam_size
 
-        return self.room.run(group, size, lambda part: self._decode_batch(part, rules))
+        return self.room.run(group, size, lambda part: self._search(part, n_slots, rules))
 
-    def _decode_batch(self, group: list[Example], rules: SearchRules) -> list[list[Hypothesis]]:
+    def _search(
+        self, group: list[Example], n_slots: int, rules: SearchRules
+    ) -> list[list[Hypothesis]]:
         aligns = rules.plan.aligns or any(e.reading for e in group)
         plan = replace(rules.plan, aligns=aligns)
         sentences = [rules.sentence(e) for e in group]
         hyps: dict[int, list[Hypothesis]] = {}
         try:
-            for i, beam in decode(self.model, sentences, plan):
+            for i, beam in decode(self.model, sentences, plan, n_slots):
                 hyps[i] = self._hypotheses(beam, group[i])
         except NotANumber as error:
             line = group[error.sentence].line.id + 1

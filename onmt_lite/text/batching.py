@@ -68,6 +68,23 @@ def make_batches(
     return batches
 
 
+def join_batches(batches: list[list[Example]]) -> list[tuple[list[Example], int]]:
+    """Batches, longest first, as buckets for a search that refills: the sentences of each bucket,
+    and how many of them run at once.
+
+    As many run as the bucket's first batch has.  The longest sentence of a bucket is at most twice
+    as long as the longest of each of its batches, since all slots are as wide as the longest.
+    """
+    buckets: list[tuple[list[Example], int]] = []
+    longest = 0
+    for batch in batches:
+        if not buckets or 2 * source_length(batch[0]) < longest:
+            buckets.append(([], len(batch)))
+            longest = source_length(batch[0])
+        buckets[-1][0].extend(batch)
+    return buckets
+
+
 def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Batch:
     """src (B, S) on the device."""
     lengths = [len(e.src_ids) for e in examples]

@@ -1,0 +1,139 @@
+"""A sentence that joins a running batch is translated as if it were alone."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.models.table import TableModel
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.search.decode import decode
+from onmt_lite.search.frontier import Frontier, fill_holes
+from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.text.batching import join_batches
+from onmt_lite.translator import Translator
+from tests.support import families, tiny
+from tests.support.tables import (
+    Settings,
+    hypotheses,
+    make_checkpoint,
+    make_source,
+    plan_of,
+    sources,
+)
+
+FAMILIES = {
+    "transformer": tiny.make_model,
+    "rnn": families.make_rnn,
+    "fconv": partial(families.make_fconv, **families.FCONVS["plain"]),
+    "cnn": families.make_cnn,
+    "copying": partial(families.make_copying_rnn, "general"),
+    "ensemble": families.make_ensemble,
+}
+MORE = {
+    "block_ngram_repeat": 2,
+    "repetition_penalty": 1.3,
+    "min_length": 2,
+    "tgt_file_prefix": True,
+    "do_sample": True,
+}
+
+
+def run(translator, lines, refills, prefixes, **options):
+    translator.refills = refills
+    return [
+        [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]
+        for t in translator.translate(lines, prefixes, batch_type="sents", **options)
+    ]
+
+
+@pytest.mark.parametrize("name", set(PRESETS) - {"opennmt-2018"})
+@settings(deadline=None, max_examples=12)
+@given(
+    group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=6, max_size=12),
+    n_slots=st.integers(1, 4),
+    chosen=st.sets(st.sampled_from(sorted(MORE))),
+)
+def test_every_search_gives_what_a_sentence_gets_alone(name, group, n_slots, chosen):
+    translator = Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
+    lines = [" ".join([f"s{i}"] * source.length) for i, source in enumerate(group)]
+    options = {o: MORE[o] for o in chosen if o in PRESETS[name].options}
+    prefixes = (
+        [" a b"[: i % 3 * 2] for i in range(len(lines))]
+        if options.pop("tgt_file_prefix", 0)
+        else None
+    )
+    options |= dict(search=name, beam_size=3, n_best=2, max_length=6)
+    refilled = run(translator, lines, True, prefixes, batch_size=n_slots, **options)
+    assert refilled == run(translator, lines, False, prefixes, batch_size=1, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_takes_sentences_in(family):
+    """Twelve sentences through three slots; they end at different steps."""
+    model = FAMILIES[family]()
+    plan = replace(plan_of(Settings(beam_size=3, max_length=0)), bos_id=2)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [9, 9, 8, 7, 7, 6, 5, 5, 4, 3, 2, 1]
+    waiting = [
+        Sentence(torch.randint(4, 34, (n,), generator=generator).tolist(), Limits(2 + i % 5))
+        for i, n in enumerate(lengths)
+    ]
+    joined: list[int] = []
+
+    def watch(frontier: Frontier, packed: torch.Tensor) -> None:
+        joined.append(max(slot.started for slot in frontier.slots))
+
+    found = dict(decode(model, waiting, plan, n_slots=3, on_step=watch))
+    assert len(set(joined)) > 3
+    for i, sentence in enumerate(waiting):
+        ((_, alone),) = decode(model, [sentence], plan)
+        for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
+            assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)
+            assert hyp.score == pytest.approx(other.score, abs=1e-5)
+
+
+def test_fewer_steps_than_batches_that_shrink():
+    """Sentences of 1 to 8 tokens: four slots are never idle while others wait."""
+    source = make_source({}, [0.0, 1.0, 0.5])
+    waiting = [Sentence([0, 0], Limits(1 + i % 8)) for i in range(32)]
+    model, plan = TableModel([source], 3), plan_of(Settings(beam_size=1, max_length=0, banned=(0,)))
+    running: list[int] = []
+    for _ in decode(
+        model, waiting, plan, 4, lambda frontier, _: running.append(len(frontier.slots))
+    ):
+        pass
+    assert sum(running) == sum(s.limits.max_steps for s in waiting)
+    assert running[: -max(s.limits.max_steps for s in waiting)] == [4] * (len(running) - 8)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 9).flatmap(
+        lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)), st.integers(0, 5))
+    )
+)
+def test_a_sentence_that_leaves_moves_at_most_one(case):
+    n_old, left, n_joining = case
+    kept = sorted(set(range(n_old)) - left)
+    joining = range(n_old, n_old + min(n_joining, len(left)))
+    order = fill_holes(kept, joining)
+    assert sorted(order) == sorted([*kept, *joining])
+    moved = [b for to, b in enumerate(order) if b != to and b < n_old]
+    assert len(moved) <= len(left) - len(joining)
+
+
+def test_a_bucket_is_at_most_twice_as_wide_as_its_batches():
+    class Line:
+        def __init__(self, n):
+            self.src_ids = [0] * n
+
+    batches = [[Line(n)] * 2 for n in (40, 39, 21, 20, 19, 11, 9, 5, 4)]
+    buckets = join_batches(batches)
+    widths = [[len(e.src_ids) for e in bucket[::2]] for bucket, _ in buckets]
+    assert widths == [[40, 39, 21, 20], [19, 11], [9, 5], [4]]
+    assert [n for _, n in buckets] == [2, 2, 2, 2]
