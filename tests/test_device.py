@@ -6,7 +6,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 from typing import Any
 
 import pytest
@@ -16,11 +18,13 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.table import TableModel
 from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.simulated import (
     DEVICE,
+    PRODUCTS,
     SMALL,
     Event,
     SimulatedDevice,
@@ -28,6 +32,7 @@ from tests.support.simulated import (
     steps,
 )
 from tests.test_state import MODELS
+from tests.test_transformer import ALL as TRANSFORMERS
 
 BEAM, BATCH = 4, 4
 # More sentences than a batch holds, of many lengths, so that some end while others go on
@@ -86,17 +91,20 @@ def on_device(translator: Translator) -> Translator:
 def faults(events: list[Event], any_uploads: bool = False) -> dict[str, int]:
     """What steps do that they must not, each with the number of steps that do it.
 
-    Sentences that enter a batch may bring uploads; what is fetched of sentences that have ended
-    may be one download more.
+    Sentences that join bring uploads; for recurrent encoders the host needs their lengths.
     """
     found: Counter[str] = Counter()
     for part in steps(events):
         admits = any(e.kind == "begin" and e.name == "encode" for e in part)
         names = {
-            kind: [f"{e.name} in {e.phase}" for e in part if e.kind == kind]
+            kind: [
+                f"{e.name} in {e.phase}"
+                for e in part
+                if e.kind == kind and (kind, e.phase) != ("download", "encode")
+            ]
             for kind in ("wait", "download", "upload")
         }
-        most = {"wait": 0, "download": 1 + admits, "upload": math.inf if admits else 1}
+        most = {"wait": 0, "download": 1, "upload": math.inf if admits else 1}
         if any_uploads:
             most["upload"] = math.inf
         for kind, limit in most.items():
@@ -123,6 +131,7 @@ class TestTheSimulation:
             ("wait", lambda x: x.tolist()),
             ("wait", lambda x: x.nonzero()),
             ("wait", lambda x: x[x > 1]),
+            ("wait", lambda x: x.__setitem__(x > 0, torch.ones(2, device=DEVICE))),
             ("wait", lambda x: torch.equal(x, x)),
             ("wait", lambda x: x.repeat_interleave(x.long())),
             ("download", lambda x: x.cpu()),
@@ -157,6 +166,16 @@ class TestTheSimulation:
             part += 1
             assert x.cpu().tolist() == [[0, 0, 1], [1, 1, 1]]
 
+    def test_indices_and_fillings_need_no_wait(self):
+        simulated = SimulatedDevice()
+        with simulated.running():
+            x = torch.zeros(3, device=DEVICE, dtype=torch.bool)
+            x[torch.tensor([0, 1]).to(DEVICE)] = True
+            x = x[torch.tensor([0, 1, 1]).to(DEVICE)].float()
+            x[x > 0] = 5.0
+            assert {e.kind for e in simulated.events} == {"launch", "upload"}
+            assert x.cpu().tolist() == [5, 5, 5]
+
     def test_two_devices_in_one_operation(self):
         simulated = SimulatedDevice()
         with simulated.running():
@@ -180,8 +199,140 @@ class TestTheSimulation:
         assert written == [32, 48, 32]
 
 
-def test_a_table_on_the_device_equals_the_cpu():
-    """The host looks it up."""
-    expected = translate(make_translator(MODELS["table"]()), n_best=2)
-    found, _ = simulate(on_device(make_translator(MODELS["table"]())), n_best=2)
-    assert_same(found, expected)
+def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each search as it is, and with each group of options that it has."""
+    groups: dict[str, dict[str, Any]] = {
+        "n_best": dict(n_best=BEAM),
+        "long": dict(min_length=4, n_best=2),
+        "ngrams": dict(block_ngram_repeat=2, n_best=2),
+        "exempt": dict(block_ngram_repeat=1, ignore_when_blocking=("w20", "w21")),
+        "coverage": dict(coverage_penalty="wu", beta=0.2, n_best=2),
+        "stepwise": dict(coverage_penalty="wu", beta=0.2, stepwise_penalty=True),
+        "repetition": dict(repetition_penalty=1.5),
+        "samples": dict(do_sample=True, random_sampling_temp=0.7, n_best=2),
+        "top_k": dict(do_sample=True, random_sampling_topk=5),
+        "top_p": dict(do_sample=True, random_sampling_topp=0.8),
+        "groups": dict(beam_groups=2, diversity_rate=0.5, n_best=2),
+        "early": dict(early_stopping="true"),
+        "never": dict(early_stopping="never"),
+        "patience": dict(patience=2.0),
+        "ratio": dict(ratio=1.2),
+        "no_unk": dict(ban_unk_token=True),
+        "prefixes": dict(prefixes=[" ".join(line.split()[:2]) for line in LINES]),
+    }
+    needs = {"n_best": set(), "prefixes": {"tgt_file_prefix"}}
+    found = {}
+    for search, preset in PRESETS.items():
+        found[search] = (search, {})
+        for name, options in groups.items():
+            stops = name != "never" or any("never" in condition for condition in preset.stops)
+            if stops and needs.get(name, options.keys() - {"n_best"}) <= preset.options:
+                found[f"{search}-{name}"] = (search, options)
+    return found
+
+
+CASES = options_of_presets()
+
+
+class TestEverySearch:
+    @pytest.fixture(scope="class")
+    def pair(self):
+        return make_translator(lively_transformer()), on_device(
+            make_translator(lively_transformer())
+        )
+
+    @pytest.mark.parametrize("search, options", CASES.values(), ids=CASES)
+    def test_equals_the_cpu_with_one_transfer_each_way(self, pair, search, options):
+        plain, moved = pair
+        # The search of 2018 couples the sentences of a batch, and finishes on the host
+        coupled = search == "opennmt-2018"
+        expected = translate(plain, search=search, **options)
+        found, events = simulate(moved, search=search, **options)
+        assert_same(found, expected)
+        assert faults(events, any_uploads=coupled) == {}
+
+    def test_sentences_end_apart(self, pair):
+        """Or nothing would have been dropped or refilled above."""
+        found = translate(pair[0])
+        assert len({len(t.hyps[0].tokens) for t in found}) >= 3
+        assert {h.ended for t in found for h in t.hyps} == {True, False}
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    **{f"transformer_{n}": partial(lively_transformer, **o) for n, o in TRANSFORMERS.items()},
+    **{name: make for name, make in MODELS.items() if name != "transformer"},
+}
+
+
+class TestEveryFamily:
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_equals_the_cpu_with_one_transfer_each_way(self, name):
+        expected = translate(make_translator(FAMILIES[name]()), n_best=2)
+        found, events = simulate(on_device(make_translator(FAMILIES[name]())), n_best=2)
+        assert_same(found, expected)
+        if name != "table":  # which the host looks up
+            assert faults(events) == {}
+
+
+def run_endless(length: int, **config: Any) -> list[list[Event]]:
+    """Steps of a batch whose sentences all have `length` tokens, without what comes before."""
+    moved = on_device(make_translator(endless_transformer(**config)))
+    found, events = simulate(moved, LINES[:BATCH], max_length=length, max_length_ratio=0)
+    assert {len(t.hyps[0].tokens) for t in found} == {length}
+    return steps(events)[1:]
+
+
+# The ways in which keys and values are kept or asked
+WIDE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared_keys": dict(kv_heads=2),
+    "rotary": dict(relative="rotary", positions="none"),
+    "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
+    "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
+    "alibi": dict(relative="alibi", positions="none"),
+}
+
+
+class TestCosts:
+    """Of steps of a batch in which no sentence ends."""
+
+    def test_at_most_40_operations_outside_of_the_model(self):
+        launches = [
+            Counter(e.name for part in run_endless(n) for e in part if is_outside(e))
+            for n in (10, 20)
+        ]
+        more = launches[1] - launches[0]
+        assert more.total() / 10 <= MAX_OUTSIDE, more.most_common()
+
+    @pytest.mark.parametrize("config", WIDE.values(), ids=WIDE)
+    def test_keys_and_values_are_not_copied(self, config):
+        """What a step writes beside its products hardly grows with the length."""
+        layers, width = 2, 64
+        written = [n_written(part) for part in run_endless(60, d_model=width, **config)]
+        # Medians: now and then a cache may grow, which is no cost of each step
+        growth = (median(written[45:58]) - median(written[5:18])) / 40
+        of_a_position = 2 * layers * BATCH * BEAM * width * 4
+        assert growth < of_a_position / 2
+
+    def test_a_sentence_that_ends_moves_no_more_than_its_own(self):
+        """Sentences run into limits of their own; what steps write beyond the usual is counted."""
+        layers, width = 2, 64
+        moved = on_device(make_translator(endless_transformer(d_model=width)))
+        found, events = simulate(moved, batch_size=6, max_length=60, max_length_ratio=8)
+        lengths = [len(t.hyps[0].tokens) for t in found]
+        assert len(set(lengths)) == 6
+        written = [n_written(part) for part in steps(events)[1:]]
+        usual = [median(written[max(0, i - 3) : i + 4]) for i in range(len(written))]
+        beyond = sum(max(0, n - u) for n, u in zip(written, usual))
+        of_a_position = 2 * layers * width * 4
+        own = sum(BEAM * n + len(line.split()) for n, line in zip(lengths, LINES)) * of_a_position
+        assert beyond < own
+
+
+def is_outside(event: Event) -> bool:
+    return event.kind == "launch" and event.phase != "step"
+
+
+def n_written(part: list[Event]) -> int:
+    """Bytes that a step writes, other than the results of products."""
+    return sum(e.n_bytes for e in part if e.kind == "launch" and e.name not in PRODUCTS)

@@ -40,6 +40,7 @@ PRODUCTS = set(
 SHAPED_BY_NUMBERS = set(
     "masked_select nonzero repeat_interleave unique_consecutive unique_dim _unique2".split()
 )
+INDEXED = {"index", "index_put", "index_put_"}
 READ_BY_THE_HOST = {"_local_scalar_dense", "equal", "is_nonzero"}
 # Sequences of several lengths, which belong to the host on a GPU, too
 PACKED = {"_pack_padded_sequence", "_pad_packed_sequence", "_cudnn_rnn", "lstm", "gru"}
@@ -133,10 +134,9 @@ class SimulatedDevice(TorchDispatchMode):
         if name in READ_BY_THE_HOST:
             self.record("wait", name)
             return func(*_numbers(args), **_numbers(kwargs))
-        indices = [x for x in inputs if x.dtype == torch.bool] if name.startswith("index") else []
         if name in SHAPED_BY_NUMBERS and kwargs.get("output_size") is None:
             self.record("wait", name)
-        elif name == "index" and indices or name.startswith("index_put") and _ragged(args):
+        elif name in INDEXED and _counts_a_mask(name, args):
             self.record("wait", f"{name} by a mask")
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -151,7 +151,7 @@ class SimulatedDevice(TorchDispatchMode):
         for x in inputs:
             if isinstance(x, DeviceTensor) or x.dim() == 0 or name in PACKED:
                 continue
-            if name not in ("index", "index_put", "index_put_"):
+            if name not in INDEXED:
                 raise RuntimeError(f"{name}: tensors on two devices")
             self.record("upload", f"indices of {name}", x.nbytes)
 
@@ -240,10 +240,10 @@ def _wrapped(out: Any, inputs: list[Tensor]) -> Any:
     return DeviceTensor(out)
 
 
-def _ragged(args: Any) -> bool:
-    """Whether `x[mask] = values` has several values; a single one is filled in without a wait."""
-    _, indices, values, *_ = args
-    return any(i is not None and i.dtype == torch.bool for i in indices) and values.numel() > 1
+def _counts_a_mask(name: str, args: Any) -> bool:
+    """Whether True entries must be counted: not for `x[mask] = 0`, which is filled in."""
+    masked = any(i is not None and i.dtype == torch.bool for i in args[1])
+    return masked and (name == "index" or args[2].numel() > 1)
 
 
 def _written(name: str, args: Any, out: Any) -> int:
@@ -275,8 +275,10 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     model = translator.model
     if isinstance(model, nn.Module):
         move(model)
+    else:
+        model.device = DEVICE
     translator.device = DEVICE
-    for phase in ("encode", "step"):
+    for phase in ("encode", "init_state", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
     return translator
 
