@@ -68,7 +68,7 @@ def make_translator(model: Any) -> Translator:
 
 
 def translate(translator: Translator, lines: Sequence[str] = LINES, **options: Any) -> list:
-    given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=12) | options
+    given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
     if isinstance(translator.model, TableModel):
         n = len(translator.model.sources)
         lines = [" ".join([f"s{i % n}"] * (1 + i % 3)) for i in range(len(lines))]
@@ -307,10 +307,10 @@ class TestCosts:
     @pytest.mark.parametrize("config", WIDE.values(), ids=WIDE)
     def test_keys_and_values_are_not_copied(self, config):
         """What a step writes beside its products hardly grows with the length."""
-        parts = run_endless(60, d_model=WIDTH, heads=HEADS, **config)
+        parts = run_endless(40, d_model=WIDTH, heads=HEADS, **config)
         written = [n_written(part) for part in parts]
         # Medians: now and then a cache may grow, which is no cost of each step
-        growth = (median(written[45:58]) - median(written[5:18])) / 40
+        growth = (median(written[26:38]) - median(written[4:16])) / 22
         share = config.get("kv_heads", HEADS) / HEADS
         assert growth < BATCH * BEAM * share * bytes_of_a_position() / 2
 

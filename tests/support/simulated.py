@@ -114,7 +114,7 @@ class SimulatedDevice(TorchDispatchMode):
         if _is_composite(func):  # as outside of inference mode, where operations come in parts
             with torch._C.DisableTorchFunction(), self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
-        name = func.overloadpacket.__name__
+        name = _name(func)
         inputs = _tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
         if name == "copy_":
@@ -125,11 +125,10 @@ class SimulatedDevice(TorchDispatchMode):
         made_there = target is not None and torch.device(target) == DEVICE
         if not made_there and not any(isinstance(x, DeviceTensor) for x in inputs):
             return func(*args, **kwargs)
-        return self.launch(func, name, args, kwargs)
+        return self.launch(func, name, args, kwargs, inputs)
 
-    def launch(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def launch(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
         """The result of an operation whose tensors are all on the device."""
-        inputs = _tensors((*args, *kwargs.values()))
         self._check_devices(name, inputs)
         if name in READ_BY_THE_HOST:
             self.record("wait", name)
@@ -198,7 +197,8 @@ class Calls(TorchFunctionMode):
             if (
                 name == "scaled_dot_product_attention"
             ):  # one kernel there, whatever torch makes here
-                return self.simulated.launch(func, name, args, kwargs)
+                inputs = _tensors((*args, *kwargs.values()))
+                return self.simulated.launch(func, name, args, kwargs, inputs)
         return func(*args, **kwargs)
 
 
@@ -206,6 +206,11 @@ class Calls(TorchFunctionMode):
 def _is_composite(func: Any) -> bool:
     """Whether torch makes it of other operations, on any device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return func.overloadpacket.__name__
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -221,11 +226,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _numbers(x: Any) -> Any:
     """Arguments of an operation with the tensors of the CPU."""
-    if isinstance(x, DeviceTensor):
+    kind = type(x)
+    if kind is DeviceTensor:
         return x.numbers
-    if isinstance(x, list | tuple):
-        return type(x)(map(_numbers, x))
-    return {name: _numbers(value) for name, value in x.items()} if isinstance(x, dict) else x
+    if kind is tuple or kind is list:
+        return kind([_numbers(value) for value in x])
+    return {name: _numbers(value) for name, value in x.items()} if kind is dict else x
 
 
 def _wrapped(out: Any, inputs: list[Tensor]) -> Any:
