@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import stat
 import sys
@@ -226,34 +227,60 @@ def _open_locked(part: Path, path: str, private: bool) -> IO[bytes]:
     while True:
         out = open(os.open(part, flags, 0o600 if private else 0o666), "ab", buffering=0)
         try:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            _lock(out, path)
+            # That job may have renamed the file between our opening and locking it
+            if os.path.samestat(os.fstat(out.fileno()), os.stat(part)):
+                out.truncate(0)
+                if private:
+                    with contextlib.suppress(OSError):  # some file systems keep no modes
+                        os.fchmod(out.fileno(), 0o600)
+                return out
+        except FileNotFoundError:
+            pass
+        except BaseException:
             out.close()
-            raise FileError(f"cannot write {path}: another job is writing it") from None
-        # That job may have renamed the file between our opening and locking it
-        if part.exists() and os.path.samestat(os.fstat(out.fileno()), os.stat(part)):
-            out.truncate(0)
-            if private:
-                os.fchmod(out.fileno(), 0o600)
-            return out
+            raise
         out.close()
 
 
+def _lock(out: IO[bytes], path: str) -> None:
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise FileError(f"cannot write {path}: another job is writing it") from None
+    except OSError as error:
+        if os.fstat(out.fileno()).st_size == 0:
+            part_of(path).unlink(missing_ok=True)
+        raise FileError(
+            f"cannot write {path}: its file system has no locks ({error.strerror}); write "
+            "elsewhere, or to standard output"
+        ) from None
+
+
 def _take_over_rights(fd: int, replaced: os.stat_result) -> None:
-    """Mode and, as far as that is permitted, owner and group of the file that is replaced."""
+    """Mode and, as far as that is permitted, owner and group of the file that is replaced.
+
+    Some file systems have none of these, and nothing is lost where they stay private.
+    """
     for uid, gid in ((-1, replaced.st_gid), (replaced.st_uid, -1)):
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             os.fchown(fd, uid, gid)
-    os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
 
 
 def write_all(out: IO[bytes], text: str, path: str) -> None:
     """All of it, now: what is written must not wait in a buffer for a failure nobody sees."""
     data = memoryview(text.encode("utf-8"))
     try:
-        while data:  # an unbuffered file may take less than it is given
-            data = data[out.write(data) :]
-        out.flush()
+        out.flush()  # what the program itself has printed
+        while data:
+            try:
+                data = data[os.write(out.fileno(), data) :]
+            except BlockingIOError:  # of a pipe or terminal that another program has set so
+                waiting = select.poll()
+                waiting.register(out, select.POLLOUT)
+                waiting.poll()
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise Interrupted(signal.SIGPIPE) from None

@@ -130,10 +130,15 @@ class StderrHandler(logging.Handler):
 class StrictFileHandler(logging.FileHandler):
     """A log file that cannot be written ends the job instead of being forgotten."""
 
+    def __init__(self, path: str | os.PathLike[str]):
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
     def _open(self) -> TextIOWrapper:
         fd = descriptor_of(self.baseFilename)
         return (
-            super()._open() if fd is None else open(os.dup(fd), "w", encoding="utf-8", newline="")
+            super()._open()
+            if fd is None
+            else open(os.dup(fd), "w", encoding="utf-8", errors=self.errors, newline="")
         )
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -172,7 +177,7 @@ def add_log_file(path: str) -> None:
     """Log to the end of a file too, until `logging_to` ends.  FileError where it cannot be
     written."""
     try:
-        handler = StrictFileHandler(path, encoding="utf-8")
+        handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
     handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))

@@ -260,7 +260,7 @@ class Translator:
             buckets = join_batches(batches) if refills else [(b, len(b)) for b in batches]
             for group, n_slots in buckets:
                 found = self._decode(group, n_slots, rules)
-                for example, best in zip(group, found):
+                for example, best in zip(group, found, strict=True):
                     hyps[place[id(example)]] = best
                 n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
                 progress(len(group), n_tokens)
@@ -393,7 +393,8 @@ class Translator:
             return len(part) * max(map(longer_side, part))
 
         for group in make_batches(scorable, tokens, "tokens", longer_side):
-            for example, score in zip(group, self.gold_room.run(group, size, self._score_batch)):
+            scores = self.gold_room.run(group, size, self._score_batch)
+            for example, score in zip(group, scores, strict=True):
                 gold[place[id(example)]] = score
         return gold
 

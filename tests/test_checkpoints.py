@@ -193,6 +193,16 @@ class TestNative:
         (copy / "model.json").write_text(json.dumps(manifest))
         assert_refused(copy)
 
+    def test_a_list_of_files_though_its_checksum_fits(self, copy):
+        manifest = json.loads((copy / "model.json").read_text())
+        del manifest["sha256"]
+        manifest["files"] = list(manifest["files"])
+        manifest["sha256"] = hashlib.sha256(
+            json.dumps(manifest, sort_keys=True).encode()
+        ).hexdigest()
+        (copy / "model.json").write_text(json.dumps(manifest))
+        assert_refused(copy, "not a model description")
+
     def test_pieces_of_another_size(self, tmp_path, tiny_pieces):
         native.save(tmp_path, tiny.make_model(tgt_vocab_size=50, src_vocab_size=50), tiny_pieces)
         assert_refused(tmp_path, "40", "50")
@@ -411,7 +421,13 @@ class TestTable:
 
     @pytest.mark.parametrize(
         "change",
-        [dict(format="onmt_lite-table-2"), dict(vocab=[]), dict(vocab=3), dict(sources={})],
+        [
+            dict(format="onmt_lite-table-2"),
+            dict(vocab=[]),
+            dict(vocab=3),
+            dict(sources={}),
+            dict(vocab=["$", "\ud800", "b"]),
+        ],
         ids=str,
     )
     def test_wrong_tables_are_refused(self, write, change):
@@ -420,6 +436,10 @@ class TestTable:
     @pytest.mark.parametrize("key", ["format", "vocab", "sources"])
     def test_missing_keys_are_refused(self, write, key):
         assert_refused(write({k: v for k, v in TABLE.items() if k != key}), "table.json", key)
+
+    def test_a_number_beyond_all_floats_is_refused(self, write):
+        source = {**TABLE["sources"]["s0"], "default": [0, 10**400, 1]}
+        assert_refused(write({**TABLE, "sources": {"s0": source}}), "not a table model")
 
     def test_deep_nesting_is_refused(self, tmp_path):
         path = tmp_path / "deep.json"

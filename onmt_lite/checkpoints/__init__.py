@@ -60,6 +60,8 @@ def _describe(path: Path) -> str:
         return f"there is no such file or directory (shipped are {', '.join(model_names())})"
     if path.is_dir():
         return "the directory has no model.json, no config.json and no dict.*.txt"
+    if not path.is_file():  # a pipe might never say anything
+        return "it is neither a file nor a directory"
     with open(path, "rb") as f:
         start = f.read(64)
     if not start:

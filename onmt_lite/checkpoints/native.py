@@ -192,6 +192,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if version not in FORMATS.values():
             known = " and ".join(FORMATS.values())
             raise CheckpointError(f"{path}: format {version!r}, this version reads {known}")
+        if not isinstance(manifest["files"], dict):
+            raise TypeError("files")
         if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
             raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

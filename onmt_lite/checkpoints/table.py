@@ -11,6 +11,11 @@ from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 FORMAT = "onmt_lite-table-1"
+# What reading a file of another form raises
+MALFORMED = (
+    *(OSError, ValueError, OverflowError, RecursionError),
+    *(KeyError, TypeError, AttributeError),
+)
 NO_START = -1  # the start token is not in the vocabulary
 
 
@@ -29,10 +34,11 @@ def load(path: Path) -> Checkpoint:
         vocab = table["vocab"]
         if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
             raise ValueError("vocab is not a list of texts")
+        "".join(vocab).encode("utf-8")  # a lone surrogate could not be written
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
         if not vocab or not sources:
             raise ValueError("needs a vocabulary and a source")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"{path}: not a table model: {error}") from None
     return Checkpoint(
         TableModel(list(sources.values()), len(vocab)),

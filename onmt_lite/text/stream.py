@@ -49,14 +49,20 @@ def text_stream(fd: int, name: str) -> Stream:
     Raises FileError where reading fails, DataError where it is no text: `name` is for messages.
     """
 
+    ready = select.poll()  # unlike select, it takes any descriptor
+    ready.register(fd, select.POLLIN)
+
     def read(size: int) -> bytes:
-        try:
-            return os.read(fd, size)
-        except OSError as error:
-            raise FileError(f"cannot read {name}: {error.strerror}") from None
+        while True:
+            try:
+                return os.read(fd, size)
+            except BlockingIOError:  # of a pipe or terminal that another program has set so
+                ready.poll()
+            except OSError as error:
+                raise FileError(f"cannot read {name}: {error.strerror}") from None
 
     def waits() -> bool:
-        return bool(select.select([fd], [], [], 0)[0])  # a regular file is always ready
+        return bool(ready.poll(0))  # a regular file is always ready
 
     stream = Stream(read, waits)
     if stream.peek().startswith(GZIP):

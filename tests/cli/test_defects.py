@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path):
 
 
 def test_a_defect_in_a_message_is_not_called_an_error_of_the_log_file(tmp_path):
-    handler = StrictFileHandler(tmp_path / "log", encoding="utf-8")
+    handler = StrictFileHandler(tmp_path / "log")
     record = logging.LogRecord("", logging.INFO, "", 0, "no place for it", ("an argument",), None)
     with contextlib.closing(handler), pytest.raises(TypeError, match="not all arguments"):
         handler.emit(record)

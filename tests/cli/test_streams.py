@@ -1,0 +1,141 @@
+"""Streams and file systems of every kind: those that do not wait, have no locks, keep no modes."""
+
+import errno
+import fcntl
+import logging
+import os
+import resource
+import threading
+
+import pytest
+
+from onmt_lite.errors import FileError
+from onmt_lite.files import open_input, open_output, write_all
+from onmt_lite.progress import StrictFileHandler
+from onmt_lite.text.lines import LineReader
+
+JOB_LIMIT = 60  # seconds, after which a job hangs
+
+TEXT = "".join(f"line {i} ü\n" for i in range(50_000))
+
+
+def slow_reader(fd: int, found: list[bytes]) -> threading.Thread:
+    def read() -> None:
+        while data := os.read(fd, 10_000):
+            found.append(data)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+@pytest.mark.timeout(JOB_LIMIT)
+@pytest.mark.parametrize("buffering", [-1, 0], ids=["stdout", "device"])
+def test_a_pipe_that_does_not_wait_gets_all_of_it(buffering):
+    """As a terminal or a pipe is that another program has set to O_NONBLOCK."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    found: list[bytes] = []
+    with open(writing, "wb", buffering=buffering) as out:
+        reader = slow_reader(reading, found)
+        write_all(out, TEXT, "-")
+        write_all(out, "end\n", "-")
+    reader.join()
+    os.close(reading)
+    assert b"".join(found).decode() == TEXT + "end\n"
+
+
+@pytest.mark.timeout(JOB_LIMIT)
+def test_an_input_that_does_not_wait_is_waited_for():
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    later = threading.Timer(0.2, lambda: (os.write(writing, b"one\n"), os.close(writing)))
+    later.start()
+    windows = list(LineReader(reading, "pipe").windows())
+    os.close(reading)
+    assert [line.text for window in windows for line in window] == ["one"]
+
+
+def test_an_input_with_a_large_number(tmp_path):
+    """A program may have thousands of files open."""
+    (tmp_path / "src").write_bytes(b"one\ntwo\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip("this machine allows fewer open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    try:
+        with open_input(str(tmp_path / "src")) as fd:
+            os.dup2(fd, 2500)
+            windows = list(LineReader(2500, "src").windows())
+            os.close(2500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [line.text for window in windows for line in window] == ["one", "two"]
+
+
+def refuse(number: int):
+    def operation(*args):
+        raise OSError(number, os.strerror(number))
+
+    return operation
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypatch, number):
+    """The mode of the file that is replaced comes last, when all the work is done."""
+    path = tmp_path / "out"
+    path.write_bytes(b"older\n")
+    monkeypatch.setattr(os, "fchmod", refuse(number))
+    monkeypatch.setattr(os, "fchown", refuse(number))
+    with open_output(str(path)) as out:
+        write_all(out, "new\n", str(path))
+    assert path.read_bytes() == b"new\n"
+
+
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (errno.EWOULDBLOCK, "another job is writing it"),
+        (errno.ENOSYS, "its file system has no locks .Function not implemented.; write elsewhere"),
+        (errno.ENOLCK, "its file system has no locks .No locks available.; write elsewhere"),
+    ],
+)
+def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, number, said):
+    monkeypatch.setattr(fcntl, "flock", refuse(number))
+    with pytest.raises(FileError, match=f"cannot write .*out: {said}"):
+        with open_output(str(tmp_path / "out")):
+            pytest.fail("written without a lock")
+    assert os.listdir(tmp_path) == (["out.part"] if number == errno.EWOULDBLOCK else [])
+
+
+def test_a_part_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
+    """It was renamed by the job that has just finished with it."""
+    part, flock = tmp_path / "out.part", fcntl.flock
+    times = []
+
+    def lock(*args):
+        times.append(args)
+        flock(*args)
+        if len(times) == 1:
+            part.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with open_output(str(tmp_path / "out")) as out:
+        write_all(out, "new\n", "out")
+    assert (tmp_path / "out").read_bytes() == b"new\n" and len(times) == 2
+
+
+def test_a_log_takes_any_name(tmp_path):
+    """A path may hold bytes that are no text."""
+    handler = StrictFileHandler(tmp_path / "log")
+    handler.emit(logging.makeLogRecord({"msg": "cannot read caf\udce9"}))
+    handler.close()
+    assert (tmp_path / "log").read_text("utf-8") == "cannot read caf\\udce9\n"
+
+
+@pytest.mark.timeout(JOB_LIMIT)
+def test_a_model_that_is_a_pipe(main, src, tmp_path):
+    """Nobody writes to it: opening it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    done = main("-src", src, "-model", "pipe")
+    assert done.code == 4 and "no model at pipe: it is neither a file nor a directory" in done.err
