@@ -287,7 +287,7 @@ class Trainer:
         low, output = self.dtype == torch.bfloat16, self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             memory = self.model.encode(b.src, b.src_lengths)
-            hidden, _ = self.model.forward_hidden(memory, b.tgt_in)
+            hidden, _ = self.model.decode_all(b.tgt_in, memory)
             tokens = b.tgt_out != PAD
             return smoothed_nll(
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing

@@ -147,7 +147,7 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
 
     def memory():
-        return state.memory.keys, state.memory.values, state.memory.mask, state.memory.scale
+        return state.memory.bank, state.memory.values, state.memory.mask, state.memory.scale
 
     places = [x.data_ptr() for x in memory()]
     state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])

@@ -123,7 +123,7 @@ def test_a_transformer_copies_by_the_attention_it_reports():
     for t, tokens in enumerate(TGT.unbind(1)):
         logits, attn = inner.step(tokens, state)
         for b, line in enumerate(LINES):
-            gate = own["generator.linear_copy.weight"] @ seen[t][b]
+            gate = own["generator.linear_copy.weight"] @ seen[t][b, 0]
             z = (gate + own["generator.linear_copy.bias"]).sigmoid()
             copied = attn[b, : SRC_LENGTHS[b]]
             expected = mixed_by_hand(line.split(), TGT_VOCAB, logits[b], copied, z)
@@ -133,7 +133,7 @@ def test_a_transformer_copies_by_the_attention_it_reports():
 def test_cached_steps_equal_a_full_forward(model):
     memory = model.encode(SRC, SRC_LENGTHS, IDS)
     full = model.forward(memory, TGT)
-    assert full.size(2) == memory.width == V + 3
+    assert full.size(2) == memory.copied.width == V + 3
     state = model.init_state(memory)
     for t in range(TGT.size(1)):
         log_probs, attn = model.step(TGT[:, t], state)
@@ -188,6 +188,12 @@ def test_lower_precision_is_near(model, dtype):
     assert (near - exact).abs().max() < 0.05
 
 
+def test_a_model_without_attention_has_none_for_having_a_head_that_copies():
+    """The head's own attention is not told."""
+    assert make_copying_rnn("general").attends
+    assert not make_copying_rnn("general", attention="none").attends
+
+
 def test_padding_is_never_produced(model):
     assert (model.forward(model.encode(SRC, SRC_LENGTHS), TGT)[:, :, PAD] == -math.inf).all()
 
@@ -227,13 +233,13 @@ class TestStrictness:
             wrap(copy_weights("mlp", d=8), reuse_copy_attn=True)
 
     def test_vocabularies_must_know_padding_and_unknown_words(self):
-        inner = make_copying_rnn(None).inner
+        inner = families.make_rnn()
         with pytest.raises(CheckpointError, match="padding"):
             add_copying(inner, copy_weights(None, d=8), {}, SRC_VOCAB, Vocab(["a"]))
 
 
 def wrap(own, **options):
-    inner = make_copying_rnn(None).inner
+    inner = families.make_rnn()
     options = {"copy_attn_type": "mlp", **options}
     return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 
@@ -246,7 +252,7 @@ def checkpoint_of(model) -> Checkpoint:
 def translator():
     model = make_copying_rnn("general")
     with torch.no_grad():
-        model.gate.bias.fill_(3.0)  # it copies rather than not
+        model.output.gate.bias.fill_(3.0)  # it copies rather than not
     return Translator(checkpoint_of(model), TranslateOptions.of(max_length=6, n_best=3))
 
 

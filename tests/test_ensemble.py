@@ -265,7 +265,7 @@ class TestSourceVocabularies:
         both = combine([checkpoint_of(one, self.WORDS), checkpoint_of(other, theirs)], ["x", "y"])
         src = torch.tensor([both.src_vocab.encode(["s39", "new", "s8"])])
         memory = both.model.encode(src, torch.tensor([3]))
-        for model, ids, own in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory.members):
+        for model, ids, own in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory):
             expected = model.encode(torch.tensor([ids]), torch.tensor([3]))
             tgt = torch.tensor([[2, 5, 6]])
             torch.testing.assert_close(model.forward(own, tgt), model.forward(expected, tgt))

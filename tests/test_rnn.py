@@ -110,14 +110,18 @@ def test_the_bridge_does_not_mix_sentences_as_it_once_did():
 def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     model = make_rnn(attention="mlp")
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
-    places = [x.data_ptr() for x in (state.bank, state.keys, state.mask)]
+
+    def memory():
+        return state.memory.bank, state.memory.keys, state.memory.mask
+
+    places = [x.data_ptr() for x in memory()]
     state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])
     model.step(torch.full((12,), 2), state)
     state = select(state, 4, [[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
-    assert [x.data_ptr() for x in (state.bank, state.keys, state.mask)] == places
+    assert [x.data_ptr() for x in memory()] == places
     assert state.feed.size(0) == 12
     state = select(state, 4, [[0, 1, 2, 3], [8, 8, 9, 9]])
-    assert {x.size(0) for x in (state.bank, state.keys, state.mask)} == {2}
+    assert {x.size(0) for x in memory()} == {2}
 
 
 def test_sparsemax_is_the_nearest_distribution():

@@ -6,7 +6,7 @@ The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the train
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -24,15 +24,14 @@ from onmt_lite.checkpoints.opennmt_vocab import EOS, read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.copying import Pointing
+from onmt_lite.models.family import Family
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-Family = Callable[[Weights, Description], EncoderDecoder]
+Build = Callable[[Weights, Description], Family]
 
 # By encoder_type and decoder_type
-FAMILIES: dict[tuple[str, str], Family] = {
+FAMILIES: dict[tuple[str, str], Build] = {
     ("transformer", "transformer"): opennmt_transformer.build_model,
     ("rnn", "rnn"): opennmt_rnn.build_model,
     ("brnn", "rnn"): opennmt_rnn.build_model,
@@ -75,15 +74,15 @@ def _version(vocab: Any) -> str:
 
 
 def _build(
-    family: Family, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
-) -> EncoderDecoder:
-    """The model, around it what copies words of the source if it has that."""
+    family: Build, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+) -> Family:
+    """The model, with a head that copies words of the source if it has that."""
     own = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
     model = family(weights, opt)
-    _check_layers(cast(Any, model).cfg, opt)
+    _check_layers(model.cfg, opt)
     if own is None:
         return model
-    return opennmt_copy.wrap(cast(Pointing, model), own, opt, src_vocab, tgt_vocab)
+    return opennmt_copy.wrap(model, own, opt, src_vocab, tgt_vocab)
 
 
 def _check_layers(cfg: Any, opt: Description) -> None:
@@ -118,7 +117,7 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
     )
 
 
-def _choose_family(opt: Description) -> Family:
+def _choose_family(opt: Description) -> Build:
     """CheckpointError, with what it is, for a model of a kind that is not read."""
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
     reasons = {

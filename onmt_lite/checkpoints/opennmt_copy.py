@@ -4,6 +4,8 @@ own = split(weights)
 model = wrap(build_model(weights, opt), own, opt, src_vocab, tgt_vocab)
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,8 @@ from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt_rnn import read_attention, read_normaliser
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.copying import CopyModel, Pointing
+from onmt_lite.models.family import Family
+from onmt_lite.models.heads import CopyHead, Head
 from onmt_lite.models.rnn import Rnn
 from onmt_lite.models.rnn_attention import AttentionWeights, Score
 from onmt_lite.text.vocab import Vocab
@@ -44,16 +47,16 @@ def split(weights: Weights) -> Weights:
 
 
 def wrap(
-    inner: Pointing, own: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
-) -> CopyModel:
-    """The model with its copy attention; CheckpointError for what does not fit it.
+    model: Family, own: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+) -> Family:
+    """Give the model a head that copies; CheckpointError for what does not fit it.
 
     A Transformer copies by the first head of its last layer's attention, which its steps return.
     """
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
         raise CheckpointError(f"{opt.path}: copying needs padding and the unknown word as tokens")
     has_attention = any(name.startswith(ATTENTION) for name in own.tensors)
-    if has_attention == (not isinstance(inner, Rnn) or opt.flag("reuse_copy_attn")):
+    if has_attention == (not isinstance(model, Rnn) or opt.flag("reuse_copy_attn")):
         raise CheckpointError(
             f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
             "fit the kind of model"
@@ -62,12 +65,14 @@ def wrap(
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
     kind = _attention_kind(own, opt) if has_attention else None
 
-    def make() -> CopyModel:
-        d = inner.output.in_features
+    def make() -> CopyHead:
+        d = vocabulary.in_features
         attention = None if kind is None else AttentionWeights(d, kind, read_normaliser(opt))
-        return CopyModel(inner, table, *special, attention)
+        return CopyHead(vocabulary, table, *special, attention)
 
-    return build(make, own.by_rules(RULES), own.path)
+    vocabulary = cast(Head, model.output)
+    model.output = build(make, own.by_rules(RULES), own.path)
+    return model
 
 
 def _attention_kind(own: Weights, opt: Description) -> Score:

@@ -114,13 +114,13 @@ class Checkpoint:
 
     @property
     def copies(self) -> bool:
-        """Whether the model is an `onmt_lite.models.base.CopyingModel`."""
-        return getattr(self.model, "copies", False)
+        """Whether the model can say words of the source which its vocabulary lacks."""
+        return self.model.copies
 
     @property
     def attends(self) -> bool:
         """Whether the attention that the model returns says anything."""
-        return getattr(self.model, "attends", True)
+        return self.model.attends
 
     @property
     def aligns_late(self) -> bool:

@@ -7,7 +7,6 @@ from torch import nn
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.copying import CopyModel
 from onmt_lite.models.table import TableModel
 from onmt_lite.text.vocab import Vocab
 
@@ -51,9 +50,7 @@ def _printable(text: str) -> str:
 
 
 def _family(model: EncoderDecoder) -> str:
-    if isinstance(model, CopyModel):
-        return f"{type(model.inner).__name__} that copies source words"
-    return type(model).__name__
+    return type(model).__name__ + (" that copies source words" if model.copies else "")
 
 
 def _n_parameters(model: EncoderDecoder) -> int:

@@ -1,6 +1,6 @@
 """What a search needs from a model: the interfaces every family implements."""
 
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class EncoderDecoder(Protocol[M, S]):
     """A sequence-to-sequence model as the search sees it.
 
     B sentences, R rows, S source tokens, T target tokens, V target vocabulary.
+
+    A model that copies can say words of the source which its vocabulary lacks.  They are the ids
+    from V on, of which each sentence has its own; X are the most that one has, and logits are
+    (R, V + X) wide.
     """
 
     vocab_size: int  # V
@@ -43,8 +47,26 @@ class EncoderDecoder(Protocol[M, S]):
     @property
     def device(self) -> torch.device: ...
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> M:
-        """src (B, S) padded ids, src_lengths (B,) -> what decoding reads of the sentences."""
+    @property
+    def copies(self) -> bool: ...
+
+    @property
+    def attends(self) -> bool:
+        """Whether the attention that the model returns says anything."""
+        ...
+
+    def encode(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        ids: Tensor | None = None,
+        width: int | None = None,
+    ) -> M:
+        """src (B, S) padded ids, src_lengths (B,) -> what decoding reads of the sentences.
+
+        Of a model that copies: ids (B, S), what each source token is among the V + X; width,
+        V + X, read off the ids where it is None, for which the host waits.
+        """
         ...
 
     def init_state(self, memory: M) -> S:
@@ -61,37 +83,3 @@ class EncoderDecoder(Protocol[M, S]):
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...
-
-
-class CopyingModel(EncoderDecoder[M, S], Protocol[M, S]):
-    """A model that can say words of the source which its vocabulary lacks.
-
-    They are the ids from V on, of which each sentence has its own; X are the most that one has.
-    Logits are (R, V + X) wide.
-    """
-
-    def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
-    ) -> M:
-        """ids (B, S): what each source token is among the V + X.
-
-        width: V + X; where it is None it is read off the ids, for which the host waits.
-        """
-        ...
-
-
-def encode(
-    model: EncoderDecoder[M, S],
-    src: Tensor,
-    src_lengths: Tensor,
-    ids: Tensor | None = None,
-    width: int | None = None,
-) -> M:
-    """The memory of the sentences; with ids and width, of a model that copies."""
-    if ids is None:
-        return model.encode(src, src_lengths)
-    return cast(CopyingModel[M, S], model).encode(src, src_lengths, ids, width)

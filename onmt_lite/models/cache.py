@@ -149,30 +149,3 @@ class RunningSums:
     def select(self, selection: Selection, n_fresh: int) -> None:
         layers, _, d = self.sums.shape
         self.sums = selection.of_rows(self.sums, self.sums.new_zeros(layers, n_fresh, d), 1)
-
-
-class DecoderState:
-    """A Transformer decoder's state.
-
-    Of a hypothesis: `past`.  Of a sentence: `positions` (B,), `memory_mask` and the memory's keys
-    and values of each layer, `cross` (B, H, S, d), which are copied only where one changes place.
-    """
-
-    def __init__(
-        self, past: KeyValueCache | RunningSums, cross: list[tuple[Tensor, Tensor]], mask: Tensor
-    ):
-        self.past, self.cross, self.memory_mask = past, cross, mask
-        self.positions = torch.zeros(mask.size(0), dtype=torch.long, device=mask.device)
-
-    def select(self, selection: Selection, fresh: "DecoderState | None" = None) -> "DecoderState":
-        """See `onmt_lite.models.base.State.select`."""
-        kept = selection.of_sentences
-        self.past.select(selection, len(fresh.positions) if fresh else 0)
-        self.positions = kept(self.positions, fresh.positions if fresh else None)
-        mask = fresh.memory_mask if fresh else None
-        self.memory_mask = kept(self.memory_mask, mask, fill=-math.inf)
-        joining = fresh.cross if fresh else [(None, None)] * len(self.cross)
-        self.cross = [
-            (kept(k, new_k), kept(v, new_v)) for (k, v), (new_k, new_v) in zip(self.cross, joining)
-        ]
-        return self

@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onmt_lite.models.family import DecoderState, Family
+from onmt_lite.models.heads import Head
+from onmt_lite.models.memory import Memory, padding_mask
 from onmt_lite.models.selection import Selection
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
@@ -72,49 +75,29 @@ class ConvolutionConfig:
             raise ValueError("config: without a bottleneck all layers are of one width")
 
 
-@dataclass(frozen=True)
-class ConvolutionMemory:
-    """An encoded batch.
+@dataclass
+class ConvolutionMemory(Memory):
+    """The bank is what decoder layers compare with.
 
-    keys, values (B, S, A)  what decoder layers compare with, and what they take up
-    mask (B, 1, S)          0 on tokens, -inf on padding; added to attention scores
-    scale (B, 1, 1)         what contexts are multiplied by
+    values (B, S, A)  what they take up
+    scale (B, 1, 1)   what contexts are multiplied by
     """
 
-    keys: Tensor
     values: Tensor
-    mask: Tensor
     scale: Tensor
 
 
-class ConvolutionState:
-    """A convolutional decoder's state.
-
-    Of a hypothesis: per layer its last kernel-1 inputs (R, kernel-1, D), 0 before the start.
-    Of a sentence: the memory.
-    """
+class ConvolutionState(DecoderState[ConvolutionMemory]):
+    """buffers: per layer the last kernel-1 inputs of each row (R, kernel-1, D), 0 before the
+    start."""
 
     def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
-        self.memory, self.buffers = memory, buffers
-        n = memory.keys.size(0)
-        self.positions = torch.zeros(n, dtype=torch.long, device=memory.keys.device)
+        super().__init__(memory)
+        self.buffers = buffers
 
-    def select(
-        self, selection: Selection, fresh: "ConvolutionState | None" = None
-    ) -> "ConvolutionState":
-        """See `onmt_lite.models.base.State.select`."""
-        kept, own = selection.of_sentences, self.memory
-        new = None if fresh is None else fresh.memory
-        self.memory = ConvolutionMemory(
-            kept(own.keys, new.keys if new else None),
-            kept(own.values, new.values if new else None),
-            kept(own.mask, new.mask if new else None, fill=-math.inf),
-            kept(own.scale, new.scale if new else None),
-        )
-        joining = [None] * len(self.buffers) if fresh is None else fresh.buffers
+    def select_rows(self, selection: Selection, fresh: "ConvolutionState | None") -> None:
+        joining = fresh.buffers if fresh else [None] * len(self.buffers)
         self.buffers = [selection.of_rows(*pair) for pair in zip(self.buffers, joining)]
-        self.positions = kept(self.positions, fresh.positions if fresh else None)
-        return self
 
     def extend(self, i: int, x: Tensor) -> Tensor:
         """Layer i's newest input x (B, K, D), after those it still sees: (R, kernel, D)."""
@@ -185,7 +168,7 @@ class MultiStepAttention(nn.Module):
         In step-by-step decoding T counts the beams of a sentence, not positions.
         """
         query = (self.inward(x) + target) * SQRT_HALF
-        scores = query @ memory.keys.transpose(1, 2)
+        scores = query @ memory.bank.transpose(1, 2)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
         context = weights @ memory.values * memory.scale
         return (self.outward(context) + x) * SQRT_HALF, weights
@@ -208,20 +191,21 @@ class Encoder(nn.Module):
         self.outward = nn.Linear(widths[-1], e) if cfg.bottleneck else nn.Identity()
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
-        inside = torch.arange(src.size(1), device=src.device) < src_lengths[:, None]
+        mask = padding_mask(src_lengths, src.size(1))
+        inside = mask.transpose(1, 2) == 0  # (B, S, 1)
         embedded = self.embedding(src)
         first = x = self.inward(embedded)
         for conv, around in zip(self.convolutions, self.residuals):
             # A convolution sees 0 behind a sentence's end, be that the end of the batch or
             # padding.  OpenNMT-py lets it see padding's vectors, so that batch mates count.
-            seen = x * inside[:, :, None]
+            seen = x * inside
             k = cast(GatedConvolution, conv).kernel
             x = (conv(F.pad(seen, (0, 0, (k - 1) // 2, k // 2))) + around(x)) * SQRT_HALF
         keys = self.outward(x)
         values = (keys + (embedded if self.bottleneck else first)) * SQRT_HALF
-        mask = torch.zeros(inside.shape, device=src.device).masked_fill_(~inside, -math.inf)
         scale = src_lengths.sqrt() if self.bottleneck else torch.ones_like(src_lengths)
-        return ConvolutionMemory(keys, values, mask[:, None], scale[:, None, None].to(keys.dtype))
+        scale = scale[:, None, None].to(keys.dtype)
+        return ConvolutionMemory(keys, mask, values, scale)
 
 
 class Decoder(nn.Module):
@@ -262,15 +246,13 @@ class Decoder(nn.Module):
                 out, attn = self.attentions[str(i)](out, target, memory)
                 weights.append(attn)
             x = (out + around(x)) * SQRT_HALF
-        if state is not None:
-            state.positions = state.positions + 1
         # As the originals report it: the mean of all layers, or the last one's
         attn = torch.stack(weights).mean(0) if self.bottleneck else weights[-1]
         return self.outward(x), attn
 
 
-class Convolution(nn.Module):
-    """Encoder, decoder and output layer: an `onmt_lite.models.base.EncoderDecoder`."""
+class Convolution(Family[ConvolutionMemory, ConvolutionState]):
+    """Encoder, decoder and head."""
 
     def __init__(self, cfg: ConvolutionConfig):
         super().__init__()
@@ -278,37 +260,23 @@ class Convolution(nn.Module):
         self.vocab_size = cfg.tgt_vocab_size
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
         d_out = cfg.d_out if cfg.bottleneck else cfg.decoder[-1].d
-        self.output = nn.Linear(d_out, cfg.tgt_vocab_size)
+        self.output = Head(d_out, cfg.tgt_vocab_size)
         tables = self.encoder.embedding, self.decoder.embedding
         self.max_positions = min(table.max_positions for table in tables)
 
-    @property
-    def device(self) -> torch.device:
-        return self.output.weight.device
-
-    def encode(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
-        """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
+    def read(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         return self.encoder(src, src_lengths)
 
     def init_state(self, memory: ConvolutionMemory) -> ConvolutionState:
-        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
-        n = memory.keys.size(0)
+        n = memory.bank.size(0)
         buffers = [
-            memory.keys.new_zeros(n, layer.kernel - 1, d)
+            memory.bank.new_zeros(n, layer.kernel - 1, d)
             for d, layer in zip(self.decoder.widths, self.cfg.decoder)
         ]
         return ConvolutionState(memory, buffers)
 
-    def step(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
+    def decode(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
+        return self.decoder(tokens, state.memory, state)
 
-        Advances `state` in place.
-        """
-        rows = tokens.view(state.positions.size(0), -1)
-        x, attn = self.decoder(rows, state.memory, state)
-        return self.output(x).flatten(0, 1), attn.flatten(0, 1)
-
-    def forward(self, memory: ConvolutionMemory, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
-        x, _ = self.decoder(tgt, memory)
-        return self.output(x)
+    def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:
+        return self.decoder(tgt, memory)

@@ -6,31 +6,24 @@ tokens, V target vocabulary, X words that copying members take from the sources 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.copying import CopyMemory, CopyModel
+from onmt_lite.models.family import Family
+from onmt_lite.models.heads import CopyHead
+from onmt_lite.models.positions import Constant
 from onmt_lite.models.selection import Selection
-
-
-@dataclass(frozen=True)
-class EnsembleMemory:
-    """A batch as each member has encoded it; `width` (V + X) is that of the widest output."""
-
-    members: list[Any]
-    width: int
 
 
 class EnsembleState:
     """The members' own states, whose rows move together."""
 
-    def __init__(self, members: list[Any], width: int):
-        self.members, self.width = members, width
+    def __init__(self, members: list[Any]):
+        self.members = members
 
     @property
     def positions(self) -> Tensor:
@@ -38,9 +31,8 @@ class EnsembleState:
 
     def select(self, selection: Selection, fresh: "EnsembleState | None" = None) -> "EnsembleState":
         """See `onmt_lite.models.base.State.select`."""
-        joining = [None] * len(self.members) if fresh is None else fresh.members
+        joining = fresh.members if fresh else [None] * len(self.members)
         self.members = [own.select(selection, new) for own, new in zip(self.members, joining)]
-        self.width = max(self.width, fresh.width if fresh else 0)
         return self
 
 
@@ -64,19 +56,19 @@ class Ensemble(nn.Module):
     ):
         """own_ids: what each source id is to a member that has a source vocabulary of its own."""
         super().__init__()
-        self.own_ids = [None if ids is None else torch.tensor(ids) for ids in own_ids]
-        self.own_ids = self.own_ids or [None] * len(members)
+        tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in own_ids]
+        self.own_ids = tables or [None] * len(members)
         self.members, self.of_probs = list(members), of_probs
         # Registered, so that the ensemble moves to a device as one; a table has nothing to move
         self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
         weights = list(weights) or [1.0] * len(members)
         self.weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
-        copying = [member for member in members if isinstance(member, CopyModel)]
+        copying = [member for member in members if member.copies]
         # A mean of log-probabilities allows only what all members can say
         self.copies = bool(copying) and (of_probs or len(copying) == len(members))
-        self.unk_id = copying[0].unk_id if copying else 0
-        self.attends = all(getattr(member, "attends", True) for member in members)
+        self.unk_id = cast(CopyHead, cast(Family, copying[0]).output).unk_id if copying else 0
+        self.attends = all(member.attends for member in members)
         self.max_positions = min(member.max_positions for member in members)
 
     @property
@@ -89,50 +81,42 @@ class Ensemble(nn.Module):
         src_lengths: Tensor,
         ids: Tensor | None = None,
         width: int | None = None,
-    ) -> EnsembleMemory:
-        """src (B, S) padded ids, src_lengths (B,) -> the memories of all members.
+    ) -> list[Any]:
+        """src (B, S) padded ids, src_lengths (B,) -> the memories of all members."""
+        sources = (src if table is None else table.on(src.device)[src] for table in self.own_ids)
+        return [m.encode(own, src_lengths, ids, width) for m, own in zip(self.members, sources)]
 
-        ids (B, S), width: for the members that copy, as `CopyModel.encode` has them.
-        """
-        memories = []
-        for member, table in zip(self.members, self.own_ids):
-            own = src if table is None else table.to(src.device)[src]
-            copied = (ids, width) if isinstance(member, CopyModel) else ()
-            memories.append(member.encode(own, src_lengths, *copied))
-        widths = [memory.width for memory in memories if isinstance(memory, CopyMemory)]
-        return EnsembleMemory(memories, max([self.vocab_size, *widths]))
-
-    def init_state(self, memory: EnsembleMemory) -> EnsembleState:
+    def init_state(self, memory: list[Any]) -> EnsembleState:
         """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
-        pairs = zip(self.members, memory.members)
-        return EnsembleState([member.init_state(own) for member, own in pairs], memory.width)
+        return EnsembleState([m.init_state(own) for m, own in zip(self.members, memory)])
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, Tensor]:
         """The newest token of each row (R,) -> mean log-probs (R, V + X), mean attention (R, S).
 
         Advances `state` in place.
         """
-        pairs, known = zip(self.members, state.members), self._known(tokens)
-        logits, attn = zip(*(member.step(known, own) for member, own in pairs))
-        weighted = [weight * a.float() for weight, a in zip(self.weights, attn)]
-        return self._mean(logits, state.width), torch.stack(weighted).sum(0)
+        known = self._known(tokens)
+        pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
+        attn = [weight * attn.float() for weight, (_, attn) in zip(self.weights, pairs)]
+        return self._mean([logits for logits, _ in pairs]), torch.stack(attn).sum(0)
 
-    def forward(self, memory: EnsembleMemory, tgt: Tensor) -> Tensor:
+    def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> mean log-probs (B, T, V + X)."""
-        pairs, known = zip(self.members, memory.members), self._known(tgt)
-        return self._mean([member.forward(own, known) for member, own in pairs], memory.width)
+        known = self._known(tgt)
+        return self._mean([m.forward(own, known) for m, own in zip(self.members, memory)])
 
     def _known(self, tokens: Tensor) -> Tensor:
         """What the members are fed: a copied word is to all of them the unknown one."""
         return tokens.masked_fill(tokens >= self.vocab_size, self.unk_id) if self.copies else tokens
 
-    def _mean(self, logits: Sequence[Tensor], width: int) -> Tensor:
-        """Logits of each member (.., V or V + X) -> what the ensemble says (.., width)."""
-        log_probs = torch.stack([log_softmax(x, width) for x in logits])  # (M, .., width)
-        weights = log_probs.new_tensor(self.weights).view(-1, *[1] * (log_probs.dim() - 1))
-        if self.of_probs:
-            return (log_probs + weights.log()).logsumexp(0)
-        return (log_probs * weights).sum(0)
+    def _mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """Logits of each member (.., V or V + X) -> what the ensemble says (.., V + X)."""
+        width = max(x.size(-1) for x in logits)
+        pairs = zip(self.weights, (log_softmax(x, width) for x in logits))
+        if not self.of_probs:
+            return torch.stack([log_probs * w for w, log_probs in pairs]).sum(0)
+        weighted = [log_probs + math.log(w) for w, log_probs in pairs if w > 0]
+        return torch.stack(weighted).logsumexp(0)
 
 
 def log_softmax(logits: Tensor, width: int) -> Tensor:

@@ -6,7 +6,6 @@ tokens, T target tokens, D model width, E embedding width, L layers.
 For translating, not for training: there is no dropout.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -14,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from onmt_lite.models.family import DecoderState, Family
+from onmt_lite.models.heads import Head
+from onmt_lite.models.memory import Memory, padding_mask
 from onmt_lite.models.rnn_attention import (
     ContextGate,
     Gate,
@@ -58,45 +60,30 @@ class RnnConfig:
             raise ValueError(f"config: d_model {self.d_model} has no half for each direction")
 
 
-@dataclass(frozen=True)
-class RnnMemory:
-    """An encoded batch.
+@dataclass
+class RnnMemory(Memory):
+    """The bank is 0 on padding.
 
-    bank (B, S, D)  encoder states, 0 on padding
-    mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
+    keys (B, S, D)  what attention compares with, None where that is the bank
     hidden          what the decoder starts from, one row per sentence
     """
 
-    bank: Tensor
-    mask: Tensor
+    keys: Tensor | None
     hidden: Hidden
 
 
-class RnnState:
-    """A recurrent decoder's state.
+class RnnState(DecoderState[RnnMemory]):
+    """hidden: of each layer, by row; feed (R, D): the attentional vector of the last step."""
 
-    Of a hypothesis: `hidden` of each layer, `feed` (R, D), the attentional vector of the last
-    step.  Of a sentence: `keys` and `bank` (B, S, D), `mask` (B, 1, S).
-    """
-
-    def __init__(self, memory: RnnMemory, keys: Tensor):
+    def __init__(self, memory: RnnMemory):
+        super().__init__(memory)
         self.hidden = memory.hidden
         self.feed = torch.zeros_like(memory.hidden[0][0])
-        self.keys, self.bank, self.mask = keys, memory.bank, memory.mask
-        n = memory.bank.size(0)
-        self.positions = torch.zeros(n, dtype=torch.long, device=memory.bank.device)
 
-    def select(self, selection: Selection, fresh: "RnnState | None" = None) -> "RnnState":
-        """See `onmt_lite.models.base.State.select`."""
-        kept, same = selection.of_sentences, self.keys is self.bank
-        joining = [None] * len(self.hidden) if fresh is None else fresh.hidden
+    def select_rows(self, selection: Selection, fresh: "RnnState | None") -> None:
+        joining = fresh.hidden if fresh else [None] * len(self.hidden)
         self.hidden = tuple(selection.of_rows(*pair, 1) for pair in zip(self.hidden, joining))
         self.feed = selection.of_rows(self.feed, fresh.feed if fresh else None)
-        self.bank = kept(self.bank, fresh.bank if fresh else None)
-        self.keys = self.bank if same else kept(self.keys, fresh.keys if fresh else None)
-        self.mask = kept(self.mask, fresh.mask if fresh else None, fill=-math.inf)
-        self.positions = kept(self.positions, fresh.positions if fresh else None)
-        return self
 
 
 class RnnEncoder(nn.Module):
@@ -184,26 +171,27 @@ class RnnDecoder(nn.Module):
         self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate) if gated else None
 
     def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> attentional vectors (R, D), attention (R, S).
+        """The newest tokens (B, K) -> attentional vectors (B, K, D), attention (B, K, S).
 
-        Advances `state` in place.
+        Advances `state` in place, but for its positions.
         """
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.flatten())
         if self.input_feed:
             x = torch.cat([x, state.feed], 1)
         output, state.hidden = self.cells(x, state.hidden)
-        # (R, D) -> (B, K, D): the hypotheses of a sentence ask its memory together
-        asked = output.view(state.bank.size(0), -1, output.size(1))
-        attended, attn = self.attention(asked, state.keys, state.bank, state.mask)
-        attended = attended.flatten(0, 1)
+        # The hypotheses of a sentence ask its memory together
+        asked = output.view(*tokens.shape, -1)
+        memory = state.memory
+        keys = memory.bank if memory.keys is None else memory.keys
+        attended, attn = self.attention(asked, keys, memory.bank, memory.mask)
+        state.feed = attended.flatten(0, 1)
         if self.gate is not None:
-            attended = self.gate(x, output, attended)
-        state.feed, state.positions = attended, state.positions + 1
-        return attended, attn.flatten(0, 1)
+            state.feed = self.gate(x, output, state.feed)
+        return state.feed.view(*tokens.shape, -1), attn
 
 
-class Rnn(nn.Module):
-    """Encoder, decoder and output layer: an `onmt_lite.models.base.EncoderDecoder`."""
+class Rnn(Family[RnnMemory, RnnState]):
+    """Encoder, decoder and head."""
 
     max_positions = 100_000  # nothing in the model counts positions
 
@@ -213,43 +201,21 @@ class Rnn(nn.Module):
         self.vocab_size = cfg.tgt_vocab_size
         self.attends = cfg.attention != "none"
         self.encoder, self.decoder = RnnEncoder(cfg), RnnDecoder(cfg)
-        self.output = nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
+        self.output = Head(cfg.d_model, cfg.tgt_vocab_size)
 
-    @property
-    def device(self) -> torch.device:
-        return self.output.weight.device
-
-    def encode(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
-        """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
+    def read(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
         bank, hidden = self.encoder(src, src_lengths)
-        outside = torch.arange(src.size(1), device=src.device) >= src_lengths[:, None]
-        mask = torch.zeros(outside.shape, device=src.device).masked_fill_(outside, -math.inf)
-        return RnnMemory(bank, mask[:, None], hidden)
+        mask = padding_mask(src_lengths, src.size(1))
+        return RnnMemory(bank, mask, self.decoder.attention.keys(bank), hidden)
 
     def init_state(self, memory: RnnMemory) -> RnnState:
-        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
-        return RnnState(memory, self.decoder.attention.keys(memory.bank))
+        return RnnState(memory)
 
-    def step(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
-
-        Advances `state` in place.
-        """
-        hidden, attn = self.step_hidden(tokens, state)
-        return self.output(hidden), attn
-
-    def forward(self, memory: RnnMemory, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
-        hidden, _ = self.forward_hidden(memory, tgt)
-        return self.output(hidden)
-
-    def step_hidden(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
-        """As `step`: what the output layer reads (R, D), attention (R, S)."""
+    def decode(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state)
 
-    def forward_hidden(self, memory: RnnMemory, tgt: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
+    def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
         state = self.init_state(memory)
-        steps = [self.decoder(tokens, state) for tokens in tgt.unbind(1)]
-        hidden, attn = (torch.stack(parts, 1) for parts in zip(*steps))
+        steps = [self.decoder(tokens[:, None], state) for tokens in tgt.unbind(1)]
+        hidden, attn = (torch.cat(parts, 1) for parts in zip(*steps))
         return hidden, attn

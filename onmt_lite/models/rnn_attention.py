@@ -29,9 +29,10 @@ class AttentionWeights(nn.Module):
             self.key = nn.Linear(d, d, bias=False)
             self.energy = nn.Linear(d, 1, bias=False)
 
-    def keys(self, bank: Tensor) -> Tensor:
-        """What queries are compared with, made once per sentence: (B, S, D) -> (B, S, D)."""
-        return self.key(bank) if self.score == "mlp" else bank
+    def keys(self, bank: Tensor) -> Tensor | None:
+        """What queries are compared with, made once per sentence: (B, S, D) -> (B, S, D); None
+        where that is the bank itself."""
+        return self.key(bank) if self.score == "mlp" else None
 
     def weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """query (B, T, D), keys (B, S, D), mask (B, 1, S) added to scores -> weights (B, T, S)."""
@@ -76,8 +77,8 @@ class GlobalAttention(AttentionWeights):
 class NoAttention(nn.Module):
     """Stands where a decoder knows the source by its start alone; all of it counts alike."""
 
-    def keys(self, bank: Tensor) -> Tensor:
-        return bank
+    def keys(self, bank: Tensor) -> None:
+        return None
 
     def forward(
         self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor

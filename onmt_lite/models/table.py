@@ -82,12 +82,19 @@ class TableModel:
     """
 
     max_positions = 100_000
+    copies, attends = False, True
 
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.sources, self.vocab_size = sources, vocab_size
         self.device = torch.device("cpu")
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> TableMemory:
+    def encode(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        ids: Tensor | None = None,
+        width: int | None = None,
+    ) -> TableMemory:
         return TableMemory([self.sources[i] for i in src[:, 0].tolist()], src.size(1), src.device)
 
     def init_state(self, memory: TableMemory) -> TableState:

@@ -6,29 +6,40 @@ decided by `TransformerConfig` alone; the names of its fields say what toolkits 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.attention import Sight
-from onmt_lite.models.cache import DecoderState, KeyValueCache, RunningSums
+from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.family import DecoderState, Family
+from onmt_lite.models.heads import Head
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
+from onmt_lite.models.memory import Memory, padding_mask
 from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.selection import Selection
 
 
-@dataclass(frozen=True)
-class Memory:
-    """An encoded batch.
+@dataclass
+class TransformerMemory(Memory):
+    """With the keys and values of each layer's attention to the bank, (B, G, S, d)."""
 
-    bank (B, S, D)     encoder states
-    mask (B, 1, 1, S)  0 on tokens, -inf on padding; added to attention scores
-    """
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
-    bank: Tensor
-    mask: Tensor
+
+class TransformerState(DecoderState[TransformerMemory]):
+    """past: what self-attention reads of the rows' own tokens."""
+
+    def __init__(self, memory: TransformerMemory, past: KeyValueCache | RunningSums):
+        super().__init__(memory)
+        self.past = past
+
+    def select_rows(self, selection: Selection, fresh: "TransformerState | None") -> None:
+        self.past.select(selection, len(fresh.positions) if fresh else 0)
 
 
 class Embedding(nn.Module):
@@ -51,16 +62,22 @@ class Embedding(nn.Module):
         self.norm = make_norm(cfg) if cfg.embedding_norm else nn.Identity()
         self.dropout = Dropout(dropout)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """ids (N, T) at positions (N or 1, T or 1) -> (N, T, D)."""
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """ids (N, T) -> (N, T, D).
+
+        positions (N,): where all T of a sentence stand, in step-by-step decoding; None: 0 to T-1.
+        """
         x = self.token(ids) * self.scale
         if self.position is not None:
-            x = x + self.position[positions + self.offset]
+            if positions is None:
+                x = x + self.position[self.offset : self.offset + ids.size(1)]
+            else:
+                x = x + self.position[positions + self.offset][:, None]
         return self.dropout(self.norm(x))
 
 
-class Transformer(nn.Module):
-    """Encoder, decoder and output layer: an `onmt_lite.models.base.EncoderDecoder`."""
+class Transformer(Family[TransformerMemory, TransformerState]):
+    """Encoder, decoder and head."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float = 0.0):
         super().__init__()
@@ -77,7 +94,7 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(own, dropout) for _ in range(cfg.dec_layers))
         self.enc_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.dec_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
-        self.output = nn.Linear(cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias)
+        self.output: Head = Head(cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias)
         self.tie()
 
     def tie(self) -> None:
@@ -85,59 +102,50 @@ class Transformer(nn.Module):
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
-    @property
-    def device(self) -> torch.device:
-        return self.output.weight.device
-
-    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """src (B, S) padded ids, src_lengths (B,) -> the memory that decoding reads."""
+    def read(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
         places = torch.arange(src.size(1), device=src.device)[None]
-        inside = places < src_lengths[:, None]
-        x = self.src_embedding(src, places)
-        mask = torch.zeros(inside.shape, device=src.device).masked_fill_(~inside, -math.inf)
-        mask = mask[:, None, None]  # (B, 1, 1, S): the same for every head and query
-        sight = look(self.encoder, mask, places, places)
+        mask = padding_mask(src_lengths, src.size(1))
+        sight = look(self.encoder, mask[:, None], places, places)
+        x = self.src_embedding(src)
         for layer in self.encoder:
             x = layer(x, sight)
-        return Memory(self.enc_norm(x), mask)
+        return TransformerMemory(self.enc_norm(x), mask)
 
-    def init_state(self, memory: Memory) -> DecoderState:
-        """One row per sentence, nothing decoded yet; `select` tiles it to K rows."""
+    def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
-        cross = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
+        pairs = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
+        keys, values = [k for k, _ in pairs], [v for _, v in pairs]
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
             past = KeyValueCache(n_layers, bank.size(0), bank.device)
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
-        return DecoderState(past, cross, memory.mask)
+        return TransformerState(replace(memory, keys=keys, values=values), past)
 
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
-
-        Appends to `state`'s cache in place.
-        """
-        hidden, attn = self.step_hidden(tokens, state)
-        return self.output(hidden), attn
-
-    def forward(self, memory: Memory, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
-        hidden, _ = self.forward_hidden(memory, tgt)
-        return self.output(hidden)
-
-    def step_hidden(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
-        """As `step`: what the output layer reads (R, D), attention (R, S)."""
-        # The hypotheses of a sentence go together, and all are at its position
-        positions, past = state.positions[:, None], state.past
-        x = self.tgt_embedding(tokens.view(len(positions), -1), positions)  # (B, K, D)
+    def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
+        memory, past = state.memory, state.past
         mask, places = past.begin_step(state.positions)
-        sight = look(self.decoder, mask, positions, places)
+        sight = look(self.decoder, mask, state.positions[:, None], places)
+        x = self.tgt_embedding(tokens, state.positions)
         for i, layer in enumerate(self.decoder):
-            x, heads = layer(x, sight, state.cross[i], state.memory_mask, past, i)
+            keys_values = memory.keys[i], memory.values[i]
+            x, heads = layer(x, sight, keys_values, memory.mask[:, None], past, i)
             if i == self.align_layer:
                 attn = self._alignment(heads)
-        state.positions = state.positions + 1
-        return self.dec_norm(x).flatten(0, 1), attn.flatten(0, 1)
+        return self.dec_norm(x), attn
+
+    def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
+        t = tgt.size(1)
+        places = torch.arange(t, device=tgt.device)[None]
+        causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
+        sight = look(self.decoder, causal, places, places)
+        x = self.tgt_embedding(tgt)
+        for i, layer in enumerate(self.decoder):
+            keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
+            x, heads = layer(x, sight, keys_values, memory.mask[:, None])
+            if i == self.align_layer:
+                attn = self._alignment(heads)
+        return self.dec_norm(x), attn
 
     def _alignment(self, heads: Tensor) -> Tensor:
         """Weights (B, H, T, S) of a layer -> (B, T, S), of the heads that tell what was
@@ -146,20 +154,6 @@ class Transformer(nn.Module):
         if n == 1:
             return heads[:, first]
         return heads[:, first : first + n if n else None].mean(1)
-
-    def forward_hidden(self, memory: Memory, tgt: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`: what the output layer reads (B, T, D), attention (B, T, S)."""
-        t = tgt.size(1)
-        places = torch.arange(t, device=tgt.device)[None]
-        causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
-        sight = look(self.decoder, causal, places, places)
-        x = self.tgt_embedding(tgt, places)
-        for i, layer in enumerate(self.decoder):
-            keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
-            x, heads = layer(x, sight, keys_values, memory.mask)
-            if i == self.align_layer:
-                attn = self._alignment(heads)
-        return self.dec_norm(x), attn
 
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor) -> Sight:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import EncoderDecoder, encode
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
@@ -109,7 +109,7 @@ class Feed:
         ids, width = None, None
         if chosen[0].copy_ids is not None:
             ids, width = padded([s.copy_ids or [] for s in chosen]).to(device), self.n_words
-        memory = encode(self.model, src, facts[:, 4], ids, width)
+        memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens = torch.full((len(chosen), k), self.plan.bos_id, device=device)
         scores = self.first_scores.repeat(len(chosen), 1)
         table = Table(

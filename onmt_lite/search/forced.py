@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import EncoderDecoder, encode
+from onmt_lite.models.base import EncoderDecoder
 
 
 @torch.inference_mode()
@@ -23,7 +23,7 @@ def score_targets(
     """Sum of the log-probabilities of each target's tokens and of the end token after them.
 
     sums_to_one: what the model returns are logits; False: scores that count as they are.
-    ids (B, S): for a model that copies, see `onmt_lite.models.base.CopyingModel`.
+    ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
     at_once: of more logits (B * T * V) than these, those of one position are made at a time.
     """
     width = max(map(len, targets)) + 1
@@ -31,7 +31,7 @@ def score_targets(
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
     start = torch.full_like(out[:, :1], bos_id)
     read = torch.cat([start, out[:, :-1]], 1)
-    memory = encode(model, src, src_lengths, ids)
+    memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= at_once:
         log_probs = _chosen(model.forward(memory, read), out, sums_to_one)
     else:

@@ -11,9 +11,9 @@ from onmt_lite.checkpoints import fairseq_fconv, opennmt_cnn, opennmt_copy, open
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.models.convolution import Convolution
-from onmt_lite.models.copying import CopyModel
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.rnn import Rnn
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 from tests.support import tiny
 
@@ -265,7 +265,7 @@ def copying_rnn_weights(copying: str | None, **options: Any) -> Tensors:
     return {names[name]: weight for name, weight in plain.items()} | copy_weights(copying, d=8)
 
 
-def make_copying_rnn(copying: str | None, **options: Any) -> CopyModel:
+def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
     weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
@@ -274,7 +274,7 @@ def make_copying_rnn(copying: str | None, **options: Any) -> CopyModel:
     return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 
 
-def make_copying_transformer() -> CopyModel:
+def make_copying_transformer() -> Transformer:
     inner = tiny.make_model()
     return add_copying(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
 

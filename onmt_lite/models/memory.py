@@ -1,0 +1,55 @@
+"""What decoding reads of encoded sentences."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onmt_lite.models.selection import Selection
+
+
+@dataclass
+class Sentences:
+    """Tensors of sentences (B, ...), alone or in lists, and sizes of the batch.
+
+    No two fields may be one tensor: `select` writes in place.
+    """
+
+    def select(self, selection: Selection, fresh: Any) -> None:
+        """Let sentences move, leave and join; fresh: the same of those that join, or None."""
+        for name, own in vars(self).items():
+            setattr(self, name, _selected(name, own, getattr(fresh, name, None), selection))
+
+
+def _selected(name: str, own: Any, fresh: Any, selection: Selection) -> Any:
+    if isinstance(own, Tensor):
+        return selection.of_sentences(own, fresh, fill=-math.inf if name == "mask" else 0.0)
+    if isinstance(own, list):
+        joining = fresh or [None] * len(own)
+        return [_selected(name, x, new, selection) for x, new in zip(own, joining)]
+    if isinstance(own, Sentences):
+        own.select(selection, fresh)
+    return max(own, fresh or own) if isinstance(own, int) else own
+
+
+@dataclass
+class Memory(Sentences):
+    """An encoded batch.
+
+    bank (B, S, D)  encoder states
+    mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
+    copied          what a head that copies reads
+    """
+
+    bank: Tensor
+    mask: Tensor
+    copied: Sentences | None = field(default=None, kw_only=True)
+
+
+def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
+    """Lengths (B,) of sentences of at most n tokens -> the mask (B, 1, n) of a `Memory`."""
+    outside = torch.arange(n, device=src_lengths.device) >= src_lengths[:, None]
+    mask = torch.zeros(outside.shape, device=src_lengths.device)
+    return mask.masked_fill_(outside, -math.inf)[:, None]
