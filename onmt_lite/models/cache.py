@@ -60,7 +60,7 @@ class KeyValueCache:
         b, heads, n_new, width = k.shape
         if self.data is None:
             self.capacity = FIRST_CAPACITY * n_new
-            self.data = k.new_empty(2, self.n_layers, b, heads, self.capacity, width)
+            self.data = k.new_zeros(2, self.n_layers, b, heads, self.capacity, width)
         of_layer = self.data[:, layer, :b, :, : self.length]
         of_layer[0, :, :, -n_new:], of_layer[1, :, :, -n_new:] = k, v
         return of_layer[0], of_layer[1]
@@ -107,7 +107,7 @@ class KeyValueCache:
             self.mask = self.mask.gather(2, order[:, None].expand(-1, self.mask.size(1), -1))
         capacity = n + max(FIRST_CAPACITY * self.beam_size, n // 2)
         heads, width = data.size(3), data.size(5)
-        new = data.new_empty(2, self.n_layers, b, heads, capacity, width)
+        new = data.new_zeros(2, self.n_layers, b, heads, capacity, width)
         if order is None:
             new[..., :n, :] = data[:, :, :b, :, :n]
         else:
