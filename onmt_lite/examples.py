@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.errors import DataError, OptionError
+from onmt_lite.languages import read_tag
 from onmt_lite.records import Example, Line, Reading
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import in_capitals
 from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
+NEITHER = Direction()  # of a model that has no languages
 CAPITALS = "capitals"  # the note of a line that was read in small letters
 
 
@@ -33,43 +35,43 @@ class ExampleMaker:
         tgt: Line | None = None,
         prefix: Line | None = None,
         forced: Sequence[int] = (),
+        direction: Direction = NEITHER,
     ) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none.
 
-        tgt     its reference
-        prefix  what its translation begins with, as text
-        forced  the same as ids, for a line without a prefix of its own
+        tgt        its reference
+        prefix     what its translation begins with, as text
+        forced     the same as ids, for a line without a prefix of its own
+        direction  its languages, where it has no tag of its own
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, notes = self.checkpoint, line.notes
-        reading = None if self.reader is None else self.reader.read(line.text)
-        reading = reading or Reading(line.text, (line.text,))
+        text, direction = read_tag(line.text, checkpoint.languages, direction)
+        frame = checkpoint.frame(direction)
+        reading = self._read(text)
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
         reading = reading.lower() if capitals else reading
         tokens = self.tokenizer.encode(reading.text)
-        n_unknown = self._n_unknown(
-            self.tokenizer.encode(reading.plain) if reading.items else tokens
-        )
+        plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
+        n_unknown = self._n_unknown(plain)
         if reading.passes:
             return self._passed(line, n_unknown)
-        before, after = list(checkpoint.src_start), list(checkpoint.src_end)
-        room = self.max_positions - len(before) - len(after)
-        if not tokens:
-            notes = (*notes, "empty")
-        elif len(tokens) > room and "truncated" not in notes:
-            notes = (*notes, "truncated")
-        tokens = tokens[:room]
+        if tokens and frame.text:
+            tokens = self.tokenizer.encode(frame.text + reading.text)
+        before, after = list(frame.src_start), list(frame.src_end)
+        tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
+        tgt_room = self.max_positions - checkpoint.n_forced - 1
         tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
-            if len(tgt_ids) >= self.max_positions:
+            if len(tgt_ids) > tgt_room:
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
-        if len(prefix_ids) >= self.max_positions:
+        if len(prefix_ids) > tgt_room:
             notes = (*notes, "prefix-truncated")
         return Example(
             line,
@@ -80,10 +82,27 @@ class ExampleMaker:
             notes=(*notes, CAPITALS) if capitals else notes,
             copy_ids=copy_ids,
             own_words=own_words,
-            prefix_ids=tuple(prefix_ids[: self.max_positions - 1]),
+            start=frame.start,
+            prefix_ids=tuple(prefix_ids[:tgt_room]),
             src_tokens=tuple(tokens),
             reading=reading if reading.items and self.rule == "copy" else None,
         )
+
+    def _read(self, text: str) -> Reading:
+        """The line without what is taken out of it, if the rule takes something out."""
+        reading = None if self.reader is None else self.reader.read(text)
+        return reading or Reading(text, (text,))
+
+    @staticmethod
+    def _cut(
+        tokens: list[str], room: int, notes: tuple[str, ...]
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """What the model takes of a line, and the line's notes."""
+        if not tokens:
+            notes = (*notes, "empty")
+        elif len(tokens) > room and "truncated" not in notes:
+            notes = (*notes, "truncated")
+        return tokens[:room], notes
 
     def _passed(self, line: Line, n_unknown: int) -> Example:
         """A line that is not translated."""

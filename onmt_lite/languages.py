@@ -3,7 +3,7 @@
 import difflib
 import re
 
-from onmt_lite.checkpoints.record import Languages, Pair
+from onmt_lite.checkpoints.record import Direction, Languages
 from onmt_lite.errors import OptionError
 
 # >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
@@ -11,7 +11,7 @@ TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
 N_NEAR = 5  # codes that are shown for one that is unknown
 
 
-def choose_languages(languages: Languages | None, given: Pair) -> Pair:
+def choose_languages(languages: Languages | None, given: Direction) -> Direction:
     """The languages of lines without a tag: the given ones, or else the model's own.
 
     OptionError where a code is unknown, or is needed and not there.
@@ -23,7 +23,7 @@ def choose_languages(languages: Languages | None, given: Pair) -> Pair:
                 f"{', '.join(named)}: the model has no languages to choose from; leave it out "
                 "(words such as `translate English to German:` belong into each line)"
             )
-        return Pair()
+        return Direction()
     if languages.source == "none" and given.src:
         raise OptionError("src_lang: the model is told the target language only; leave it out")
     for name, code in zip(("src_lang", "tgt_lang"), given):
@@ -31,9 +31,9 @@ def choose_languages(languages: Languages | None, given: Pair) -> Pair:
             raise OptionError(
                 f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
             )
-    pair = Pair(given.src or languages.default.src, given.tgt or languages.default.tgt)
-    lacks = {"src_lang": languages.source != "none" and not pair.src}
-    lacks["tgt_lang"] = languages.target != "text" and not pair.tgt
+    direction = Direction(given.src or languages.default.src, given.tgt or languages.default.tgt)
+    lacks = {"src_lang": languages.source != "none" and not direction.src}
+    lacks["tgt_lang"] = languages.target != "text" and not direction.tgt
     problems = [
         f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
         f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (-print_model lists all)"
@@ -42,7 +42,7 @@ def choose_languages(languages: Languages | None, given: Pair) -> Pair:
     ]
     if problems:
         raise OptionError(*problems)
-    return pair
+    return direction
 
 
 def near(code: str, languages: Languages) -> str:
@@ -54,14 +54,14 @@ def near(code: str, languages: Languages) -> str:
     return f"nearest are {', '.join(found)}" if found else "-print_model lists the codes"
 
 
-def read_tag(text: str, languages: Languages | None, pair: Pair) -> tuple[str, Pair]:
+def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:
     """The line without its tag, and its languages; what names no known ones stays text."""
     found = TAG.match(text) if languages else None
     if found is None or languages is None:
-        return text, pair
-    src, tgt = found[1] or pair.src, found[2]
+        return text, direction
+    src, tgt = found[1] or direction.src, found[2]
     if tgt not in languages.ids or (found[1] and src not in languages.ids):
-        return text, pair
+        return text, direction
     if found[1] and languages.source == "none":
-        return text, pair
-    return text[found.end() :], Pair(src, tgt)
+        return text, direction
+    return text[found.end() :], Direction(src, tgt)

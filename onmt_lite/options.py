@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.errors import OptionError
+from onmt_lite.generation import read_defaults
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
@@ -15,6 +16,7 @@ from onmt_lite.schema import (
     Resolved,
     Resolver,
     as_words,
+    check,
     idle,
     load,
     opt,
@@ -57,7 +59,8 @@ THEIRS = {
     "batch_size": "max_batch_size max_tokens max_sentences mini_batch",
     "precision": "compute_type",
     "tgt_file_prefix": "target_prefix prefix_size force_decode",
-    "tgt_prefix": "forced_bos_token_id",
+    "src_lang": "source_lang src_language",
+    "tgt_lang": "target_lang tgt_language forced_bos_token_id",
     "detokenizer": "remove_bpe",
     "threads": "cpu_threads inter_threads intra_threads",
     "device": "devices",
@@ -97,11 +100,25 @@ class ModelOptions:
 
     model: tuple[str, ...] = opt(
         (),
-        "Translate with this model: a directory (ours, Marian, fairseq), a .pt file of OpenNMT-py, "
-        "the .json file of a table model, or the name of a shipped model; several models are an "
-        "ensemble. Without -model: de-en, German to English",
+        "Translate with this model: a directory (ours, Hugging Face, fairseq), a .pt file of "
+        "OpenNMT-py, the .json file of a table model, or the name of a shipped model; several "
+        "models are an ensemble. Without -model: de-en, German to English",
         value="PATH",
         example="opus-mt-de-en",
+    )
+    src_lang: str = opt(
+        "",
+        "Translate from this language, by the code that the model has for it; a line that begins "
+        "with >>SRC:TGT<< has its own. The default is what the model's files say",
+        value="CODE",
+        example="deu_Latn -tgt_lang eng_Latn -model nllb-200-distilled-600M",
+    )
+    tgt_lang: str = opt(
+        "",
+        "Translate into this language; a line that begins with >>TGT<< has its own. "
+        "-print_model lists the codes",
+        value="CODE",
+        example="eng_Latn -src_lang deu_Latn -model nllb-200-distilled-600M",
     )
     model_weights: tuple[float, ...] = opt(
         (),
@@ -474,8 +491,8 @@ OPTIONS: dict[str, Option] = options_of(GROUPS, search_remark)
 PROGRAM = Program(("onmt_translate", "translate.py"), USAGE, OPTIONS, FOREIGN)
 
 
-def preset_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The defaults of the system whose search is asked for."""
+def preset_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """The defaults of the system whose search is asked for, then those that the model brings."""
     name = given.get("search", "opennmt")
     preset = PRESETS[name]
     defaults = dict(preset.defaults)
@@ -483,7 +500,11 @@ def preset_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
         defaults |= preset.sampling_defaults
     if preset.one_limit and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
-    return defaults, f"of {name}"
+    own: list[tuple[Mapping[str, Any], str]] = []
+    if preset.asks_model:
+        models, drawn = given.get("model", ()), given.get("do_sample")
+        own = read_defaults(models, drawn, lambda n, value: check(OPTIONS[n], value))
+    return [(defaults, f"of {name}"), *own]
 
 
 def build(resolved: Resolved) -> TranslateOptions:
@@ -503,7 +524,8 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
     An option that is given what holds anyway, as in a printed configuration, asks for nothing.
     """
     usual = {name: option.default for name, option in OPTIONS.items()}
-    usual |= preset_defaults(dict(given))[0]
+    for values, _ in preset_defaults(dict(given)):
+        usual |= values
     v = resolved.values
     reasons = idle(OPTIONS, {**v, "alpha": 1.0} if plain_average(v) else v, usual)
     others = {**search_notes(v), **text_notes(v)}

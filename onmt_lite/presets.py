@@ -144,6 +144,8 @@ PRESETS = {
         sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
         sampling_defaults=TOP_50,
         free_end=True,
+        asks_model=True,
+        counts_forced=True,
     ),
     "transformers": Preset(
         "transformers 4.46.3",
@@ -158,6 +160,8 @@ PRESETS = {
         sampling=Sampling("beam", "log_probs", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
+        asks_model=True,
+        counts_forced=True,
     ),
     "transformers-5": Preset(
         "transformers 5.23.0",
@@ -172,6 +176,8 @@ PRESETS = {
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
+        asks_model=True,
+        counts_forced=True,
     ),
     # The first k to finish win
     "fairseq": Preset(
@@ -209,6 +215,7 @@ PRESETS = {
             LENGTH_AND_NGRAMS | COVERAGE | {"patience", "repetition_penalty", "ban_unk_token"}
         ),
         coverage_forms=("none", "wu"),
+        counts_forced=True,
     ),
     # The beam narrows with each hypothesis that ends
     "marian": Preset(

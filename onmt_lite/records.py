@@ -82,6 +82,7 @@ class Example:
     notes: tuple[str, ...] = ()
     copy_ids: list[int] | None = None
     own_words: tuple[str, ...] = ()
+    start: tuple[int, ...] = ()  # what the decoder is fed before the first token
     prefix_ids: tuple[int, ...] = ()  # what its translation begins with
     src_tokens: tuple[str, ...] = ()
     reading: Reading | None = None  # what was taken out of the line, to be put back

@@ -89,7 +89,7 @@ class SearchRules:
         force_end = "paid" if self.policy.at_max == "end" else "no"
         if self.preset.free_end and checkpoint.forced_eos:
             force_end = "free"
-        in_vocabulary = 0 <= checkpoint.start_id < checkpoint.model.vocab_size
+        n_given = checkpoint.n_forced if self.preset.counts_forced else 0
         return Plan(
             self.policy,
             self.stop,
@@ -107,7 +107,8 @@ class SearchRules:
             patience=search.patience or 1.0,
             never_ids=never,
             banned_ids=banned,
-            start_ids=(checkpoint.start_id,) if self.preset.free_end and in_vocabulary else (),
+            sees_start=(self.preset.free_end, *[n_given > 0] * checkpoint.n_forced),
+            n_given=n_given,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
             repetition_penalty=search.repetition_penalty,
@@ -119,7 +120,7 @@ class SearchRules:
             sums_to_one=checkpoint.sums_to_one,
             src_pad_id=checkpoint.src_vocab.pad_id or 0,
             aligns=replace_unk and unk_id is not None,
-            src_margins=(len(checkpoint.src_start), len(checkpoint.src_end)),
+            src_margins=checkpoint.src_margins,
         )
 
     def check_prefixes(self) -> None:
@@ -135,13 +136,15 @@ class SearchRules:
         prefix, n_apart = example.prefix_ids, 0
         if prefix and self.preset.prefix_apart:
             n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
-        steps = self._max_steps(example) + n_apart
+        steps, n_forced = self._max_steps(example) + n_apart, self.checkpoint.n_forced
+        first = n_apart + 1 - self.plan.n_given
         return Limits(
-            min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions),
-            min_end=self.search.min_length + self.policy.min_length_offset + n_apart + 1,
+            min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced),
+            min_end=self.search.min_length + self.policy.min_length_offset + first,
             expected=self.search.ratio * self._src_length(example),
             prefix=prefix,
             seed=line_seed(self.seed, example.line.id),
+            start=example.start,
         )
 
     def outgrown(self, example: Example) -> bool:
@@ -164,7 +167,7 @@ class SearchRules:
             of_line = ratio * self._src_length(example) + preset.limit_extra
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
-        return max(1, limit + self.policy.steps_offset)
+        return max(1, limit + self.policy.steps_offset - self.plan.n_given)
 
 
 def model_notes(

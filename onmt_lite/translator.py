@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onmt_lite.checkpoints import load_checkpoints
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.examples import CAPITALS, ExampleMaker
+from onmt_lite.languages import choose_languages
 from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Hypothesis, Line, Translation
@@ -92,6 +93,7 @@ class Translator:
                 "report_unsure: the model does not say how sure it is; "
                 "python -m onmt_lite.calibrate teaches one of our format to"
             )
+        self._direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
         # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/speed.md)
         self.refills = self.device.type == "cuda"
@@ -205,7 +207,10 @@ class Translator:
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
         with cpu_threads(self.options.speed.threads):
-            return self._gold(list(map(self.examples.make, sources, targets)))
+            direction = self._direction(self.options)
+            lines = zip(sources, targets)
+            examples = [self.examples.make(*pair, direction=direction) for pair in lines]
+            return self._gold(examples)
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
@@ -246,8 +251,10 @@ class Translator:
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
         forced = self._forced(options) if prefixes is None else ()
+        direction = self._direction(options)
         examples = [
-            self.examples.make(*each, forced) for each in zip(lines, targets, begin, strict=True)
+            self.examples.make(*each, forced, direction)
+            for each in zip(lines, targets, begin, strict=True)
         ]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
@@ -286,6 +293,11 @@ class Translator:
             confidence=confidence,
             calibrated=curve is not None,
         )
+
+    def _direction(self, options: TranslateOptions) -> Direction:
+        """The languages of lines without a tag.  OptionError where they are not to be had."""
+        given = Direction(options.model.src_lang, options.model.tgt_lang)
+        return choose_languages(self.checkpoint.languages, given)
 
     def _forced(self, options: TranslateOptions) -> tuple[int, ...]:
         """What all translations begin with: tgt_prefix, if tgt_file_prefix comes without tgt."""
@@ -368,7 +380,7 @@ class Translator:
 
     def _sources(self, places: list[int], n_tokens: int) -> list[int]:
         """The token of the line that each token of a hypothesis renders."""
-        late, n_before = self.checkpoint.aligns_late, len(self.checkpoint.src_start)
+        late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
         # One that is cut off has no token after its last
         own = [*places[late:], *places[-1:]][:n_tokens]
         return [place - n_before for place in own]
@@ -406,7 +418,7 @@ class Translator:
             batch.src,
             batch.src_lengths,
             [e.tgt_ids or [] for e in group],
-            checkpoint.start_id,
+            [e.start for e in group],
             checkpoint.eos_id,
             checkpoint.sums_to_one,
             batch.copy_ids,

@@ -80,7 +80,7 @@ LOGS = {
     "quiet": ("-report_time", "-quiet"),
 }
 APART = "model device gpu precision threads batch_size batch_type log_file".split()
-APART += ["ban_unk_token", "report_unsure"]
+APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += vars(TextOptions())  # see test_transforms.py
 
 

@@ -45,7 +45,9 @@ def test_scores_are_those_of_opennmt_py():
     src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
     tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
     model = build(opennmt_rnn, *archives.opennmt(LSTM))
-    found = score_targets(model, *archives.padded(src, PAD), tgt, tgt_ids["<s>"], tgt_ids["</s>"])
+    found = score_targets(
+        model, *archives.padded(src, PAD), tgt, [[tgt_ids["<s>"]]] * len(tgt), tgt_ids["</s>"]
+    )
     assert len(found) == 20
     assert found == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
 

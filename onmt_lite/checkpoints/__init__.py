@@ -24,7 +24,25 @@ KINDS = (
     (b"\x1f\x8b", "a gzip file"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
     (b"<", "an HTML or XML page"),
+    (b"GGUF", "a GGUF file of llama.cpp"),
+    (b"\x89HDF", "an HDF5 file, as TensorFlow writes weights"),
 )
+ENDS = {
+    ".safetensors": "weights without their directory; give the directory",
+    ".onnx": "an ONNX file",
+    ".msgpack": "weights of Flax",
+    ".pb": "a file of TensorFlow",
+}
+# Directories of toolkits that are not read, by a file in them
+DIRECTORIES = {
+    "*.gguf": "GGUF files of llama.cpp",
+    "*.onnx": "an ONNX model",
+    "saved_model.pb": "a saved model of TensorFlow",
+    "*.ckpt*.index": "weights of TensorFlow",
+    "params.best": "a Sockeye model",
+    "symbol.json": "a Sockeye model",
+    "best.ckpt": "a JoeyNMT model",
+}
 
 
 def load_checkpoints(
@@ -59,6 +77,9 @@ def _describe(path: Path) -> str:
     if not path.exists():
         return f"there is no such file or directory (shipped are {', '.join(model_names())})"
     if path.is_dir():
+        other = [kind for name, kind in DIRECTORIES.items() if any(path.glob(name))]
+        if other:
+            return f"the directory holds {other[0]}, which is not read"
         return "the directory has no model.json, no config.json and no dict.*.txt"
     if not path.is_file():  # a pipe might never say anything
         return "it is neither a file nor a directory"
@@ -66,7 +87,6 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    return next(
-        (f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)),
-        "a file of unknown kind",
-    )
+    kinds = [f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)]
+    kinds += [f"it is {kind}" for end, kind in ENDS.items() if path.suffix == end]
+    return kinds[0] if kinds else "a file of unknown kind"

@@ -32,6 +32,11 @@ SHARED = "model.shared.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 HEAD = "lm_head.weight"
 BIAS = "final_logits_bias"
+# Around the layers, where a family has them
+STACK = {
+    "encoder": {"enc_norm": ("layer_norm",), "src_embedding.norm": ("layernorm_embedding",)},
+    "decoder": {"dec_norm": ("layer_norm",), "tgt_embedding.norm": ("layernorm_embedding",)},
+}
 
 
 def read_transformer(
@@ -51,6 +56,8 @@ def read_transformer(
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         layers[side] = weights.count(rf"model\.{side}\.layers\.(\d+)\.")
         d_ff[side] = weights.shape(f"model.{side}.layers.0.fc1.weight")[0]
+        there = {o: t for o, t in STACK[side].items() if f"model.{side}.{t[0]}.weight" in weights}
+        ours |= weights.renamed(f"model.{side}", "", there)
         for i in range(layers[side]):
             ours |= weights.renamed(f"model.{side}.layers.{i}", f"{side}.{i}", parts)
     src_size, d_model = ours["src_embedding.token.weight"].shape

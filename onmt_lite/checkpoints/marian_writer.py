@@ -72,6 +72,7 @@ def _obstacles(cfg: TransformerConfig) -> dict[str, bool]:
         "linear layers without bias": not (cfg.attn_bias and cfg.ffn_bias),
         "gated feed-forward layers": cfg.gated_ffn,
         "sublayers side by side": cfg.parallel_residual,
+        "heads of a width of their own": cfg.head_width != 0,
         "fewer heads of keys than of queries": cfg.kv_heads not in (0, cfg.heads),
         "averages in place of self-attention": cfg.dec_self_attn != "dot",
     }

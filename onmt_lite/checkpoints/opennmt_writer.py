@@ -82,6 +82,7 @@ def _obstacles(cfg: TransformerConfig) -> dict[str, bool]:
         "norms after the sublayers": not cfg.pre_norm,
         "no norm on top of encoder and decoder": not cfg.final_norm,
         "a norm on the embeddings": cfg.embedding_norm,
+        "heads of a width of their own": cfg.head_width != 0,
         "learned positions": cfg.positions == "learned",
         f"positions computed as {cfg.positions}": cfg.positions == "concat",
         f"lines of more than {MAX_POSITIONS} tokens": cfg.max_positions > MAX_POSITIONS,

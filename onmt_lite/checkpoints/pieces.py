@@ -1,15 +1,20 @@
-"""Sentencepiece models that may use only some of their pieces.
+"""Sentencepiece models that may use only some of their pieces, or that are made of a list.
 
-Sentencepiece calls it vocabulary restriction, and its Python package has lost it, so the model is
-changed instead.  It is a protocol buffer: field 1, repeated, is a piece, whose field 1 is its text
-and field 3 its type.  Of a field that comes twice, the last one counts.
+Sentencepiece calls the first vocabulary restriction, and its Python package has lost it, so the
+model is changed instead.  It is a protocol buffer: field 1, repeated, is a piece, whose field 1 is
+its text, field 2 its score and field 3 its type.  Of a field that comes twice, the last one counts.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 
-NORMAL, UNUSED = 1, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MARK_UNUSED = bytes([3 << 3, UNUSED])  # field 3, a number
-PIECE, TEXT, TYPE = 1, 1, 3
+PIECE, TEXT, SCORE, TYPE = 1, 1, 2, 3
+# Of the whole model, what trained it (2) and how lines are prepared (3), with fields of their own
+TRAINER, MODEL_TYPE, BYTE_FALLBACK = 2, 3, 35
+NORMALIZER, CHARSMAP, DUMMY_PREFIX = 3, 2, 3
+MODEL_TYPES = {"Unigram": 1, "BPE": 2}
 
 Field = tuple[int, int | bytes, bytes]  # its number, its value, the bytes of all of it
 
@@ -28,10 +33,43 @@ def restricted(model: bytes, known: set[str]) -> bytes:
                 raise ValueError("a piece without text")
             piece = text.decode("utf-8")
             if fields.get(TYPE, NORMAL) == NORMAL and len(piece) > 1 and piece not in known:
-                body = value + MARK_UNUSED
-                whole = bytes([PIECE << 3 | 2]) + _varint(len(body)) + body
+                whole = _message(PIECE, value + MARK_UNUSED)
         parts.append(whole)
     return b"".join(parts)
+
+
+def assembled(
+    pieces: Iterable[tuple[str, float, int]], model_type: str, charsmap: bytes, dummy_prefix: bool
+) -> bytes:
+    """The model of these pieces, each with its score and its type, by id.
+
+    model_type: Unigram or BPE; charsmap: how characters are normalised, b"" where they are not.
+    """
+    pieces = list(pieces)
+    parts = [
+        _message(
+            PIECE,
+            _message(TEXT, text.encode("utf-8")),
+            bytes([SCORE << 3 | 5]) + struct.pack("<f", score),
+            _number(TYPE, kind),
+        )
+        for text, score, kind in pieces
+    ]
+    by_bytes = any(kind == BYTE for _, _, kind in pieces)
+    kind = _number(MODEL_TYPE, MODEL_TYPES[model_type])
+    parts.append(_message(TRAINER, kind, _number(BYTE_FALLBACK, by_bytes)))
+    prefix = _number(DUMMY_PREFIX, dummy_prefix)
+    parts.append(_message(NORMALIZER, _message(CHARSMAP, charsmap), prefix))
+    return b"".join(parts)
+
+
+def _message(number: int, *body: bytes) -> bytes:
+    data = b"".join(body)
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _number(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
 
 
 def _fields(data: bytes) -> Iterator[Field]:

@@ -11,7 +11,7 @@ from onmt_lite.text.unknown import Unknown
 from onmt_lite.text.vocab import Vocab
 
 
-class Pair(NamedTuple):
+class Direction(NamedTuple):
     """The codes of a source and a target language; "" where a model needs none."""
 
     src: str = ""
@@ -25,29 +25,28 @@ class Languages:
     ids      the token of each language by its code; source and target have the same ids
     source   the place of the source language's token: `before` the line, `after` the line and its
              end token, or `none`
-    target   the place of the target language's token: the first of each output, at no cost
-             (`forced`), in place of the start token (`start`), or text before the line (`text`)
+    target   the place of the target language's token: the first of each output, at no cost and no
+             part of it (`forced`), in place of the start token (`start`), or text before the line
+             (`text`)
     default  the languages where nobody says which
     """
 
     ids: Mapping[str, int]
     source: Literal["before", "after", "none"] = "before"
     target: Literal["forced", "start", "text"] = "forced"
-    default: Pair = Pair()
+    default: Direction = Direction()
 
 
 class Frame(NamedTuple):
     """What stands around a line and its translation, as ids.
 
     text    put before the line while it is text
-    start   what the decoder is fed first
-    forced  what each translation begins with, at no cost; no part of it
+    start   what the decoder is fed before the first token of the translation
     """
 
     src_start: tuple[int, ...]
     src_end: tuple[int, ...]
-    start: int
-    forced: tuple[int, ...] = ()
+    start: tuple[int, ...]
     text: str = ""
 
 
@@ -94,23 +93,35 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
     languages: Languages | None = None
 
-    def frame(self, pair: Pair) -> Frame:
+    def frame(self, direction: Direction) -> Frame:
         """What stands around a line of these languages and its translation."""
-        plain = Frame(self.src_start, self.src_end, self.start_id)
+        before, after, text = self.src_start, self.src_end, ""
+        start: tuple[int, ...] = (self.start_id,)
         known = self.languages
         if known is None:
-            return plain
-        src = (known.ids[pair.src],) if known.source != "none" else ()
-        tgt = known.ids.get(pair.tgt)  # a model that is told in the text may be told by the line
-        return Frame(
-            src_start=(*src, *plain.src_start) if known.source == "before" else plain.src_start,
-            src_end=(*plain.src_end, *src) if known.source == "after" else plain.src_end,
-            start=tgt if known.target == "start" and tgt is not None else plain.start,
-            forced=(tgt,) if known.target == "forced" and tgt is not None else (),
-            text=f"{self.tgt_vocab.tokens[tgt]} "
-            if known.target == "text" and tgt is not None
-            else "",
-        )
+            return Frame(before, after, start)
+        if known.source == "before":
+            before = (known.ids[direction.src], *before)
+        elif known.source == "after":
+            after = (*after, known.ids[direction.src])
+        if known.target == "text":
+            text = f"{self.tgt_vocab.tokens[known.ids[direction.tgt]]} " if direction.tgt else ""
+        else:
+            tgt = known.ids[direction.tgt]
+            start = (tgt,) if known.target == "start" else (*start, tgt)
+        return Frame(before, after, start, text)
+
+    @property
+    def src_margins(self) -> tuple[int, int]:
+        """How many ids stand before and after each source line."""
+        place = "none" if self.languages is None else self.languages.source
+        before, after = len(self.src_start), len(self.src_end)
+        return before + (place == "before"), after + (place == "after")
+
+    @property
+    def n_forced(self) -> int:
+        """How many tokens each translation begins with, at no cost, that are no part of it."""
+        return int(self.languages is not None and self.languages.target == "forced")
 
     @property
     def copies(self) -> bool:

@@ -17,6 +17,7 @@ TOOLKITS = {
     "marian": "Marian, as Hugging Face transformers",
     "marian-npz": "Marian",
     "ctranslate2": "CTranslate2",
+    "transformers": "Hugging Face transformers",
 }
 WIDTH = 18  # of the names on the left
 

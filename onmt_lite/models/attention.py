@@ -1,6 +1,6 @@
 """Attention: to the sequence itself and to the memory bank.
 
-N sequences, T queries, S keys, H heads, G heads of keys and values, D model width, d = D/H.
+N sequences, T queries, S keys, H heads of the width d, G heads of keys and values, D model width.
 """
 
 from dataclasses import dataclass
@@ -50,10 +50,9 @@ class SelfAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig, causal: bool = False):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        width = cfg.d_model // cfg.heads
         n_parts = self.heads + 2 * self.kv_heads
-        self.qkv = nn.Linear(cfg.d_model, n_parts * width, bias=cfg.attn_bias)
-        self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
+        self.qkv = nn.Linear(cfg.d_model, n_parts * cfg.width, bias=cfg.attn_bias)
+        self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
         self.relation = build_relation(cfg, causal)
 
     def forward(
@@ -92,10 +91,9 @@ class CrossAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        width = cfg.d_model // cfg.heads
-        self.q = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
-        self.kv = nn.Linear(cfg.d_model, 2 * self.kv_heads * width, bias=cfg.attn_bias)
-        self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.attn_bias)
+        self.q = nn.Linear(cfg.d_model, cfg.heads * cfg.width, bias=cfg.attn_bias)
+        self.kv = nn.Linear(cfg.d_model, 2 * self.kv_heads * cfg.width, bias=cfg.attn_bias)
+        self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
         """Memory bank (B, S, D) -> keys and values, each (B, G, S, d)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAY_BE_ZERO = {
-    *("position_offset", "kv_heads", "dec_heads", "dec_d_ff", "rotary_dim"),
+    *("position_offset", "kv_heads", "head_width", "dec_heads", "dec_d_ff", "rotary_dim"),
     *("align_layer", "align_head", "align_heads"),
 }
 MAX_RELATIVE = 1 << 17  # no file bounds a table that is computed
@@ -41,6 +41,7 @@ class TransformerConfig:
     gated_ffn: bool = False  # a second projection multiplies the activated one
     parallel_residual: bool = False  # the sublayers of a layer read the same normed input
     kv_heads: int = 0  # heads of keys and values, each shared by several queries; 0: as many
+    head_width: int = 0  # dimensions of a head (T5); 0: d_model over heads
     dec_heads: int = 0  # where the decoder differs from the encoder; 0: it does not
     dec_d_ff: int = 0
     dec_self_attn: Literal["dot", "average", "average_ffn"] = "dot"
@@ -81,14 +82,19 @@ class TransformerConfig:
             raise ValueError("config: relative_buckets does not fit relative_limit")
 
     def _check_heads(self, heads: int) -> None:
-        if self.d_model % heads or self.d_model % 2:
+        if self.d_model % 2 or not self.head_width and self.d_model % heads:
             raise ValueError(f"config: d_model {self.d_model} is odd or not divisible by heads")
         if heads % (self.kv_heads or heads):
             raise ValueError(f"config: {heads} heads cannot share {self.kv_heads} kv_heads")
-        width = self.d_model // heads
+        width = self.head_width or self.d_model // heads
         turned = self.rotary_dim or width
         if self.relative == "rotary" and (turned > width or turned % 2):
             raise ValueError(f"config: rotary_dim cannot be {turned} of {width}")
+
+    @property
+    def width(self) -> int:
+        """Dimensions of a head."""
+        return self.head_width or self.d_model // self.heads
 
     @property
     def of_decoder(self) -> "TransformerConfig":

@@ -57,7 +57,7 @@ class Relation(nn.Module):
 def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
     """The relation of a self-attention, None where positions are told by vectors alone."""
     if cfg.relative == "shaw":
-        return Shaw(cfg.relative_limit, cfg.d_model // cfg.heads, cfg.relative_values)
+        return Shaw(cfg.relative_limit, cfg.width, cfg.relative_values)
     if cfg.relative == "buckets":
         return Buckets(cfg, causal)
     if cfg.relative == "rotary":
@@ -140,7 +140,7 @@ class Rotary(Relation):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self.dim = cfg.rotary_dim or cfg.d_model // cfg.heads
+        self.dim = cfg.rotary_dim or cfg.width
         self.interleave = cfg.rotary_interleave
         fractions = torch.arange(0, self.dim, 2, device="cpu").float() / self.dim
         self.wavelengths = Constant(cfg.rotary_theta**fractions)

@@ -11,7 +11,7 @@ from onmt_lite.schema.conditions import asks, idle, refusals
 from onmt_lite.schema.foreign import Foreign, as_words
 from onmt_lite.schema.help import help_on, help_text, markdown_table
 from onmt_lite.schema.json_schema import json_schema
-from onmt_lite.schema.option import DEVICE, META, META_NAMES, Option, opt, options_of
+from onmt_lite.schema.option import DEVICE, META, META_NAMES, Option, check, opt, options_of
 from onmt_lite.schema.program import Program
 from onmt_lite.schema.sources import Resolved, Resolver, load, split_argv
 
@@ -26,6 +26,7 @@ __all__ = [
     "Resolver",
     "as_words",
     "asks",
+    "check",
     "completion",
     "help_on",
     "help_text",

@@ -17,13 +17,14 @@ from onmt_lite.schema.option import META_NAMES, Option, check, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
 from onmt_lite.shipped import find_config
 
-# From the values that are given to defaults that depend on them, and in words, of what
-Defaults = Callable[[dict[str, Any]], tuple[Mapping[str, Any], str]]
+# From the values that are given to defaults that depend on them, and in words, of what; the last
+# ones win
+Defaults = Callable[[dict[str, Any]], list[tuple[Mapping[str, Any], str]]]
 Read = Callable[[Option, Any], Any]  # the value of an option; ValueError says what was expected
 
 
-def no_defaults(given: dict[str, Any]) -> tuple[Mapping[str, Any], str]:
-    return {}, ""
+def no_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,9 @@ class Resolver:
     def apply(self, defaults: Defaults) -> None:
         """Defaults that depend on what has been given."""
         given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
-        found, origin = defaults(given)
-        for name, value in found.items():
-            if name not in given:
-                self.values[name], self.origins[name] = value, f"default {origin}"
+        for found, origin in defaults(given):
+            for name in found.keys() - given.keys():
+                self.values[name], self.origins[name] = found[name], f"default {origin}"
 
     def result(self) -> Resolved:
         """Raises OptionError with every problem found so far."""

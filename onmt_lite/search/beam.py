@@ -27,7 +27,8 @@ class Beam:
 
     def __init__(self, plan: Plan, limits: Limits):
         self.plan, self.limits = plan, limits
-        self.next_ys = [[plan.bos_id] * plan.beam_size]
+        self.start = (limits.start or (plan.bos_id,))[-1]
+        self.next_ys = [[self.start] * plan.beam_size]
         self.prev_ks: list[list[int]] = []
         self.log_probs: list[list[float]] = []
         self.scores: list[list[float]] = []
@@ -118,7 +119,8 @@ class Beam:
         cost = self.costs[candidates.row[rank]] if cost is None else cost
         token = candidates.token[rank]
         ended = token == plan.eos_id
-        length = step + (policy.length_offset if ended else policy.open_length_offset)
+        length = step + plan.n_given
+        length += policy.length_offset if ended else policy.open_length_offset
         norm = length_norm(plan.length_penalty, plan.alpha, length)
         if plan.stepwise_penalty:
             score = (total - (cost if step >= policy.stepwise_from else 0.0)) / norm
@@ -165,7 +167,7 @@ class Beam:
         """The model allows no continuation of any row: the best one is complete as it is."""
         step = self.n_steps - 1
         if step == 0:  # not even a first token
-            self.pools[0].add(Finished(0.0, 0, 0, self.plan.bos_id, 0.0, ended=False))
+            self.pools[0].add(Finished(0.0, 0, 0, self.start, 0.0, ended=False))
             return
         books = self.scores[step - 1], self.prev_ks[step - 1]
         rows = Candidates(*books, self.next_ys[step], self.log_probs[step - 1])

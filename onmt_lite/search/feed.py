@@ -42,6 +42,7 @@ class Table:
     started (B, 1)                    steps of the frontier before the first one
     max_steps, min_end, seed (B, 1)   see `Limits`
     src_length (B, 1)                 in tokens
+    start (B, G)                      tokens that the decoder reads before the first step
     prefix (B, P)                     tokens that must come first, then ANY
     """
 
@@ -53,6 +54,7 @@ class Table:
     min_end: Tensor
     seed: Tensor
     src_length: Tensor
+    start: Tensor
     prefix: Tensor
 
     def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
@@ -104,17 +106,17 @@ class Feed:
     def _encode(self, numbers: range) -> Encoded:
         chosen, k = [self.sentences[i] for i in numbers], self.plan.beam_size
         device, n_prefix = self.model.device, 1 + max(len(s.limits.prefix) for s in chosen)
-        facts = torch.tensor([facts_of(s, n_prefix) for s in chosen]).to(device)
+        starts = [s.limits.start or (self.plan.bos_id,) for s in chosen]
+        numbers_of = [facts_of(s, start, n_prefix) for s, start in zip(chosen, starts)]
+        facts = torch.tensor(numbers_of).to(device)
         src = padded([s.src for s in chosen], self.plan.src_pad_id).to(device)
         ids, width = None, None
         if chosen[0].copy_ids is not None:
             ids, width = padded([s.copy_ids or [] for s in chosen]).to(device), self.n_words
         memory = self.model.encode(src, facts[:, 4], ids, width)
-        tokens = torch.full((len(chosen), k), self.plan.bos_id, device=device)
-        scores = self.first_scores.repeat(len(chosen), 1)
-        table = Table(
-            tokens, scores, torch.zeros_like(tokens), *facts.split([1] * 5 + [n_prefix], 1)
-        )
+        tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
+        sizes = [1] * 5 + [len(starts[0]), n_prefix]
+        table = Table(tokens, scores, torch.zeros_like(tokens), *facts.split(sizes, 1))
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
         return Encoded(slots, self.model.init_state(memory), table)
 
@@ -124,12 +126,12 @@ class Feed:
         return Beam(self.plan, sentence.limits)
 
 
-def facts_of(sentence: Sentence, n_prefix: int) -> list[int]:
+def facts_of(sentence: Sentence, start: Sequence[int], n_prefix: int) -> list[int]:
     """The numbers of a `Table` that belong to a sentence, `started` and then the others."""
     own = sentence.limits
     missing = [ANY] * (n_prefix - len(own.prefix))
     facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src)]
-    return [*facts, *own.prefix, *missing]
+    return [*facts, *start, *own.prefix, *missing]
 
 
 def padded(lists: Sequence[Sequence[int]], fill: int = 0) -> Tensor:

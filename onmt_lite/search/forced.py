@@ -1,6 +1,7 @@
 """Teacher forcing: the log-probability a model gives to a target that is known."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ def score_targets(
     src: Tensor,
     src_lengths: Tensor,
     targets: list[list[int]],
-    bos_id: int,
+    starts: Sequence[Sequence[int]],
     eos_id: int,
     sums_to_one: bool = True,
     ids: Tensor | None = None,
@@ -22,6 +23,7 @@ def score_targets(
 ) -> list[float]:
     """Sum of the log-probabilities of each target's tokens and of the end token after them.
 
+    starts: what the decoder is fed before each target, all of one length.
     sums_to_one: what the model returns are logits; False: scores that count as they are.
     ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
     at_once: of more logits (B * T * V) than these, those of one position are made at a time.
@@ -29,14 +31,16 @@ def score_targets(
     width = max(map(len, targets)) + 1
     padding = [[eos_id] * (width - len(target)) for target in targets]
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
-    start = torch.full_like(out[:, :1], bos_id)
-    read = torch.cat([start, out[:, :-1]], 1)
+    start = torch.tensor(starts, device=src.device)
+    read, before = torch.cat([start, out[:, :-1]], 1), start.size(1) - 1
     memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= at_once:
-        log_probs = _chosen(model.forward(memory, read), out, sums_to_one)
+        log_probs = _chosen(model.forward(memory, read)[:, before:], out, sums_to_one)
     else:
         state = model.init_state(memory)
-        steps = (model.step(tokens, state)[0] for tokens in read.unbind(1))
+        for tokens in read[:, :before].unbind(1):
+            model.step(tokens, state)
+        steps = (model.step(tokens, state)[0] for tokens in read[:, before:].unbind(1))
         chosen = [_chosen(logits, ids, sums_to_one) for logits, ids in zip(steps, out.unbind(1))]
         log_probs = torch.stack(chosen, 1)
     n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)

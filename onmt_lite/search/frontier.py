@@ -55,8 +55,10 @@ class Frontier:
         self.leaving: list[int] = []  # slots whose search is over
         self.n_steps = 0
         self.history = self.coverage = torch.empty(0)
-        self.joined: Tensor | None = None  # (B, K) rows that the newest step has not seen
-        self.ends_from = self.prefix_until = 0  # steps of the frontier, of all sentences
+        self.sees = torch.tensor([*plan.sees_start, True]).to(self.device)
+        self.n_before = len(plan.sees_start) - 1  # steps that read start tokens and choose nothing
+        # Steps of the frontier, of all sentences
+        self.start_until = self.ends_from = self.prefix_until = 0
 
     # ---- Sentences leave and join ----
 
@@ -68,7 +70,6 @@ class Frontier:
         n_old = len(self.slots)
         n_joining = self.feed.ready(self.n_slots - n_old + len(self.leaving))
         self._correct_scores()
-        self.joined = None
         if n_joining and not n_old:
             self._begin()
         elif n_joining or self.leaving:
@@ -92,12 +93,13 @@ class Frontier:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
         self.history, self.coverage = rows.new_empty(n, 0), self.table.scores.new_empty(n, 0)
+        self.table.started.fill_(self.n_before)
         self._select(Selection(rows))
-        self.joined = torch.ones_like(rows, dtype=torch.bool)
 
     def _start(self, slot: Slot) -> None:
-        limits, n = slot.beam.limits, self.n_steps
+        limits, n = slot.beam.limits, self.n_steps + self.n_before
         slot.started, slot.read, slot.last = n, n, n + limits.max_steps
+        self.start_until = max(self.start_until, n)
         self.ends_from = max(self.ends_from, n + limits.min_end)
         self.prefix_until = max(self.prefix_until, n + len(limits.prefix))
 
@@ -121,14 +123,9 @@ class Frontier:
         rows, fresh_rows = self.table.parents + self.bases[:n_old], None
         if fresh:
             fresh.joined += n_joining
-            fresh.table.started.fill_(self.n_steps)
+            fresh.table.started.fill_(self.n_steps + self.n_before)
             fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)
-            if self.masks.needs_history:
-                self.joined = selection.of_sentences(
-                    torch.zeros_like(rows, dtype=torch.bool),
-                    torch.ones_like(fresh_rows, dtype=torch.bool),
-                )
         self.table = self.table.select(selection, fresh.table if fresh else None)
         selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
         self._select(selection, fresh)
@@ -139,7 +136,7 @@ class Frontier:
         n = len(fresh.slots) if fresh else 0
         if self.masks.needs_history:
             missing = self.history.new_empty(n, 0) if n else None
-            longest = self.n_steps - min(slot.started for slot in self.slots)
+            longest = self.n_steps - min(slot.started for slot in self.slots) + self.n_before
             self.history = selection.of_rows(self.history, missing, fill=ANY)
             self.history = self.history[:, max(0, self.history.size(1) - longest) :]
         if self.plan.has_costs:
@@ -175,15 +172,31 @@ class Frontier:
         rows, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
             rows = replace(rows, score=rows.score + cost.gather(1, rows.row))
+        if self.n_steps <= self.start_until:
+            rows = self._reading(rows)
         table.tokens, table.parents = rows.token, rows.row
         table.scores = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
         place = self._places(attn) if plan.aligns else None
         return self.log.pack(rows, cost, place, candidates)
 
+    def _reading(self, rows: Ranked) -> Ranked:
+        """Rows of sentences that still read start tokens go on as they are, with the next one."""
+        steps, table = self._steps(), self.table
+        reads = steps <= 0
+        at = (steps + self.n_before).clamp(max=self.n_before)
+        own = torch.arange(self.plan.beam_size, device=self.device)
+        return replace(
+            rows,
+            token=torch.where(reads, table.start.gather(1, at), rows.token),
+            row=torch.where(reads, own, rows.row),
+            score=torch.where(reads, table.scores, rows.score),
+        )
+
     def _remember(self, tokens: Tensor) -> None:
-        """Add the newest tokens to the history; start tokens are no part of it."""
-        if self.joined is not None:
-            tokens = tokens.masked_fill(self.joined, ANY)
+        """Add the newest tokens to the history; of start tokens, those that the plan sees."""
+        if self.n_steps <= self.start_until + 1:
+            place = (self._steps() + self.n_before - 1).clamp(max=self.n_before + 1)
+            tokens = tokens.where(self.sees[place], ANY)
         self.history = torch.cat([self.history, tokens.flatten()[:, None]], 1)
 
     def _cover(self, attn: Tensor) -> Tensor:
@@ -220,7 +233,7 @@ class Frontier:
         if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
             last = self._of_rows(self._steps() >= table.max_steps)
         if self.n_steps <= self.prefix_until:
-            at = (self._steps() - 1).clamp(max=table.prefix.size(1) - 1)
+            at = (self._steps() - 1).clamp(0, table.prefix.size(1) - 1)
             prefix = self._of_rows(table.prefix.gather(1, at))
         return Demands(too_early, last, prefix)
 
@@ -266,6 +279,8 @@ class Frontier:
         self.visited = []
         for b, (slot, happened) in enumerate(zip(self.slots, self.log.happened(lines))):
             at_limit = slot.last == self.n_steps
+            if self.n_steps <= slot.started:
+                continue  # it reads start tokens
             if happened or at_limit or slot.beam.watching:
                 event = self.log.event(lines, b, self.n_steps - slot.started)
                 best = max(event.candidates.score)
@@ -288,8 +303,9 @@ class Frontier:
 
     def _read(self, b: int) -> None:
         slot = self.slots[b]
-        slot.beam.read(*self.log.read(b, slot.read))
-        slot.read = self.n_steps
+        if slot.read < self.n_steps:
+            slot.beam.read(*self.log.read(b, slot.read))
+            slot.read = self.n_steps
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:

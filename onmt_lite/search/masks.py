@@ -54,7 +54,6 @@ class Masks:
 
         self.banned = ids(banned) if banned else None
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
-        self.start = ids(plan.start_ids)
         self.needs_history = plan.blocks_ngrams or plan.repetition_penalty != 1.0
         if plan.blocks_ngrams:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)
@@ -122,8 +121,7 @@ class Masks:
         self, values: Tensor, norm: Tensor, history: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Make tokens that a row holds less likely (Keskar et al. 2019)."""
-        held = torch.cat([self.start.expand(history.size(0), -1), history], 1)
-        held = held.where(held >= 0, values.size(1) - 1)  # a spare column
+        held = history.where(history >= 0, values.size(1) - 1)  # a spare column
         on_logits, penalty = self.plan.policy.repetition == "logits", self.plan.repetition_penalty
         base = torch.zeros_like(norm) if on_logits else norm
         counts = values.gather(1, held) - base[:, None]

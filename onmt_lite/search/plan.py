@@ -11,7 +11,9 @@ class Plan:
 
     never_ids      tokens that are no text: the probability they have is lost
     banned_ids     other tokens that may not be produced
-    start_ids      the start token, where the vocabulary has one that penalties look at
+    sees_start     for each start token, whether penalties for repetition look at it; all but the
+                   first belong to the output, at no cost, and are no part of a hypothesis
+    n_given        how many of those count in its length
     exempt_ids     tokens that may be part of repeated n-grams
     force_end      the last step allows the end token alone: for its probability (`paid`), for
                    nothing (`free`), or not (`no`)
@@ -36,7 +38,8 @@ class Plan:
     patience: float = 1.0
     never_ids: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()
-    start_ids: tuple[int, ...] = ()
+    sees_start: tuple[bool, ...] = (False,)
+    n_given: int = 0
     block_ngram_repeat: int = 0
     exempt_ids: tuple[int, ...] = ()
     repetition_penalty: float = 1.0
@@ -109,6 +112,7 @@ class Limits:
     expected   the length that `-ratio` expects, in tokens
     prefix     tokens that every hypothesis begins with
     seed       of the sentence's random draws
+    start      tokens that the decoder reads before, as many as the plan says; (): its bos_id
     """
 
     max_steps: int
@@ -116,6 +120,7 @@ class Limits:
     expected: float = 0.0
     prefix: tuple[int, ...] = ()
     seed: int = 0
+    start: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

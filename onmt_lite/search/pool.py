@@ -60,7 +60,7 @@ class Pool:
         plan = self.plan
         # A longer hypothesis only scores better where length is rewarded
         length = max_steps if bound.horizon == "max" and plan.alpha > 0 else step
-        reach = best / length_norm(plan.length_penalty, plan.alpha, length)
+        reach = best / length_norm(plan.length_penalty, plan.alpha, length + plan.n_given)
         pick = min if bound.beats == "worst" else max
         rival = pick(hyp.score for hyp in self.finished)
         return rival > reach if bound.strictly else rival >= reach

@@ -1,6 +1,7 @@
 """Text to tokens and back.  A tokenizer knows pieces of text; ids are the vocabulary's."""
 
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 import sentencepiece as spm
@@ -44,6 +45,48 @@ class SentencePieceTokenizer:
 
     def decode(self, tokens: list[str]) -> str:
         return LINE_BREAKS.sub(" ", self.processor.decode(tokens))
+
+
+class PieceTokenizer(SentencePieceTokenizer):
+    """Pieces of a sentencepiece model, between tokens that are cut out of the line before.
+
+    cut     tokens of their own, wherever they stand; what is between two is a line of its own
+    silent  tokens that are no text in an output; nor is what is no piece
+    """
+
+    def __init__(
+        self,
+        processor: spm.SentencePieceProcessor,
+        cut: Sequence[str] = (),
+        silent: Sequence[str] = (),
+    ):
+        super().__init__(processor)
+        self.cut, self.silent = frozenset(cut), frozenset(silent)
+        longest_first = sorted(self.cut, key=len, reverse=True)
+        self.cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def encode(self, text: str) -> list[str]:
+        if not self.cut:
+            return super().encode(text)
+        tokens: list[str] = []
+        for part in self.cuts.split(text):
+            tokens += [part] if part in self.cut else super().encode(part)
+        return tokens
+
+    encode_target = encode
+
+    def decode(self, tokens: list[str]) -> str:
+        pieces = self.processor
+        unk_id, texts, run = pieces.unk_id(), [], []
+        for token in tokens:
+            if token in self.silent:
+                continue
+            if pieces.piece_to_id(token) != unk_id:
+                run.append(token)
+            elif token in self.cut:
+                texts += [super().decode(run), token]
+                run = []
+        return " ".join(filter(None, [*texts, super().decode(run)]))
 
 
 class MarianTokenizer:

@@ -8,13 +8,17 @@ from onmt_lite.errors import DataError
 
 @dataclass(frozen=True)
 class Vocab:
-    """A list of tokens; special ones are known by id, None where a vocabulary has none."""
+    """A list of tokens; special ones are known by id, None where a vocabulary has none.
+
+    language_ids: tokens that say which language to translate from or to
+    """
 
     tokens: list[str]
     eos_id: int | None = None
     bos_id: int | None = None
     pad_id: int | None = None
     unk_id: int | None = None
+    language_ids: frozenset[int] = frozenset()
     ids: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -27,8 +31,8 @@ class Vocab:
         return len(self.tokens)
 
     def is_control(self, i: int) -> bool:
-        """Start, end and padding: never text, whatever a line says."""
-        return i in (self.eos_id, self.bos_id, self.pad_id)
+        """Start, end, padding and languages: never text, whatever a line says."""
+        return i in (self.eos_id, self.bos_id, self.pad_id) or i in self.language_ids
 
     def is_special(self, i: int) -> bool:
         """A control token or the unknown one."""

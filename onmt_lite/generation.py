@@ -1,0 +1,115 @@
+"""Search options that the directory of a Hugging Face model brings as its own defaults."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onmt_lite.errors import CheckpointError, OptionError
+
+FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
+FILES = ("config.json", "generation_config.json")  # the last one wins
+MAX_BYTES = 1 << 20
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _stopping(value: Any) -> Any:
+    return {True: "true", False: "false"}.get(value, value)
+
+
+# Names of transformers, ours, and the value here
+SEARCH: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "num_beams": ("beam_size", _same),
+    "max_length": ("max_length", _same),
+    "min_length": ("min_length", _same),
+    # New tokens are counted without the start token
+    "max_new_tokens": ("max_length", lambda n: n + 1),
+    "min_new_tokens": ("min_length", lambda n: n + 1),
+    "length_penalty": ("alpha", _same),
+    "early_stopping": ("early_stopping", _stopping),
+    "no_repeat_ngram_size": ("block_ngram_repeat", _same),
+    "repetition_penalty": ("repetition_penalty", _same),
+    "num_beam_groups": ("beam_groups", _same),
+    "diversity_penalty": ("diversity_rate", _same),
+}
+DRAWING: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "temperature": ("random_sampling_temp", _same),
+    "top_k": ("random_sampling_topk", _same),
+    "top_p": ("random_sampling_topp", lambda p: 0.0 if p == 1 else p),
+}
+# What changes outputs and is not known, unless it has one of these values
+UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "sequence_bias": (),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1, 1.0),
+    "forced_decoder_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "encoder_repetition_penalty": (1, 1.0),
+    "encoder_no_repeat_ngram_size": (0,),
+    "renormalize_logits": (False,),
+    "penalty_alpha": (0, 0.0),
+    "dola_layers": (),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+}
+
+
+def read_defaults(
+    models: tuple[str, ...], drawn: bool | None, check: Callable[[str, Any], Any]
+) -> list[tuple[Mapping[str, Any], str]]:
+    """Options by name, and the file that says so, for each file of the first model.
+
+    drawn: whether tokens are drawn, where the options say; check: gives an option's value or
+    raises ValueError.  CheckpointError for a value that cannot be or changes outputs in a way that
+    is not known; OptionError where it is open whether tokens are drawn.
+    """
+    found: list[tuple[Mapping[str, Any], str]] = []
+    tables = {Path(models[0]) / name: _read(Path(models[0]) / name) for name in FILES if models}
+    if not tables or next(iter(tables.values())).get("model_type") not in FAMILIES:
+        return []
+    for path, table in tables.items():
+        said = {name: value for name, value in table.items() if value is not None}
+        if said.get("do_sample") and drawn is None:
+            raise OptionError(
+                f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
+                "to search for the best"
+            )
+        for name, neutral in UNKNOWN.items():
+            if name in said and said[name] not in neutral:
+                raise CheckpointError(f"{path}: {name} changes what the model says; not supported")
+        options = {}
+        for name, (option, convert) in {**SEARCH, **(DRAWING if drawn else {})}.items():
+            if name in said:
+                options[option] = _checked(path, name, said[name], option, convert, check)
+        if options:
+            found.append((options, f"of {path}"))
+    return found
+
+
+def _checked(
+    path: Path,
+    name: str,
+    value: Any,
+    option: str,
+    convert: Callable[[Any], Any],
+    check: Callable[[str, Any], Any],
+) -> Any:
+    try:
+        return check(option, convert(value))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {name}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The table in a file; empty for what is none, of which the reader of the model complains."""
+    try:
+        with open(path, "rb") as f:
+            table = json.loads(f.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}
