@@ -1,8 +1,8 @@
 """Reads files of `torch.save` without running anything from them.
 
-A file of PyTorch 1.6 or later is a zip archive: `NAME/data.pkl` holds the structure, `NAME/data/N`
-the numbers of storage N, all members stored as they are, each with a CRC that PyTorch itself does
-not look at.  Before that it was a row of pickles followed by the numbers, without any checksum.
+A file of PyTorch 1.6 or later is a zip archive without compression: `NAME/data.pkl` holds the
+structure, `NAME/data/N` the numbers of storage N.  Each member has a CRC, which PyTorch ignores and
+this reader checks.  Older files are a row of pickles followed by the numbers, without any checksum.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from onmt_lite.errors import CheckpointError
 
 ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
-MAX_PICKLE = 64 << 20  # without the numbers, even a large vocabulary's is a tenth of it
+MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
 CHUNK = 1 << 20
 MAX_TENSORS = 20_000
-MAX_REASON = 200  # some messages quote what they found, whatever its length
+MAX_REASON = 200  # characters of a quoted message
 MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
-# What the zip module and the reading of a damaged file raise
+# Errors raised on damaged files
 DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -36,7 +36,7 @@ DAMAGE = (
     ValueError,
     RuntimeError,  # encrypted; NotImplementedError, of a newer zip version
     EOFError,
-    OSError,  # a place outside the file
+    OSError,  # an offset outside the file
     KeyError,
     IndexError,
     OverflowError,
@@ -44,7 +44,7 @@ DAMAGE = (
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file starts like one of `torch.save`, or like any pickle."""
+    """Whether the file starts like a file of `torch.save`, or like any pickle."""
     if not path.is_file():
         return False
     with open(path, "rb") as f:
@@ -53,7 +53,7 @@ def is_archive(path: Path) -> bool:
 
 
 class Archive:
-    """`root` is what was saved, tensors in it as `StoredTensor`."""
+    """An open file.  `root` is the object that was saved, with a `StoredTensor` for each tensor."""
 
     def __init__(self, path: Path, root: Any, read_storage: Callable[[Storage, bytearray], int]):
         self.path, self.root = path, root
@@ -61,23 +61,23 @@ class Archive:
         self._storages: dict[str, Tensor] = {}
 
     def tensors(self, table: Any) -> dict[str, Tensor]:
-        """The tensors of a state dict; those that share numbers in the file share them here.
+        """The tensors of a state dict; tensors that share a storage in the file share memory.
 
-        CheckpointError where it is no state dict.
+        Raises CheckpointError where `table` is not a state dict.
         """
         if not isinstance(table, dict):
             raise CheckpointError(f"{self.path}: its weights are not a table of tensors")
         if len(table) > MAX_TENSORS:
             raise CheckpointError(f"{self.path}: {len(table):,} tensors, more than any model has")
-        found = {}
+        tensors = {}
         for name, stored in table.items():
             if not isinstance(name, str) or not isinstance(stored, StoredTensor):
                 raise CheckpointError(f"{self.path}: {str(name)[:80]!r} is not a tensor")
-            found[name] = self._tensor(stored)
-        return found
+            tensors[name] = self._tensor(stored)
+        return tensors
 
     def forget(self) -> None:
-        """Let go of the numbers: only who took tensors keeps them."""
+        """Drop the storages, so that their memory is freed with the last tensor that uses it."""
         self._storages.clear()
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
@@ -99,7 +99,7 @@ class Archive:
 
 @contextlib.contextmanager
 def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterator[None]:
-    """CheckpointError, in one line, for what reading a damaged file raises."""
+    """Turn the errors of reading a damaged file into one CheckpointError."""
     try:
         yield
     except DAMAGE as error:
@@ -109,7 +109,7 @@ def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterato
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Archive]:
-    """The file, checked as far as its format allows.  CheckpointError says what is wrong."""
+    """Open a file and check it as far as the format allows.  Raises CheckpointError."""
     with open(path, "rb") as f:
         start = f.read(len(OLD))
         f.seek(0)
@@ -137,7 +137,7 @@ def _open_zip(path: Path, members: zipfile.ZipFile) -> Archive:
     root = parse(io.BytesIO(members.read(names["data.pkl"])))
 
     def read(storage: Storage, data: bytearray) -> int:
-        """Fills `data`; the number of bytes that there were for it."""
+        """Fill `data`.  Returns the number of bytes that the file has for it."""
         with members.open(names[f"data/{storage.key}"]) as member:
             n = 0
             while n <= len(data) and (part := member.read(CHUNK)):
@@ -175,18 +175,18 @@ def _open_old(path: Path, f: io.BufferedReader) -> Archive:
     _, version, system, root, keys = (parse(head, storages) for _ in range(5))
     if version != 1001 or not isinstance(system, dict) or not system.get("little_endian"):
         raise ValueError("its format version or byte order is not the one that is read")
-    places, place = {}, head.tell()
+    offsets, offset = {}, head.tell()
     for key in keys:
-        f.seek(place)
+        f.seek(offset)
         if struct.unpack("<q", f.read(8)) != (storages[key].numel,):
             raise ValueError(f"storage {key} does not have the size it claims")
-        places[key] = place + 8
-        place += 8 + storages[key].numel * storages[key].dtype.itemsize
-    if place != path.stat().st_size:
+        offsets[key] = offset + 8
+        offset += 8 + storages[key].numel * storages[key].dtype.itemsize
+    if offset != path.stat().st_size:
         raise ValueError("it ends before or after its numbers do")
 
     def read(storage: Storage, data: bytearray) -> int:
-        f.seek(places[storage.key])
+        f.seek(offsets[storage.key])
         return f.readinto(data)
 
     return Archive(path, root, read)

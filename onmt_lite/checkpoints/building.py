@@ -1,4 +1,4 @@
-"""From a file's weights, under our names, to a model that is ready for translating."""
+"""Models from weights under onmt_lite's names."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def build(make: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) -> Model:
-    """The model that `make` makes, with exactly these weights, float32.
+    """Call `make` and give the model these weights, float32.
 
-    It is made without memory of its own and takes over the tensors, so that sizes a file only
-    claims cost nothing and no weight is there twice.  CheckpointError unless every weight finds a
-    place and every place a weight of its size.
+    The model is made on the meta device and takes over the tensors: a false size in a file costs no
+    memory, and no weight is held twice.  Raises CheckpointError unless names and shapes of the
+    weights are exactly those of the model.
     """
     try:
         with torch.device("meta"), _Unfilled():
@@ -41,8 +41,10 @@ def build(make: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) 
 
 
 class _Unfilled(TorchFunctionMode):
-    """Weights without memory take no random numbers: asked for them, PyTorch loads its compiler,
-    which costs more time and memory than a model of 100 MB."""
+    """Skips random initialisation, which has no effect on the meta device.
+
+    PyTorch would load its compiler for it, at more time and memory than a model of 100 MB.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -52,7 +54,7 @@ class _Unfilled(TorchFunctionMode):
 
 
 def build_config(path: Path, **fields: Any) -> TransformerConfig:
-    """CheckpointError where the fields do not go together."""
+    """Make a configuration.  Raises CheckpointError where the fields contradict each other."""
     try:
         return TransformerConfig(**fields)
     except (ValueError, TypeError) as error:
@@ -62,11 +64,11 @@ def build_config(path: Path, **fields: Any) -> TransformerConfig:
 def build_transformer(
     cfg: TransformerConfig, weights: Mapping[str, Tensor], path: Path
 ) -> Transformer:
-    """As `build`; sizes are looked at first, since a configuration may claim any."""
+    """Build a Transformer, after a check of the configuration's sizes against the weights."""
     for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        found = len({name.split(".")[1] for name in weights if name.startswith(f"{kind}.")})
-        if found != n:
-            raise CheckpointError(f"{path}: {found} {kind} layers, its description says {n}")
+        layers = {name.split(".")[1] for name in weights if name.startswith(f"{kind}.")}
+        if len(layers) != n:
+            raise CheckpointError(f"{path}: {len(layers)} {kind} layers, its description says {n}")
     largest = max(weight.numel() for weight in weights.values())
     if cfg.d_model > largest or cfg.max_positions > MAX_POSITIONS:
         raise CheckpointError(f"{path}: sizes in its description are larger than the weights")
@@ -74,7 +76,7 @@ def build_transformer(
 
 
 def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> Transformer:
-    """As `build_transformer`, once nothing is left of what the file holds."""
+    """Build a Transformer.  Raises CheckpointError where weights of the file are left in `rest`."""
     if rest.tensors:
         name = min(rest.tensors)
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What the readers of convolutional models share."""
+"""Parts shared by the readers of convolutional models."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 def build_convolution(
     read_config: Callable[[Weights], ConvolutionConfig], weights: Weights, rules: Rules
 ) -> Convolution:
-    """The model of weights without weight norm.  CheckpointError for what does not fit."""
+    """Build a model from weights with weight norm folded.  Raises CheckpointError."""
     try:
         cfg = read_config(weights)
     except ValueError as error:
@@ -22,9 +22,9 @@ def build_convolution(
 def read_layers(
     weights: Weights, pattern: str, attends: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Widths and kernels from the convolutions (2 out, kernel, in) named by `pattern`.
+    """Read widths and kernels off the convolutions (2 out, kernel, in) named by `pattern`.
 
-    pattern: the name, {} where the number of the layer stands.
+    pattern  the name, with {} for the number of the layer
     """
     n = weights.count(pattern.replace(".", r"\.").format(r"(\d+)"))
     shapes = [weights.shape(pattern.format(i), 3) for i in range(n)]

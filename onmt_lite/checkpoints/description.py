@@ -1,4 +1,4 @@
-"""What a model file says of itself beside its weights: values by name, of the right type."""
+"""Options in a model file: values by name, checked for their type."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,11 @@ MAX_JSON = 64 << 20
 
 
 class Description:
-    """Options of a model.  What is absent or None has the default; a wrong type is refused."""
+    """Options of a model.
+
+    A value that is absent or None becomes the default.  The methods raise CheckpointError for a
+    value of another type, and for a missing one without default.
+    """
 
     def __init__(self, values: Any, path: Path):
         if isinstance(values, Record):
@@ -50,7 +54,7 @@ class Description:
         return value
 
     def choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
-        """What `choices` gives for the text."""
+        """The value in `choices` under the option's text."""
         value = self.text(name, default)
         if value not in choices:
             raise CheckpointError(
@@ -75,12 +79,12 @@ def _short(value: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file.  CheckpointError for anything else."""
+    """Read the table in a JSON file.  Raises CheckpointError for anything else."""
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_JSON + 1)
         if len(data) > MAX_JSON:
-            raise CheckpointError(f"{path}: too large for what it is to hold")
+            raise CheckpointError(f"{path}: larger than {MAX_JSON >> 20} MiB")
         table = parse_json(data)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
@@ -92,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> Any:
-    """ValueError, in one line, for what is no JSON or says something twice."""
+    """Parse JSON.  Raises ValueError for anything else, and for an object with equal names."""
     try:
         return json.loads(data, object_pairs_hook=_no_name_twice)
     except _Twice:
@@ -106,7 +110,7 @@ class _Twice(ValueError):
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """json alone keeps the last one silently."""
+    """Refuse equal names, of which json keeps the last one silently."""
     table: dict[str, Any] = {}
     for name, value in pairs:
         if name in table:
@@ -116,7 +120,7 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def checked_tokens(tokens: Any, path: Path) -> list[str]:
-    """A vocabulary: texts that can be written, at least one."""
+    """Check a vocabulary: a list of at least one text, without lone surrogates."""
     try:
         for token in tokens:
             token.encode("utf-8")

@@ -1,4 +1,4 @@
-"""Checkpoints that translate together."""
+"""Several checkpoints as one: an ensemble."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +17,14 @@ def combine(
     weights: Sequence[float] = (),
     of_probs: bool = False,
 ) -> Checkpoint:
-    """One checkpoint whose model is the ensemble; see `onmt_lite.models.ensemble` for the options.
+    """Make one checkpoint whose model is the ensemble; `onmt_lite.models.ensemble` has the options.
 
-    What is decoded is fed back to all members: they need the same target vocabulary and the same
-    start token, or it is a CheckpointError that names the models.  A line becomes tokens once.
-    Where these are words as they stand in the line, the members' source vocabularies may differ:
-    each knows the words that it knows.  Tokenizers, and how lines are prepared, are the first
-    one's; what one member must not produce, the ensemble does not.
+    All members read each decoded token, so they need the same target vocabulary and start token.
+    Their source vocabularies may differ where tokens are the words of the line; a word that a
+    member lacks is its unknown token.  Tokenizers and the preparation of lines are those of the
+    first member.  An id that one member must not produce is banned for all.
+
+    Raises CheckpointError, with the names of two models, where their vocabularies differ.
     """
     first = checkpoints[0]
     for checkpoint, name in zip(checkpoints[1:], names[1:]):
@@ -38,20 +39,20 @@ def combine(
                 "share their vocabularies"
             )
     src_vocab = _union([checkpoint.src_vocab for checkpoint in checkpoints])
-    own_ids = [_ids_in(checkpoint.src_vocab, src_vocab) for checkpoint in checkpoints]
+    src_ids = [_ids_in(checkpoint.src_vocab, src_vocab) for checkpoint in checkpoints]
     models = [checkpoint.model for checkpoint in checkpoints]
     return replace(
         first,
-        model=Ensemble(models, weights, of_probs, own_ids),
+        model=Ensemble(models, weights, of_probs, src_ids),
         src_vocab=src_vocab,
         never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
         sums_to_one=of_probs,
-        confidence=None,  # each member's is of its own scores
+        confidence=None,  # fitted to the scores of one model
     )
 
 
 def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
-    """In words, where two vocabularies differ first; "" where they do not."""
+    """Describe the first difference of two vocabularies; "" if they are equal."""
     for i, (token, other) in enumerate(zip(a.tokens, b.tokens)):
         if token != other:
             return (
@@ -69,7 +70,7 @@ def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
 
 
 def _unlike_sources(a: Checkpoint, b: Checkpoint) -> str:
-    """Why two source vocabularies that differ cannot serve the same tokens; "" if they can."""
+    """Say why two source vocabularies cannot serve the same tokens; "" if they can."""
     difference = _different_vocab("source", a.src_vocab, b.src_vocab)
     words = all(set(c.tokenizers) == {"space"} for c in (a, b))
     unknown_too = None not in (a.src_vocab.unk_id, b.src_vocab.unk_id)
@@ -77,27 +78,27 @@ def _unlike_sources(a: Checkpoint, b: Checkpoint) -> str:
 
 
 def _union(vocabs: list[Vocab]) -> Vocab:
-    """The first one's tokens, then those that only others have."""
+    """Tokens of the first vocabulary, then other tokens of the rest."""
     first = vocabs[0]
     words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
     others = [token for token in dict.fromkeys(words) if token not in first.ids]
     return replace(first, tokens=[*first.tokens, *others])
 
 
-def _ids_in(own: Vocab, union: Vocab) -> list[int] | None:
-    """What each id of the union is in a member's own vocabulary; None: the same throughout."""
-    if own.tokens == union.tokens:
+def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
+    """The id in `vocab` for each id of the union; None where all ids are equal."""
+    if vocab.tokens == union.tokens:
         return None
-    ids = [own.ids.get(token, own.unk_id) for token in union.tokens]
+    ids = [vocab.ids.get(token, vocab.unk_id) for token in union.tokens]
     for name in SPECIAL:
-        here, there = getattr(union, name), getattr(own, name)
+        here, there = getattr(union, name), getattr(vocab, name)
         if here is not None:
-            ids[here] = own.unk_id if there is None else there
+            ids[here] = vocab.unk_id if there is None else there
     return [i for i in ids if i is not None]
 
 
 def _different_use(a: Checkpoint, b: Checkpoint) -> str:
-    """The same of what is fed to the models besides a line's tokens."""
+    """Describe a difference in start tokens or source ends; "" if there is none."""
     if a.start_id != b.start_id:
         return f"start with different tokens: id {a.start_id} or {b.start_id}"
     if a.src_end != b.src_end:

@@ -36,7 +36,10 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path) -> Checkpoint:
-    """CheckpointError for what is damaged, ambiguous, or of a kind that is not read."""
+    """Load a fairseq directory.
+
+    Raises CheckpointError for damaged or ambiguous files, and for models that are not supported.
+    """
     files = sorted(path.glob("*.pt"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:5]) or "none"
@@ -68,7 +71,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def _options(root: dict[str, Any], path: Path) -> Description:
-    """Options of the model, with the languages that the task may know instead."""
+    """Options of the model; its languages may be among the options of the task."""
     if isinstance(root.get("args"), Record):
         return Description(root["args"], path)
     config = _table(root.get("cfg"), path)
@@ -82,13 +85,13 @@ def _options(root: dict[str, Any], path: Path) -> Description:
 
 
 def _table(value: Any, path: Path) -> dict[str, Any]:
-    """Options as a table of plain values; none, where there are none."""
+    """Options as a table of plain values; empty where there are no options."""
     values = Description(_plain({} if value is None else value), path).values
     return {name: _plain(item) for name, item in values.items()}
 
 
 def _plain(value: Any) -> Any:
-    """What a Namespace or a node of OmegaConf holds."""
+    """Unwrap a Namespace or a node of OmegaConf."""
     if not isinstance(value, Record):
         return value
     if not value.name.startswith("omegaconf."):
@@ -110,31 +113,31 @@ def _choose_family(weights: Weights, options: Description) -> Callable:
 
 
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
-    """Of source and target."""
+    """Read the dictionaries of source and target."""
     source, target = options.get("source_lang"), options.get("target_lang")
-    found = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
+    files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
     if source is None and target is None:
-        source, target = _guess_languages(path, found)
+        source, target = _guess_languages(path, files)
     for language in (source, target):
-        if language not in found:
+        if language not in files:
             raise CheckpointError(f"{path}: there is no dict.{str(language)[:30]}.txt")
-    return read_dictionary(found[source]), read_dictionary(found[target])
+    return read_dictionary(files[source]), read_dictionary(files[target])
 
 
-def _guess_languages(path: Path, found: dict[str, Path]) -> tuple[str, str]:
-    """Where the checkpoint does not say: by their names, or any where both are the same."""
-    if len(found) == 2:
-        one, other = found
+def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
+    """Choose source and target by the names of two dictionaries, or freely where they are equal."""
+    if len(files) == 2:
+        one, other = files
         if one in TARGET_NAMES or other in SOURCE_NAMES:
             one, other = other, one
-        told = one in SOURCE_NAMES or other in TARGET_NAMES
-        if told or found[one].read_bytes() == found[other].read_bytes():
+        named = one in SOURCE_NAMES or other in TARGET_NAMES
+        if named or files[one].read_bytes() == files[other].read_bytes():
             return one, other
     raise CheckpointError(f"{path}: neither checkpoint nor dictionaries say what the source is")
 
 
 def read_dictionary(path: Path) -> Vocab:
-    """Ids 0 to 3 are special, the others follow the lines of the file."""
+    """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
     with open(path, "rb") as f:
         data = f.read(MAX_DICT + 1)
     if len(data) > MAX_DICT:
@@ -154,7 +157,7 @@ def read_dictionary(path: Path) -> Vocab:
 
 
 def _read_line(line: bytes, where: str) -> tuple[str, bool]:
-    """Token, and whether it takes the place of one that was there before."""
+    """Parse a line: the token, and whether it replaces an earlier one."""
     token, _, count = line.rstrip().rpartition(b" ")
     overwrite = count == OVERWRITE
     if overwrite:

@@ -1,4 +1,4 @@
-"""fairseq's convolutional models (`fconv`): from a checkpoint's content to a model."""
+"""Convolutional models of fairseq (`fconv`)."""
 
 import ast
 from typing import Any
@@ -28,7 +28,7 @@ RULES = (
 
 
 def build_model(weights: Weights, options: Description) -> Convolution:
-    """CheckpointError for what is not exactly an fconv model."""
+    """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
     model = build_convolution(read_config, fold_weight_norm(weights), RULES)
     _check_layers(options, "encoder_layers", model.cfg.encoder)
     _check_layers(options, "decoder_layers", model.cfg.decoder)
@@ -36,7 +36,7 @@ def build_model(weights: Weights, options: Description) -> Convolution:
 
 
 def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
-    """CheckpointError where the options say otherwise.  Without them, the weights tell."""
+    """Raise CheckpointError where the options, if present, contradict the weights."""
     if options.get(name) is None:
         return
     try:
@@ -48,7 +48,7 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
             raise ValueError("not a list of layers")
     except (ValueError, SyntaxError, RecursionError, TypeError, MemoryError):
         raise CheckpointError(f"{options.path}: fairseq: {name} is not understood") from None
-    # (width, kernel, residual): a residual that skips layers has no weights of its own
+    # (width, kernel, residual): no weight shows a residual over several layers
     if any(residual not in ([], [1]) for _, _, *residual in said):
         raise CheckpointError(
             f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
@@ -59,9 +59,9 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
 
 
 def evaluate(node: ast.expr) -> Any:
-    """Lists of tuples of numbers, added and multiplied: `[(512, 3)] * 20`, which fairseq runs.
+    """Evaluate lists of tuples of numbers, added and multiplied: `[(512, 3)] * 20`.
 
-    ValueError for anything else.
+    fairseq runs such a text as Python.  Raises ValueError for anything else.
     """
     if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 10_000:
         return node.value
@@ -78,10 +78,10 @@ def evaluate(node: ast.expr) -> Any:
 
 
 def fold_weight_norm(weights: Weights) -> Weights:
-    """Direction v and length g of each weight-normed tensor, multiplied out: w = g v / ||v||.
+    """Multiply out weight norm, w = g v / ||v||, with v the direction and g the length.
 
-    The norm runs over the dimensions in which g has length 1: not always the same ones, since
-    fairseq once normed its decoder's convolutions over another.
+    The norm runs over the dimensions in which g has length 1; older versions of fairseq normed the
+    decoder's convolutions over others.
     """
     folded: dict[str, Tensor] = {}
     for name, tensor in weights.tensors.items():
@@ -100,12 +100,12 @@ def fold_weight_norm(weights: Weights) -> Weights:
 
 
 def _our_layout(weight: Tensor) -> Tensor:
-    """A convolution's (kernel, in, out) -> (out, kernel, in)."""
+    """Transpose the weight of a convolution: (kernel, in, out) -> (out, kernel, in)."""
     return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
 
 
 def read_config(weights: Weights) -> ConvolutionConfig:
-    """Sizes from the tensors, weight norm folded and in our layout."""
+    """Read the sizes off the tensors, with weight norm folded and in our layout."""
     src, tgt = "encoder.embed_positions.weight", "decoder.embed_positions.weight"
     return ConvolutionConfig(
         **weights.table_sizes("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),

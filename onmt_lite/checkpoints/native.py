@@ -1,9 +1,9 @@
-"""Our own format: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
+"""Format of onmt_lite: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
 
-`model.json` holds the configuration and the SHA-256 of every file, its own included, so a
-directory either loads as it was written or is refused.  It may also say what becomes of characters
-that the model does not know ("unknown", see `onmt_lite.text.unknown.Unknown`), and how sure its
-translations are ("confidence", see `onmt_lite.records.Confidence`).
+`model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
+directory loads as it was written or is refused.  Two entries are optional: "unknown", the handling
+of unknown characters (`onmt_lite.text.unknown.Unknown`), and "confidence", the curve from score to
+confidence (`onmt_lite.records.Confidence`).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.unknown import Unknown, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
-# By the bits of a weight in a matrix: the second has 8-bit rows, see `rows`
+# By the bits of a matrix's weights; 8-bit weights are stored as `rows` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
@@ -39,11 +39,11 @@ def recognises(path: Path) -> bool:
 
 
 def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
-    """Write the directory, the manifest last, in the place of the model that was there.
+    """Write a model into a directory, the manifest last.
 
-    FileError where that fails; then the older model is as it was.
+    Raises FileError where that fails; an older model in the directory is then unchanged.
     """
-    weights = _own_weights(model)
+    weights = _unique_weights(model)
     if bits == 8:
         weights = rows.pack(weights)
     else:
@@ -60,9 +60,9 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
 
 
 def replace_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files that take the place of older ones when all of them are on the disk.
+    """Write files under temporary names, and rename them when all are on the disk.
 
-    FileError where that fails; then the older ones are as they were.
+    Raises FileError where writing fails; older files are then unchanged.
     """
     try:
         try:
@@ -83,7 +83,7 @@ def replace_files(folder: Path, files: dict[str, bytes]) -> None:
 def describe(
     path: Path, config: dict[str, Any], unknown: Unknown, confidence: Confidence | None
 ) -> None:
-    """Write into the description of a model: `config` over what it has, and the rest."""
+    """Update the description of a model: fields of `config`, unknown characters, confidence."""
     manifest = _read_manifest(path / MANIFEST)
     manifest["config"] |= config
     manifest["unknown"] = dataclasses.asdict(unknown)
@@ -94,7 +94,7 @@ def describe(
 
 
 def load(path: Path) -> Checkpoint:
-    """Raises CheckpointError for anything that is not exactly what `save` wrote."""
+    """Load a directory.  Raises CheckpointError unless it is exactly as `save` wrote it."""
     manifest = _read_manifest(path / MANIFEST)
     files = {name: _read(path / name, digest) for name, digest in manifest["files"].items()}
     sp = spm.SentencePieceProcessor()
@@ -107,7 +107,7 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
-    told = Description(manifest, path / MANIFEST)
+    description = Description(manifest, path / MANIFEST)
     ours = {name: weights.take(name) for name in list(weights.tensors)}
     model = build_transformer(cfg, ours, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
@@ -116,15 +116,15 @@ def load(path: Path) -> Checkpoint:
         )
     return dataclasses.replace(
         checkpoint(model, sp, f"(format {manifest['format']})"),
-        unknown=_read_unknown(told),
-        confidence=_read_confidence(told),
+        unknown=_read_unknown(description),
+        confidence=_read_confidence(description),
     )
 
 
 def checkpoint(
     model: EncoderDecoder, sp: spm.SentencePieceProcessor, version: str = ""
 ) -> Checkpoint:
-    """A model of ours with its sentencepiece model."""
+    """Checkpoint of a model with one sentencepiece model for both sides."""
     vocab = Vocab(
         [sp.id_to_piece(i) for i in range(sp.vocab_size())],
         eos_id=sp.eos_id(),
@@ -141,21 +141,21 @@ def checkpoint(
         src_end=(sp.eos_id(),),
         never_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
-        lower_capitals=True,  # pieces are cased: words in capitals fall apart into letters
+        lower_capitals=True,  # pieces are cased: words in capitals become single letters
     )
 
 
-def _read_unknown(told: Description) -> Unknown:
-    """What it says of characters that the model does not know; nothing in older ones."""
-    if told.get("unknown") is None:
+def _read_unknown(description: Description) -> Unknown:
+    """Read the handling of unknown characters; older models have the default."""
+    if description.get("unknown") is None:
         return Unknown()
-    part = Description(told.get("unknown"), told.path)
+    part = Description(description.get("unknown"), description.path)
     rules: dict[str, UnknownRule] = {"copy": "copy", "drop": "drop", "model": "model"}
     names, numbers = part.get("names") or [], part.get("numbers") or []
     words = part.get("words") or {}
     fits = (type(names), type(numbers), type(words)) == (list, list, dict)
     if not fits or not all(map(_is_word, [*names, *numbers, *words, *words.values()])):
-        raise CheckpointError(f"{told.path}: unknown: names, numbers or words are none")
+        raise CheckpointError(f"{description.path}: unknown: names, numbers or words are none")
     rule, rare = part.choice("rule", rules, "model"), part.text("rare", "")
     return Unknown(rule, tuple(names), tuple(numbers), words, rare)
 
@@ -164,18 +164,18 @@ def _is_word(text: Any) -> bool:
     return isinstance(text, str) and bool(text) and not any(map(str.isspace, text))
 
 
-def _read_confidence(told: Description) -> Confidence | None:
-    if told.get("confidence") is None:
+def _read_confidence(description: Description) -> Confidence | None:
+    if description.get("confidence") is None:
         return None
-    part = Description(told.get("confidence"), told.path)
+    part = Description(description.get("confidence"), description.path)
     curve = Confidence(part.real("at_zero"), part.real("per_nat"))
     if curve.per_nat <= 0:
-        raise CheckpointError(f"{told.path}: confidence: per_nat is not above 0")
+        raise CheckpointError(f"{description.path}: confidence: per_nat is not above 0")
     return curve
 
 
-def _own_weights(model: Transformer) -> dict[str, Tensor]:
-    """Each tensor once: a tied one goes under the first of its names."""
+def _unique_weights(model: Transformer) -> dict[str, Tensor]:
+    """Weights of the model, a tied one under the first of its names only."""
     seen: set[int] = set()
     kept = {}
     for name, tensor in model.state_dict().items():

@@ -44,7 +44,11 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path) -> Checkpoint:
-    """CheckpointError for what is damaged, of another toolkit, or of a kind that is not read."""
+    """Load a checkpoint.
+
+    Raises CheckpointError for a damaged file, one of another toolkit, and models that are not
+    supported.
+    """
     with archive.opened(path) as file:
         root = _check_root(file.root, path)
         opt = Description(root["opt"], path)
@@ -69,24 +73,24 @@ def load(path: Path) -> Checkpoint:
 
 
 def _version(vocab: Any) -> str:
-    """No file says it, but fields of torchtext gave way to plain lists."""
+    """Tell the version by the vocabularies: before 3.0, fields of torchtext."""
     return "3" if isinstance(vocab["src"], list) else "1 or 2"
 
 
 def _build(
     family: Build, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Family:
-    """The model, with a head that copies words of the source if it has that."""
-    own = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
+    """Build the model, with a head that copies if the checkpoint has copy attention."""
+    copying = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
     model = family(weights, opt)
     _check_layers(model.cfg, opt)
-    if own is None:
+    if copying is None:
         return model
-    return opennmt_copy.wrap(model, own, opt, src_vocab, tgt_vocab)
+    return opennmt_copy.wrap(model, copying, opt, src_vocab, tgt_vocab)
 
 
 def _check_layers(cfg: Any, opt: Description) -> None:
-    """CheckpointError where whole layers are missing.  `layers` wins over what sides have."""
+    """Raise CheckpointError where layers are missing.  Option `layers` overrides both sides'."""
     both = opt.number("layers", -1)
     for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
         said = both if both > 0 else opt.number(name, n)
@@ -95,7 +99,7 @@ def _check_layers(cfg: Any, opt: Description) -> None:
 
 
 def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
-    """The end token where the model was trained with it as suffix of its sources."""
+    """The end token, for a model trained with that token as suffix of its sources."""
     used = opt.get("transforms")
     suffixed = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
     return (src_vocab.eos_id,) if suffixed and src_vocab.eos_id is not None else ()
@@ -110,15 +114,15 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
         )
-    found = ", ".join(repr(key)[:30] for key in list(root)[:4])
+    keys = ", ".join(repr(key)[:30] for key in list(root)[:4])
     raise CheckpointError(
-        f"{path}: a PyTorch file with {found or 'nothing'}, but without 'opt' and 'vocab', "
+        f"{path}: a PyTorch file with {keys or 'nothing'}, but without 'opt' and 'vocab', "
         "so not a checkpoint of OpenNMT-py"
     )
 
 
 def _choose_family(opt: Description) -> Build:
-    """CheckpointError, with what it is, for a model of a kind that is not read."""
+    """Choose the builder of a model.  Raises CheckpointError for kinds that are not supported."""
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
     reasons = {
         "a language model": opt.text("model_task", "seq2seq") != "seq2seq" or "_lm" in kinds[1],
@@ -129,8 +133,8 @@ def _choose_family(opt: Description) -> Build:
         "a model with sparsemax output": opt.text("generator_function", "softmax") != "softmax",
         "a model with SRU cells": "rnn" in kinds[0] and opt.get("rnn_type") == "SRU",
     }
-    for reason, found in reasons.items():
-        if found:
+    for reason, applies in reasons.items():
+        if applies:
             raise _refusal(opt.path, reason)
     if kinds not in FAMILIES:
         encoder, decoder = (kind[:30] for kind in kinds)
@@ -139,7 +143,7 @@ def _choose_family(opt: Description) -> Build:
 
 
 def _check_weights(weights: Weights) -> None:
-    """CheckpointError for kinds of models that only the names of the weights tell."""
+    """Raise CheckpointError for unsupported models that only names of weights reveal."""
     names = list(weights.tensors)
     reasons = {
         "the adapter of a LoRA training; merge it into its model first": ".lora_",
@@ -158,12 +162,12 @@ def _refusal(path: Path, reason: str) -> CheckpointError:
 
 
 def _read_weights(file: Archive, root: dict[str, Any]) -> dict[str, Tensor]:
-    """All weights; those of the generator begin with `generator.`"""
+    """Read all weights; names of the output layer's begin with `generator.`"""
     if "model" not in root:
-        beside = file.path.with_suffix(".safetensors")
-        if not beside.is_file():
-            raise CheckpointError(f"{file.path}: its weights should be in {beside.name} beside it")
-        return safetensors.read(beside)
+        path = file.path.with_suffix(".safetensors")
+        if not path.is_file():
+            raise CheckpointError(f"{file.path}: its weights should be in {path.name} beside it")
+        return safetensors.read(path)
     tensors = file.tensors(root["model"])
     generator = {} if root.get("generator") is None else file.tensors(root["generator"])
     for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight

@@ -1,4 +1,4 @@
-"""OpenNMT-py's convolutional models: from a checkpoint's content to a model."""
+"""Convolutional models of OpenNMT-py."""
 
 from torch import Tensor
 
@@ -24,19 +24,19 @@ RULES = (
 
 
 def build_model(weights: Weights, opt: Description) -> Convolution:
-    """CheckpointError for what is not exactly a model of this kind."""
+    """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
     if (function := opt.get("generator_function") or "softmax") != "softmax":
         raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
     return build_convolution(read_config, fold_averages(weights), RULES)
 
 
 def fold_averages(weights: Weights) -> Weights:
-    """One weight (out, kernel, in) and bias per convolution, tables of positions as matrices.
+    """Reduce each convolution to one weight (out, kernel, in) and bias, each position table to 2-D.
 
     A file has each convolution three times: as trained (`weight`, `bias`, of which V and b are
-    copies), its length g, and running averages of V, g and b.  OpenNMT-py translates with the
-    averages, but goes on averaging while it translates, so that its output drifts.  Here they
-    stay as they are in the file.
+    copies), its length g, and running averages of V, g and b.  Averages are what translates.
+    OpenNMT-py goes on averaging while it translates, so that its output drifts; here the averages
+    of the file are used unchanged.
     """
     folded: dict[str, Tensor] = {}
     for name, tensor in weights.tensors.items():
@@ -64,7 +64,7 @@ def _fold(weights: Weights, base: str) -> Tensor:
 
 
 def read_config(weights: Weights) -> ConvolutionConfig:
-    """Sizes from the tensors, averages folded."""
+    """Read the sizes off the tensors, with averages folded."""
     names = [f"{table}.pe.pe" for table in (SRC, TGT)]
     has_positions = any(name in weights for name in names)  # on both sides or on none
     src_positions, tgt_positions = (weights.shape(n)[0] if has_positions else 0 for n in names)

@@ -1,7 +1,7 @@
-"""OpenNMT-py's copy attention: what it adds to a checkpoint of any family.
+"""Copy attention of OpenNMT-py, which any family may have.
 
-own = split(weights)
-model = wrap(build_model(weights, opt), own, opt, src_vocab, tgt_vocab)
+copying = split(weights)
+model = wrap(build_model(weights, opt), copying, opt, src_vocab, tgt_vocab)
 """
 
 from typing import cast
@@ -35,27 +35,30 @@ def recognises(weights: Weights) -> bool:
 
 
 def split(weights: Weights) -> Weights:
-    """Takes out what copying adds; the rest gets the names of a model that does not copy."""
-    own = {}
+    """Take the weights of copying out of `weights`, and rename the rest to those of a plain model.
+
+    Returns the weights of copying.
+    """
+    copying = {}
     for name in list(weights.tensors):
         tensor = weights.tensors.pop(name)
         if name.startswith(("generator.linear_copy.", ATTENTION)):
-            own[name] = tensor
+            copying[name] = tensor
         else:
             weights.tensors[name.replace("generator.linear.", "generator.")] = tensor
-    return Weights(own, weights.path)
+    return Weights(copying, weights.path)
 
 
 def wrap(
-    model: Family, own: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+    model: Family, copying: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Family:
-    """Give the model a head that copies; CheckpointError for what does not fit it.
+    """Give the model a head that copies.  Raises CheckpointError where the weights do not fit.
 
-    A Transformer copies by the first head of its last layer's attention, which its steps return.
+    A Transformer copies by the attention that its steps return: the first head of the last layer.
     """
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
         raise CheckpointError(f"{opt.path}: copying needs padding and the unknown word as tokens")
-    has_attention = any(name.startswith(ATTENTION) for name in own.tensors)
+    has_attention = any(name.startswith(ATTENTION) for name in copying.tensors)
     if has_attention == (not isinstance(model, Rnn) or opt.flag("reuse_copy_attn")):
         raise CheckpointError(
             f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
@@ -63,7 +66,7 @@ def wrap(
         )
     table = copy_table(src_vocab, tgt_vocab)
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
-    kind = _attention_kind(own, opt) if has_attention else None
+    kind = _attention_kind(copying, opt) if has_attention else None
 
     def make() -> CopyHead:
         d = vocabulary.in_features
@@ -71,12 +74,12 @@ def wrap(
         return CopyHead(vocabulary, table, *special, attention)
 
     vocabulary = cast(Head, model.output)
-    model.output = build(make, own.by_rules(RULES), own.path)
+    model.output = build(make, copying.by_rules(RULES), copying.path)
     return model
 
 
-def _attention_kind(own: Weights, opt: Description) -> Score:
-    kind = read_attention(own, ATTENTION)
+def _attention_kind(copying: Weights, opt: Description) -> Score:
+    kind = read_attention(copying, ATTENTION)
     said = opt.get("copy_attn_type") or opt.get("global_attention") or kind
     if said != kind:
         raise CheckpointError(
@@ -86,5 +89,5 @@ def _attention_kind(own: Weights, opt: Description) -> Score:
 
 
 def copy_table(src_vocab: Vocab, tgt_vocab: Vocab) -> Tensor:
-    """The target id of each source id (Vsrc,); unknown where the target lacks the word."""
+    """Target id of each source id (Vsrc,); the unknown token where the target lacks the word."""
     return torch.tensor(tgt_vocab.encode(src_vocab.tokens))

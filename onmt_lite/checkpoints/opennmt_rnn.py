@@ -1,4 +1,4 @@
-"""OpenNMT-py's recurrent models, versions 1 to 3: from a checkpoint's content to a model."""
+"""Recurrent models of OpenNMT-py, versions 1 to 3."""
 
 from typing import cast
 
@@ -21,7 +21,7 @@ RULES = (
     (r"decoder\.attn\.linear_context\.(\w+)", r"decoder.attention.key.\1"),
     (r"decoder\.attn\.v\.(\w+)", r"decoder.attention.energy.\1"),
     (r"decoder\.attn\.linear_out\.(\w+)", r"decoder.attention.out.\1"),
-    # Coverage attention is trained for, but no version hands the coverage to its attention
+    # Trained, but unused: no version passes the coverage to the attention
     (r"decoder\.attn\.linear_cover\.weight", ""),
     (r"decoder\.context_gate\.context_gate\.gate\.(\w+)", r"decoder.gate.gate.\1"),
     (r"decoder\.context_gate\.context_gate\.(source|target)_proj\.(\w+)", r"decoder.gate.\1.\2"),
@@ -30,9 +30,9 @@ RULES = (
 
 
 def build_model(weights: Weights, opt: Description) -> Rnn:
-    """CheckpointError for what is not exactly a model of this kind.
+    """Build a recurrent model, by its weights, and by options for what no weight shows.
 
-    Only what no tensor shows is taken from the options.
+    Raises CheckpointError where weights or options do not fit.
     """
     if (function := opt.get("generator_function") or "softmax") != "softmax":
         raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
@@ -41,7 +41,7 @@ def build_model(weights: Weights, opt: Description) -> Rnn:
 
 
 def read_config(weights: Weights, opt: Description) -> RnnConfig:
-    """The names of the weights show the structure, their shapes the sizes."""
+    """Read the structure off the names of the weights, the sizes off their shapes."""
     attention = read_attention(weights, "decoder.attn")
     if (said := opt.get("global_attention") or attention) != attention:
         raise CheckpointError(
@@ -69,7 +69,7 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
 
 
 def _cell(weights: Weights) -> Cell:
-    """Gates are stacked: an LSTM has four of them, a GRU three."""
+    """Tell LSTM from GRU: four stacked gates, or three."""
     rows, d = weights.shape("encoder.rnn.weight_hh_l0")
     if rows not in (3 * d, 4 * d):
         raise CheckpointError(
@@ -79,7 +79,7 @@ def _cell(weights: Weights) -> Cell:
 
 
 def read_attention(weights: Weights, name: str) -> Score:
-    """The kind of the attention `name`, by what it has weights for."""
+    """Tell the kind of the attention `name` by its weights."""
     if f"{name}.linear_context.weight" in weights:
         return "mlp"
     if f"{name}.linear_in.weight" in weights:
@@ -88,13 +88,13 @@ def read_attention(weights: Weights, name: str) -> Score:
 
 
 def read_normaliser(opt: Description) -> Normaliser:
-    """Of all attention of the model."""
+    """Read the normaliser of all attention in the model."""
     choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
     return opt.choice("global_attention_function", choices, "softmax")
 
 
 def _gate(weights: Weights, opt: Description) -> Gate:
-    """The three kinds have the same weights."""
+    """Read the kind of the context gate off the options: all kinds have the same weights."""
     if "decoder.context_gate.context_gate.gate.weight" not in weights:
         return "none"
     kind = opt.get("context_gate")

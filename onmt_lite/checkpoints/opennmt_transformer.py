@@ -1,4 +1,4 @@
-"""The Transformer of OpenNMT-py: its switches read off the weights, the rest off the options."""
+"""Transformers of OpenNMT-py: switches are read off the weights, or else off the options."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Parts = dict[str, tuple[str, ...]]
 
 
 def build_model(weights: Weights, opt: Description) -> Transformer:
-    """CheckpointError where weights are missing, unknown or misshapen."""
+    """Build a Transformer.  Raises CheckpointError for missing, unknown or misshapen weights."""
     switches = _switches(weights, opt)
     encoder_parts, decoder_parts = layer_parts(switches)
     ours, positions = _positions(weights, opt)
@@ -35,7 +35,7 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
     ours |= weights.renamed("generator", "", {"output": ("",)})
     if "output.bias" not in ours:
         raise CheckpointError(f"{weights.path}: the weights lack generator.bias")
-    # A table of the future before 1.0, and norms that a parallel layer has but does not use
+    # The mask of later positions, before 1.0; norms that a parallel layer has but does not use
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if switches["parallel_residual"]:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
@@ -56,7 +56,7 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
 
 
 def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
-    """What the names and shapes of the weights tell, and the few things that they do not."""
+    """Read the switches off names and shapes of the weights, and a few off the options."""
     first, query = f"{ENC}.0", f"{ENC}.0.self_attn.linear_query"
     d_model, heads = weights.shape(SRC)[1], opt.number("heads", 8)
     n_keys = weights.shape(f"{first}.self_attn.linear_keys.weight")[0]
@@ -82,7 +82,7 @@ def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
 
 
 def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
-    """max_relative_positions: distance that counts, or -1 for rotary, -2 for ALiBi."""
+    """Read max_relative_positions: the largest distance, -1 for rotary, -2 for ALiBi."""
     limit = opt.number("max_relative_positions", 0)
     attention = f"{ENC}.0.self_attn"
     if f"{attention}.relative_attention_bias.weight" in weights:
@@ -102,7 +102,7 @@ def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
 
 
 def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and switches of the position vectors.  Only with them are embeddings scaled."""
+    """Weights and switches of the position vectors; without them embeddings are not scaled."""
     names = [f"{name}.pe.pe" for name in EMBEDDINGS.values()]
     if not any(name in weights for name in names):
         if not opt.flag("position_encoding"):
@@ -121,7 +121,7 @@ def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], d
 
 
 def layer_parts(switches: Mapping[str, Any]) -> tuple[Parts, Parts]:
-    """Our names of an encoder and a decoder layer's parts, and theirs."""
+    """Names of the parts of an encoder and a decoder layer: ours, and OpenNMT-py's."""
     common: Parts = {
         "self_attn.qkv": tuple(f"self_attn.linear_{x}" for x in ("query", "keys", "values")),
         "self_attn.out": ("self_attn.final_linear",),

@@ -1,7 +1,7 @@
 """Vocabularies in checkpoints of OpenNMT-py.
 
-3.x keeps lists of tokens.  Before that they are torchtext fields, held in several ways over the
-years; wherever an object with `itos` (index to string) is found, it is the list.
+Version 3 keeps lists of tokens.  Older versions keep torchtext fields, nested in several ways; the
+tokens are in the attribute `itos` (index to string) of an object in them.
 """
 
 from pathlib import Path
@@ -16,9 +16,9 @@ PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 
 
 def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
-    """Source and target vocabulary, and the id that starts the decoder.
+    """Read the source and target vocabulary, and the id that starts the decoder.
 
-    CheckpointError where the target has no token to start or end with.
+    Raises CheckpointError where the target lacks a start or end token.
     """
     if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
         stored = {pair[0]: pair[1] for pair in stored if _is_pair(pair)}
@@ -36,7 +36,7 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
 
 
 def _vocab(tokens: list[str], path: Path) -> Vocab:
-    """Special tokens are known by their text: their ids differ between models."""
+    """Vocabulary of a list of tokens; special tokens are found by their text."""
     ids = Vocab(checked_tokens(tokens, path)).ids
     return Vocab(
         tokens,
@@ -48,7 +48,7 @@ def _vocab(tokens: list[str], path: Path) -> Vocab:
 
 
 def _find_tokens(stored: Any, path: Path) -> list[str]:
-    """The list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
+    """Find the list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
     for _ in range(8):  # deeper than any version holds it
         if isinstance(stored, list) and stored and isinstance(stored[0], str):
             return stored

@@ -1,7 +1,7 @@
 """Writes a Transformer as OpenNMT-py 3 stores it: the inverse of `opennmt` and its parts.
 
-A `.pt` file with weights, vocabularies and the options its model builder reads (3.5.1:
-`onmt/model_builder.py`, `onmt/utils/parse.py`; what is not given there has a default).
+The `.pt` file holds weights, vocabularies, and options of OpenNMT-py's model builder that have no
+default (3.5.1: `onmt/model_builder.py`, `onmt/utils/parse.py`).
 """
 
 import argparse
@@ -48,9 +48,9 @@ SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "ave
 
 
 def export(checkpoint: Checkpoint, stem: str) -> Export:
-    """STEM.pt, and STEM.model where the model's pieces are sentencepiece's.
+    """Make STEM.pt, and STEM.model for a model with sentencepiece pieces.
 
-    CheckpointError names what OpenNMT-py 3.5.1 cannot hold.
+    Raises CheckpointError with all features that OpenNMT-py 3.5.1 lacks.
     """
     model = transformer_of(checkpoint, NAME)
     refuse(NAME, _obstacles(model.cfg) | _vocabulary_obstacles(checkpoint))
@@ -123,7 +123,7 @@ def _vocabularies(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
-    """What its builder asks for, by its names."""
+    """Options of OpenNMT-py's model builder."""
     limit = {"rotary": -1, "alibi": -2, "none": 0}.get(cfg.relative, cfg.relative_limit)
     options: dict[str, Any] = dict(
         model_task="seq2seq",
@@ -156,7 +156,7 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
         share_vocab=cfg.share_embeddings,
         share_embeddings=cfg.share_embeddings,
         share_decoder_embeddings=cfg.tie_output,
-        # Options of training that its builder asks for all the same, without a default
+        # Options of training, which the builder reads too
         freeze_word_vecs_enc=False,
         freeze_word_vecs_dec=False,
         dropout=[0.0],
@@ -177,7 +177,7 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
         SRC: ours["src_embedding.token.weight"],
         TGT: ours["tgt_embedding.token.weight"],
         "generator.weight": ours["output.weight"],
-        # Its output layer always has one
+        # OpenNMT-py's output layer always has a bias
         "generator.bias": ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size)),
     }
     theirs |= taken_apart(ours, "enc_norm", "encoder", {"": ("layer_norm",)})
@@ -186,7 +186,7 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
         theirs |= taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", encoder_parts)
     for i in range(cfg.dec_layers):
         theirs |= taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", decoder_parts)
-        if cfg.parallel_residual:  # there but not used
+        if cfg.parallel_residual:  # a norm that is not used
             theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
                 theirs[f"{DEC}.{i}.layer_norm_2.bias"] = torch.zeros(cfg.d_model)
@@ -198,7 +198,7 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> tuple[str, ...]:
-    """What the YAML of `onmt_translate` must say, and what it does otherwise than we do."""
+    """Lines for the YAML of `onmt_translate`, and differences between the two programs."""
     pieces = files[0] if len(files) > 1 else None
     transforms = ["sentencepiece"] * (pieces is not None) + ["suffix"] * bool(checkpoint.src_end)
     lines = [f"transforms: [{', '.join(transforms)}]"] if transforms else []

@@ -1,9 +1,9 @@
 """Reads pickles as data: classes are never looked up and nothing is ever called.
 
 A pickle is a program for a stack machine that may name any function of any module and call it.
-This machine knows the instructions by which models are stored and builds plain values from them;
-what a pickle says about a class stays a `Record` with the name of the class.  Names that no model
-needs are refused all the same: such a file is not what it claims to be.
+This machine knows the instructions by which models are stored, and builds plain values from them.
+An object of a class becomes a `Record` with the name of the class.  A name that no model needs is
+refused, although nothing would be called: such a file is not a model.
 """
 
 import pickletools
@@ -44,14 +44,14 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Name:
-    """What a pickle calls `module.attribute`."""
+    """Name of a function or class in a pickle: `module.attribute`."""
 
     path: str
 
 
 @dataclass(eq=False, repr=False)
 class Record:
-    """An object of any class: its name, what it was made from, its attributes."""
+    """An object: the name of its class, the arguments it was made with, its attributes."""
 
     name: str
     args: tuple = ()
@@ -63,7 +63,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Storage:
-    """A row of numbers kept outside the pickle, under `key`."""
+    """Flat array of numbers outside the pickle, under `key`."""
 
     dtype: torch.dtype
     key: str
@@ -72,7 +72,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor's numbers lie in a storage."""
+    """View of a storage: the tensor's offset, size and stride, in numbers."""
 
     storage: Storage
     offset: int
@@ -81,9 +81,11 @@ class StoredTensor:
 
 
 def parse(stream: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
-    """The value of the pickle that starts here; the stream is left behind its end.
+    """Read the value of the pickle that starts at the stream's position, and stop behind its end.
 
-    `storages` is filled with those it refers to.  ValueError says what is wrong with it.
+    storages  is filled with the storages that the pickle refers to
+
+    Raises ValueError for a pickle that is damaged or not of a model.
     """
     machine = _Machine({} if storages is None else storages)
     try:
@@ -111,7 +113,7 @@ IGNORED = {"PROTO", "FRAME", "STOP"}
 
 
 class _Machine:
-    """The instructions, named as `pickletools` names them."""
+    """Stack machine; the instructions have their names in `pickletools`."""
 
     def __init__(self, storages: dict[str, Storage]):
         self.storages = storages
@@ -235,7 +237,7 @@ class _Machine:
         if isinstance(target, Record):  # a tuple has attributes, and those of __slots__
             for part in state if isinstance(state, tuple) else (state,):
                 target.state.update(_table(part.items()) if isinstance(part, dict) else {})
-        elif type(target) is not dict:  # of an OrderedDict, nothing is missed
+        elif type(target) is not dict:  # the state of an OrderedDict is not needed
             raise TypeError("a plain value has no attributes")
 
 
@@ -246,7 +248,7 @@ def _allowed(path: str) -> Name:
 
 
 def _made_by(name: str, args: tuple) -> Any:
-    """What a call of `name` stands for."""
+    """The value that a call of `name` would return."""
     kind = name.rpartition(".")[2]
     if name.startswith("torch._utils._rebuild_tensor"):
         return _tensor(*args[:4])
@@ -264,7 +266,7 @@ def _made_by(name: str, args: tuple) -> Any:
 
 
 def _table(pairs: Iterable[tuple[Any, Any]] = ()) -> dict[Any, Any]:
-    """A dict; its keys are simple, since hashing a deeply nested one could exhaust the stack."""
+    """Make a dict of simple keys: hashing a deeply nested key could exhaust the stack."""
     table = {}
     for key, value in pairs:
         if not isinstance(key, KEYS):
@@ -274,7 +276,7 @@ def _table(pairs: Iterable[tuple[Any, Any]] = ()) -> dict[Any, Any]:
 
 
 def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple) -> StoredTensor:
-    """ValueError unless every element lies in the storage and no two in the same place."""
+    """Check a view.  Raises ValueError unless all elements lie in the storage, none twice."""
     if len(size) > MAX_DIMS:
         raise ValueError(f"a tensor has {len(size)} dimensions")
     whole = _is_size(offset) and len(size) == len(stride) and all(map(_is_size, (*size, *stride)))

@@ -1,8 +1,8 @@
 """Sentencepiece models that may use only some of their pieces, or that are made of a list.
 
-Sentencepiece calls the first vocabulary restriction, and its Python package has lost it, so the
-model is changed instead.  It is a protocol buffer: field 1, repeated, is a piece, whose field 1 is
-its text, field 2 its score and field 3 its type.  Of a field that comes twice, the last one counts.
+The command spm_encode calls the first vocabulary restriction; the Python package lacks it, so the
+model is changed instead.  A model is a protocol buffer: field 1, repeated, is a piece, whose field 1
+is the text, field 2 the score and field 3 the type.  Of a field that comes twice, the last one counts.
 """
 
 import struct
@@ -16,13 +16,13 @@ TRAINER, MODEL_TYPE, BYTE_FALLBACK = 2, 3, 35
 NORMALIZER, CHARSMAP, DUMMY_PREFIX = 3, 2, 3
 MODEL_TYPES = {"Unigram": 1, "BPE": 2}
 
-Field = tuple[int, int | bytes, bytes]  # its number, its value, the bytes of all of it
+Field = tuple[int, int | bytes, bytes]  # number, value, all bytes
 
 
 def restricted(model: bytes, known: set[str]) -> bytes:
-    """The model with all pieces unused but those in `known` and single characters.
+    """Mark all pieces as unused but those in `known` and single characters.
 
-    ValueError where the bytes are none.
+    Raises ValueError where the bytes are not a sentencepiece model.
     """
     parts = []
     for number, value, whole in _fields(model):
@@ -95,7 +95,7 @@ def _fields(data: bytes) -> Iterator[Field]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits to a byte, the lowest first; and where it ends."""
+    """Read a number, seven bits to a byte, the lowest first.  Returns number and end offset."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):

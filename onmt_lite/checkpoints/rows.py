@@ -1,6 +1,6 @@
-"""Matrices as 8-bit integers with one scale a row: a weight is its integer times its row's scale.
+"""Matrices as 8-bit integers with one scale a row: weight = integer * scale of the row.
 
-Half the size of float16, and as good for a translation.
+The size is half of float16's, and translations are as good.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ CLIPPINGS = torch.linspace(1.0, 0.6, 9)  # of a row's largest weight, tried one 
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix as int8 (rows, columns) and float16 scales (rows,); all else as float16."""
+    """Store matrices as int8 (rows, columns) and float16 scales (rows,), the rest as float16."""
     packed = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
@@ -27,9 +27,9 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """What `pack` was given; matrices as float32.
+    """Undo `pack`; matrices become float32.
 
-    CheckpointError where a matrix of integers lacks a scale above 0 for each of its rows.
+    Raises CheckpointError unless each row of a matrix of integers has a scale above 0.
     """
     scales = {name: t for name, t in tensors.items() if name.endswith(SCALE)}
     unpacked = {}
@@ -53,7 +53,7 @@ def to_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     best_error = torch.full_like(largest, torch.inf)
     integers, scales = torch.zeros_like(matrix), torch.ones_like(largest)
     for share in CLIPPINGS:
-        # A row of zeros has a scale too, the smallest
+        # A row of zeros has the smallest scale
         scale = (largest * share / LARGEST).clamp(min=torch.finfo(torch.half).tiny).half().float()
         rounded = (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST)
         error = (rounded * scale[:, None] - matrix).square().sum(1)

@@ -1,7 +1,6 @@
 """Weights as safetensors files: 8 bytes of header length, a JSON header, raw numbers.
 
-The format cannot hold code.  Everything the header claims is checked against the file
-before a number is used.
+The format cannot hold code.  The header is checked against the file before any number is used.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """The file's bytes.  `metadata` says what readers of other toolkits want to know of it."""
+    """Make the content of a file.  `metadata` is for the readers of other toolkits."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     parts, end = [], 0
     for name, tensor in tensors.items():
@@ -52,7 +51,7 @@ def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file.  CheckpointError says what is wrong with it."""
+    """Read the tensors of a file.  Raises CheckpointError for a file that is damaged."""
     try:
         with open(path, "rb") as f:
             return _parse(f, path.stat().st_size)
@@ -61,7 +60,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def parse(data: bytes) -> dict[str, Tensor]:
-    """The tensors.  ValueError says what is wrong with the data."""
+    """Read the tensors in the content of a file.  Raises ValueError for damaged content."""
     return _parse(io.BytesIO(data), len(data))
 
 
@@ -78,7 +77,7 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
         n_numbers = math.prod(shape)
         if start != end or stop - start != n_numbers * dtype.itemsize or stop > n_body:
             raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
-        # Into memory of its own: the file does not promise that it starts where its type may
+        # Copied, since an offset in the file may not be aligned for the number type
         data = bytearray(stop - start)
         if stream.readinto(data) != len(data):
             raise ValueError("shorter than it was when it was opened")
@@ -103,7 +102,7 @@ def _read_header(data: bytes) -> dict[str, Entry]:
 
 
 def _read_entry(name: str, entry: Any) -> Entry:
-    """dtype, shape and offsets of one tensor, each of the right type."""
+    """Read dtype, shape and offsets of one tensor, and check their types."""
     wrong = ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
     try:
         dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in words: what `-print_model` prints."""
+"""Description of a checkpoint for people, as `-print_model` prints it."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -23,7 +23,7 @@ WIDTH = 18  # of the names on the left
 
 
 def describe(checkpoint: Checkpoint, name: str) -> str:
-    """A block of lines under the model's name."""
+    """Describe a checkpoint in lines under its name."""
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     default, *others = checkpoint.tokenizers
     facts = {
@@ -46,7 +46,7 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Nothing out of a file may steer the terminal."""
+    """Quote text with control characters, which might steer the terminal."""
     return text if text.isprintable() else repr(text)
 
 
@@ -55,12 +55,12 @@ def _family(model: EncoderDecoder) -> str:
 
 
 def _n_parameters(model: EncoderDecoder) -> int:
-    """A shared weight counts once."""
+    """Number of weights, shared ones counted once."""
     return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
 
 
 def _sizes(model: EncoderDecoder) -> str:
-    """The configuration without what is off, and without the sizes of vocabularies."""
+    """Configuration of a model, without fields that are off and sizes of vocabularies."""
     if isinstance(model, TableModel):
         return f"{len(model.sources)} source lines"
     values = vars(cast(Any, model).cfg).items()
@@ -73,14 +73,14 @@ def _sizes(model: EncoderDecoder) -> str:
 
 
 def _size(value: Any) -> str:
-    """Layers as width x kernel, the rest as it is."""
+    """Format a value; convolutional layers as width x kernel."""
     if isinstance(value, tuple):
         return " ".join(f"{layer.d}x{layer.kernel}" for layer in value)
     return str(value)
 
 
 def _vocabulary(vocab: Vocab) -> str:
-    """Its size, and its special tokens."""
+    """Size and special tokens of a vocabulary."""
     ids = {"end": vocab.eos_id, "start": vocab.bos_id, "pad": vocab.pad_id, "unk": vocab.unk_id}
     special = [f"{name} {_tokens([i], vocab)}" for name, i in ids.items() if i is not None]
     return ", ".join([f"{len(vocab):,} tokens", *special])

@@ -1,4 +1,4 @@
-"""Weights of other toolkits: taken by name, each once, and none left over."""
+"""Weights in the files of other toolkits, renamed to ours."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 
 Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
-# Of a position table that was computed in float32: large positions lose digits
+# Tolerances of position tables computed in float32, where large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
 
 
 def check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
-    """CheckpointError where a weight is not finite."""
+    """Raise CheckpointError where a weight is not finite."""
     for name, tensor in tensors.items():
-        # A sum is many times faster than a look at each number, but may overflow
+        # A sum is many times faster than a test of each number, but may overflow
         if tensor.is_floating_point() and not tensor.sum().isfinite():
             if not tensor.isfinite().all():
                 raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
 
 
 class Weights:
-    """The tensors of a file, from which a reader takes what its model has."""
+    """Tensors of a file by name, from which a reader takes those of its model."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
-        """CheckpointError where a tensor holds numbers that no model works with."""
+        """Raises CheckpointError where a number is not finite."""
         check_numbers(tensors, path)
         self.tensors, self.path = tensors, path
 
@@ -37,7 +37,7 @@ class Weights:
         return name in self.tensors
 
     def shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
-        """The shape of a tensor that must be there, with that many dimensions."""
+        """Shape of a tensor.  Raises CheckpointError unless it has `n_dims` dimensions."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
@@ -46,13 +46,13 @@ class Weights:
         return tuple(tensor.shape)
 
     def take(self, name: str) -> Tensor:
-        """The tensor as float32; here it is forgotten, so that nothing keeps two copies of it."""
+        """Remove a tensor and return it as float32, so that no second copy is held."""
         tensor = self.numbers(name)
         del self.tensors[name]
         return tensor.contiguous()
 
     def numbers(self, name: str) -> Tensor:
-        """The tensor as float32.  CheckpointError where it is missing or not of real numbers."""
+        """A tensor as float32.  Raises CheckpointError where it is missing or of integers."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
         tensor = self.tensors[name]
@@ -63,12 +63,12 @@ class Weights:
         return tensor.float()
 
     def drop(self, pattern: str) -> None:
-        """Forget tensors that hold nothing a translation needs."""
+        """Remove tensors that translation does not need."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
     def count(self, pattern: str) -> int:
-        """How many layers there are: numbers from 0 on where names have the pattern's group."""
+        """Count layers: numbers from 0 on in the group of `pattern`, a start of names."""
         matches = (re.match(pattern, name) for name in self.tensors)
         numbers = {match[1] for match in matches if match}
         if not numbers or numbers != set(map(str, range(len(numbers)))):
@@ -76,7 +76,7 @@ class Weights:
         return len(numbers)
 
     def table_sizes(self, src: str, tgt: str) -> dict[str, Any]:
-        """The sizes of both embedding tables, as configurations name them."""
+        """Sizes of both embedding tables, under the names of configurations."""
         (src_size, d_src), (tgt_size, d_tgt) = self.shape(src), self.shape(tgt)
         return dict(
             src_vocab_size=src_size,
@@ -86,26 +86,29 @@ class Weights:
         )
 
     def same(self, one: str, other: str) -> bool:
-        """Whether both are there and hold the same numbers."""
+        """Whether both tensors are there, with equal numbers."""
         a, b = self.tensors.get(one), self.tensors.get(other)
         return a is not None and b is not None and a.shape == b.shape and torch.equal(a, b)
 
     def renamed(self, theirs: str, ours: str, parts: Mapping[str, tuple[str, ...]]) -> dict:
-        """The weights of one layer under our names; `parts` says which of theirs make up ours.
+        """Take the weights of one layer, under our names.
 
-        Weight and bias of each; a bias that is not there is left out.
+        theirs, ours  prefixes of the names
+        parts         our name of each part, and their names, whose tensors are stacked
+
+        A part has a weight, and a bias if the file has one.
         """
-        found = {}
+        renamed = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
                 names = [joined(theirs, source, kind) for source in sources]
                 if kind == "weight" or names[0] in self:
                     tensors = [self.take(name) for name in names]
-                    found[joined(ours, name, kind)] = self._stacked(tensors)
-        return found
+                    renamed[joined(ours, name, kind)] = self._stacked(tensors)
+        return renamed
 
     def by_rules(self, rules: Rules) -> dict[str, Tensor]:
-        """All that is left, under our names; a rule without a new name drops the tensor."""
+        """Take all remaining tensors, under our names; a rule to "" drops the tensor."""
         ours: dict[str, Tensor] = {}
         for theirs in list(self.tensors):
             matches = ((re.fullmatch(pattern, theirs), new) for pattern, new in rules)
@@ -129,14 +132,14 @@ class Weights:
 
 
 def joined(*names: str) -> str:
-    """The name of a weight from its parts, of which some may be empty."""
+    """Join the parts of a weight's name, of which some may be empty."""
     return ".".join(filter(None, names))
 
 
 def layout_of(table: Tensor, offset: int = 0) -> str:
-    """How a stored position table (n, d) was computed; `learned` if it was not.
+    """Tell how a stored position table (n, d) was computed: a layout, or else `learned`.
 
-    So is one in half precision: what was stored is what the model was used with.
+    A table in half precision is `learned`: the rounded numbers are those the model was used with.
     """
     n, d = table.shape
     for layout in ("interleaved", "concat", "fairseq") if d % 2 == 0 else ():
