@@ -1,8 +1,9 @@
 """Sentencepiece models that may use only some of their pieces, or that are made of a list.
 
 The command spm_encode calls the first vocabulary restriction; the Python package lacks it, so the
-model is changed instead.  A model is a protocol buffer: field 1, repeated, is a piece, whose field 1
-is the text, field 2 the score and field 3 the type.  Of a field that comes twice, the last one counts.
+model is changed instead.  A model is a protocol buffer: field 1, repeated, is a piece, whose field
+1 is the text, field 2 the score and field 3 the type.  Of a field that comes twice, the last one
+counts.
 """
 
 import struct
