@@ -31,7 +31,7 @@ COUPLED = "opennmt-2018"  # whose results depend on the batch
 
 VALUES = {
     "beam_size": [1, 2, 3, 4, 6],
-    "n_best": [1, 2, 4],
+    "n_best": [1, 2, 4, 6],
     "max_length": [1, 3, 5, 8],
     "max_length_ratio": [0.0, 0.3, 1.5],
     "min_length": [0, 1, 2, 4],
@@ -45,8 +45,8 @@ VALUES = {
     "repetition_penalty": [1.0, 1.3, 3.0, 0.7],
     "ban_unk_token": [False, True],
     "early_stopping": ["false", "true", "never"],
-    "patience": [0.5, 1.0, 1.5, 2.0],
-    "ratio": [0.0, 0.4, 1.0, 2.0],
+    "patience": [0.5, 1.0, 1.2, 1.5],
+    "ratio": [0.0, 0.7, 1.0, 1.4],
     "tgt_file_prefix": [False, True],
     "beam_groups": [1, 2, 3],
     "diversity_rate": [0.0, 0.5, 1.5],
@@ -209,13 +209,14 @@ class Case:
 
 
 def cases(name: str, tables: str, n_arrays: int = 1) -> list[Case]:
-    """All defaults; arrays of all options; an array that nothing but the stop rule ends."""
+    """All defaults; arrays of all options; arrays that nothing but a stop rule ends."""
     values = values_of(name)
-    loose = {name: values[name] for name in LOOSE if name in values}
     arrays = [covering_array(values, seed) for seed in range(n_arrays)]
     others = {"min_length": 0} if "min_length" in values else {}
-    free = [others | options for options in covering_array(loose, 0)]
-    configurations = [{}, *itertools.chain(*arrays), *free]
+    for names in [LOOSE, (*LOOSE, "ratio")] if "ratio" in values else [LOOSE]:
+        loose = covering_array({n: values[n] for n in names if n in values}, seed=0)
+        arrays.append([others | options for options in loose])
+    configurations = [{}, *itertools.chain(*arrays)]
     return [Case(name, i, options, KINDS[tables]) for i, options in enumerate(configurations)]
 
 
