@@ -276,14 +276,14 @@ def move(module: nn.Module) -> None:
 
 
 def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
-    """The translator itself, whose model is on the device from now on and marks the phases
-    `encode` and `step`."""
+    """The translator itself, whose model is on the device from now on and marks its phases; it
+    refills batches, as it would have done on a GPU from the first."""
     model = translator.model
     if isinstance(model, nn.Module):
         move(model)
     else:
         model.device = DEVICE
-    translator.device = DEVICE
+    translator.device, translator.refills = DEVICE, True
     for phase in ("encode", "init_state", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
     return translator

@@ -1,0 +1,94 @@
+"""Every search and every family, so small that all of them can be run."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.models.table import TableModel
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from tests.support import tables, tiny
+from tests.support.families import SRC_VOCAB, TGT_VOCAB
+from tests.test_state import MODELS
+from tests.test_transformer import ALL as TRANSFORMERS
+
+BEAM, BATCH = 4, 4
+# More sentences than a batch holds, of many lengths, so that some end while others go on
+LENGTHS = (3, 1, 6, 4, 5, 2)
+LINES = [" ".join(f"w{(7 * i + 3 * j) % 28}" for j in range(n)) for i, n in enumerate(LENGTHS)]
+
+
+def lively_transformer(**config: Any) -> Any:
+    """Outputs vary, some end early and some are cut off."""
+    model = tiny.make_model(seed=10, **{"tie_output": False, **config})
+    model.output.weight.mul_(2)
+    if model.output.bias is not None:
+        model.output.bias[tiny.EOS] += 1.5
+    return model
+
+
+def endless_transformer(**config: Any) -> Any:
+    """Never says the end token, so that each sentence runs into its limit."""
+    model = tiny.make_model(seed=3, **config)
+    model.output.bias[tiny.EOS] -= 1000
+    return model
+
+
+def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") -> Translator:
+    if isinstance(model, TableModel):
+        checkpoint = tables.make_checkpoint(model.sources)
+        return Translator(checkpoint, TranslateOptions.of(device=device))
+    tokenizers = {"space": SpaceTokenizer()}
+    checkpoint = Checkpoint(model, SRC_VOCAB, TGT_VOCAB, tokenizers, start_id=tiny.BOS)
+    return Translator(checkpoint, TranslateOptions.of(device=device, precision=precision))
+
+
+def translate(translator: Translator, lines: Sequence[str] = LINES, **options: Any) -> list:
+    given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
+    if isinstance(translator.model, TableModel):
+        n = len(translator.model.sources)
+        lines = [" ".join([f"s{i % n}"] * (1 + i % 3)) for i in range(len(lines))]
+    return translator.translate(lines, **given)
+
+
+def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each search as it is, and with each group of options that it has."""
+    groups: dict[str, dict[str, Any]] = {
+        "n_best": dict(n_best=BEAM),
+        "long": dict(min_length=4, n_best=2),
+        "ngrams": dict(block_ngram_repeat=2, n_best=2),
+        "exempt": dict(block_ngram_repeat=1, ignore_when_blocking=("w20", "w21")),
+        "coverage": dict(coverage_penalty="wu", beta=0.2, n_best=2),
+        "stepwise": dict(coverage_penalty="wu", beta=0.2, stepwise_penalty=True),
+        "repetition": dict(repetition_penalty=1.5),
+        "samples": dict(do_sample=True, random_sampling_temp=0.7, n_best=2),
+        "top_k": dict(do_sample=True, random_sampling_topk=5),
+        "top_p": dict(do_sample=True, random_sampling_topp=0.8),
+        "groups": dict(beam_groups=2, diversity_rate=0.5, n_best=2),
+        "early": dict(early_stopping="true"),
+        "never": dict(early_stopping="never"),
+        "patience": dict(patience=2.0),
+        "ratio": dict(ratio=1.2),
+        "no_unk": dict(ban_unk_token=True),
+        "prefixes": dict(prefixes=[" ".join(line.split()[:2]) for line in LINES]),
+    }
+    needs = {"n_best": set(), "prefixes": {"tgt_file_prefix"}}
+    found = {}
+    for search, preset in PRESETS.items():
+        found[search] = (search, {})
+        for name, options in groups.items():
+            stops = name != "never" or any("never" in condition for condition in preset.stops)
+            if stops and needs.get(name, options.keys() - {"n_best"}) <= preset.options:
+                found[f"{search}-{name}"] = (search, options)
+    return found
+
+
+CASES = options_of_presets()
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    **{f"transformer_{n}": partial(lively_transformer, **o) for n, o in TRANSFORMERS.items()},
+    **{name: make for name, make in MODELS.items() if name != "transformer"},
+}
