@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -93,41 +93,51 @@ def cpu_threads(n: int | None) -> Iterator[None]:
 
 
 class Room:
-    """What fits into memory: a batch as large as one that did not fit is not tried again."""
+    """What fits into memory: as many examples at once as did not fit are not tried again."""
 
     def __init__(self, remedy: str):
         """`remedy`: what to do about one example that does not fit."""
         self.remedy = remedy
-        self.most: float = math.inf  # size of the largest batch that is tried
+        self.most: float = math.inf  # examples at once, times the width of the widest
 
     def run(
         self,
         group: list[Example],
-        size: Callable[[list[Example]], int],
-        work: Callable[[list[Example]], list[R]],
+        n_at_once: int,
+        width: Callable[[Example], int],
+        work: Callable[[list[Example], int], Iterable[tuple[int, R]]],
     ) -> list[R]:
-        """What `work` returns for the examples of `group`, in order.
+        """The results of `work` for the examples of `group`, in order.
 
-        A group that is too large goes through `work` in halves; `size` is a number that the
-        memory for a group grows with.  MemoryExhausted where one example alone does not fit.
+        width(example)     a number that the memory for an example grows with
+        work(examples, n)  with at most n of the examples in memory at once, yields the place of
+                           each among them and its result; where memory runs out, the work goes on
+                           for the examples that have none, with half as many at once
+
+        MemoryExhausted where one example alone does not fit.
         """
-        half = (len(group) + 1) // 2
-        if len(group) == 1 or size(group) <= self.most:
+        found: dict[int, R] = {}
+        while len(found) < len(group):
+            waiting = [i for i in range(len(group)) if i not in found]
+            widest = max(width(group[i]) for i in waiting)
+            n = max(1, int(min(n_at_once, len(waiting), self.most / widest)))
             try:
-                return work(group)
+                for i, result in work([group[i] for i in waiting], n):
+                    found[waiting[i]] = result
+                continue
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if len(group) == 1:
-                    line = group[0].line.id + 1
+                if n == 1:
+                    line = next(group[i].line.id for i in waiting if i not in found) + 1
                     raise MemoryExhausted(
                         f"out of memory at line {line} alone; {self.remedy}"
                     ) from None
-            # Here, since within `except` the error keeps alive what the failed batch had
+            # Here, since within `except` the error keeps alive what was in memory
+            self.most = (n + 1) // 2 * widest
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-            self.most = size(group[:half])
-        return [*self.run(group[:half], size, work), *self.run(group[half:], size, work)]
+        return [found[i] for i in range(len(group))]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -330,25 +331,27 @@ class Translator:
         """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
         room for."""
 
-        def size(part: list[Example]) -> int:
-            return min(len(part), n_slots) * max(map(source_length, part)) * rules.beam_size
+        def width(example: Example) -> int:
+            return source_length(example) * rules.beam_size
 
-        return self.room.run(group, size, lambda part: self._search(part, n_slots, rules))
+        return self.room.run(group, n_slots, width, partial(self._search, rules))
 
     def _search(
-        self, group: list[Example], n_slots: int, rules: SearchRules
-    ) -> list[list[Hypothesis]]:
+        self, rules: SearchRules, group: list[Example], n_slots: int
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The place of each example in the group and its hypotheses, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)
         plan = replace(rules.plan, aligns=aligns)
-        sentences = [rules.sentence(e) for e in group]
-        hyps: dict[int, list[Hypothesis]] = {}
-        try:
-            for i, beam in decode(self.model, sentences, plan, n_slots):
-                hyps[i] = self._hypotheses(beam, group[i])
-        except NotANumber as error:
-            line = group[error.sentence].line.id + 1
-            raise NotANumber(error.sentence, error.step, line) from None
-        return [hyps[i] for i in range(len(group))]
+        refills = self.refills and not rules.policy.as_2018
+        n_joint = len(group) if refills else n_slots
+        for start in range(0, len(group), n_joint):
+            part = group[start : start + n_joint]
+            try:
+                for i, beam in decode(self.model, [*map(rules.sentence, part)], plan, n_slots):
+                    yield start + i, self._hypotheses(beam, part[i])
+            except NotANumber as error:
+                line = part[error.sentence].line.id + 1
+                raise NotANumber(error.sentence, error.step, line) from None
 
     def _hypotheses(self, beam: Beam, example: Example) -> list[Hypothesis]:
         """The n best that are distinct, as the search counts them."""
@@ -401,29 +404,30 @@ class Translator:
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
         tokens = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
 
-        def size(part: list[Example]) -> int:
-            return len(part) * max(map(longer_side, part))
-
         for group in make_batches(scorable, tokens, "tokens", longer_side):
-            scores = self.gold_room.run(group, size, self._score_batch)
+            scores = self.gold_room.run(group, len(group), longer_side, self._score)
             for example, score in zip(group, scores, strict=True):
                 gold[place[id(example)]] = score
         return gold
 
-    def _score_batch(self, group: list[Example]) -> list[float]:
+    def _score(self, group: list[Example], n_at_once: int) -> Iterator[tuple[int, float]]:
+        """The place of each example in the group and its log-probability."""
         checkpoint = self.checkpoint
-        batch = pad_batch(group, checkpoint.src_vocab.pad_id or 0, self.device)
-        return score_targets(
-            self.model,
-            batch.src,
-            batch.src_lengths,
-            [e.tgt_ids or [] for e in group],
-            [e.start for e in group],
-            checkpoint.eos_id,
-            checkpoint.sums_to_one,
-            batch.copy_ids,
-            self._logits_at_once(),
-        )
+        for start in range(0, len(group), n_at_once):
+            part = group[start : start + n_at_once]
+            batch = pad_batch(part, checkpoint.src_vocab.pad_id or 0, self.device)
+            scores = score_targets(
+                self.model,
+                batch.src,
+                batch.src_lengths,
+                [e.tgt_ids or [] for e in part],
+                [e.start for e in part],
+                checkpoint.eos_id,
+                checkpoint.sums_to_one,
+                batch.copy_ids,
+                self._logits_at_once(),
+            )
+            yield from enumerate(scores, start)
 
     def _logits_at_once(self) -> int:
         return BATCH_BYTES[self.device.type] // (LOGIT_BYTES * len(self._members()))

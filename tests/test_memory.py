@@ -14,7 +14,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Line
 from onmt_lite.runtime import Room
 from onmt_lite.search.forced import score_targets
-from onmt_lite.text.batching import longer_side
+from onmt_lite.text.batching import longer_side, source_length
 from tests.support import families, tiny
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
@@ -42,32 +42,38 @@ def fresh(translator):
     return Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
 
 
-def examples_of(lengths):
-    return [Example(Line(i, ""), [7] * n, n) for i, n in enumerate(lengths)]
+def examples_of(lengths, first):
+    return [Example(Line(i, ""), [7] * n, n) for i, n in enumerate(lengths, first)]
 
 
 @given(
     st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=40), min_size=1, max_size=8),
     st.integers(1, 12),
     st.integers(20, 200),
+    st.integers(1, 40),
+    st.integers(0, 3),
 )
-def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens):
-    """Memory has room for so many rows, and for so many tokens of padded batches."""
+def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_at_once, n_before):
+    """Memory has room for so many rows, and for so many tokens; it fails after `n_before`."""
     room, failed, done = Room(""), [], []
 
-    def size(group):
-        return len(group) * max(e.n_src_tokens for e in group)
-
-    def work(group):
-        if len(group) > max_rows or size(group) > max_tokens:
-            failed.append(size(group))
+    def work(group, n):
+        size = n * max(map(source_length, group))
+        fails = n > max_rows or size > max_tokens
+        for i, example in enumerate(group[:n_before] if fails else group):
+            done.append(example.line.id)
+            yield i, example.line.id
+        if fails:
+            failed.append(size)
             raise MemoryError
-        done.append(size(group))
-        return [e.line.id for e in group]
 
+    n_lines = 0
     for lengths in batches:
-        examples = sorted(examples_of(lengths), key=lambda e: -e.n_src_tokens)
-        assert room.run(examples, size, work) == [e.line.id for e in examples]
+        examples = sorted(examples_of(lengths, n_lines), key=lambda e: -e.n_src_tokens)
+        n_lines += len(lengths)
+        places = [e.line.id for e in examples]
+        assert room.run(examples, n_at_once, source_length, work) == places
+    assert sorted(done) == list(range(n_lines))  # each once
     # Each failure leaves two thirds of what was tried, at most
     assert all(b <= a * 2 / 3 + 1 for a, b in zip(failed, failed[1:]))
     assert len(failed) <= 1 + math.log(800, 1.5)
@@ -112,6 +118,32 @@ def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeyp
     assert fresh.translate(LINES, **options) == found
     assert sum(n > 2 for n in tried.sizes) == n_failed
     assert sum(n for n in tried.sizes if n <= 2) == 2 * len(LINES)
+
+
+@pytest.mark.parametrize("refills", [True, False])
+def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeypatch, refills):
+    """Memory runs out when three sentences are done, where more than two run."""
+    expected = fresh.translate(LINES, beam_size=2)
+    tried, decode = [], translator_module.decode
+
+    def late(model, sentences, plan, n_slots):
+        tried.append((len(sentences), n_slots))
+        for n_done, result in enumerate(decode(model, sentences, plan, n_slots)):
+            if n_slots > 2 and n_done == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield result
+
+    monkeypatch.setattr(translator_module, "decode", late)
+    fresh.refills = refills
+    options = dict(beam_size=2, batch_type="sents", batch_size=8)
+    found = fresh.translate(LINES, **options)
+    assert [[h.text for h in t.hyps] for t in found] == [[h.text for h in t.hyps] for t in expected]
+    n = len(LINES)
+    if refills:
+        assert tried == [(n, 8), (n - 3, 4), (n - 6, 2)]
+    else:
+        assert tried[:3] == [(8, 8), (4, 4), (2, 2)]
+        assert all(size <= slots <= 3 for size, slots in tried[2:])
 
 
 def test_a_smaller_beam_has_room_for_more_lines(fresh, monkeypatch):
