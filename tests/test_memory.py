@@ -205,9 +205,13 @@ def test_a_position_at_a_time_gives_the_same_scores(name):
     model = FAMILIES[name]()
     src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 3, 1]]), torch.tensor([4, 3])
     targets = [[6, 7, 8, 9, 10], [4]]
-    whole = score_targets(model, src, lengths, targets, 2, 3)
-    by_steps = score_targets(model, src, lengths, targets, 2, 3, at_once=0)
+    whole = score_targets(model, src, lengths, targets, [[2], [2]], 3)
+    assert whole != score_targets(model, src, lengths, targets, [[5], [5]], 3)
+    by_steps = score_targets(model, src, lengths, targets, [[2], [2]], 3, at_once=0)
     assert by_steps == pytest.approx(whole, abs=1e-4)
+    longer = score_targets(model, src, lengths, targets, [[2, 5]] * 2, 3)
+    by_steps = score_targets(model, src, lengths, targets, [[2, 5]] * 2, 3, at_once=0)
+    assert by_steps == pytest.approx(longer, abs=1e-4)
 
 
 def test_scores_that_do_not_fit_are_not_tried_again(fresh, translator, monkeypatch):
