@@ -179,7 +179,9 @@ class TestLines:
         encoded = []
         encode = translator.model.encode
         monkeypatch.setattr(
-            translator.model, "encode", lambda src, n: encoded.extend(n.tolist()) or encode(src, n)
+            translator.model,
+            "encode",
+            lambda src, n, *more: encoded.extend(n.tolist()) or encode(src, n, *more),
         )
         found = translator.translate(["", "a", "  ", "\t", "\u3000"])
         assert len(encoded) == 1
@@ -223,7 +225,7 @@ class TestControlTokens:
         monkeypatch.setattr(
             translator.model,
             "encode",
-            lambda src, n: seen.extend(src[0, :-1].tolist()) or encode(src, n),
+            lambda src, n, *more: seen.extend(src[0, :-1].tolist()) or encode(src, n, *more),
         )
         monkeypatch.setattr(
             translator.model,
