@@ -1,0 +1,241 @@
+"""Random Transformers saved by CTranslate2: its n-best lists and scores, and ours, alike."""
+
+import pytest
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+np = pytest.importorskip("numpy")
+
+from ctranslate2.specs import common_spec, transformer_spec  # noqa: E402
+
+from onmt_lite import Translator  # noqa: E402
+
+D, HEADS, FF, ROWS, POSITIONS = 16, 4, 24, 24, 300
+ATOL = 5e-5
+LINES = ["w1 w2 w3", "w7", "w4 w4 w9 w10 w11 w2 w0", "w13 w5 zzz w8 w12", "w3 w2 w1 w0 w1 w2 w3 w4"]
+TARGETS = ["w1 w2", "w9 w8 w7", "w0 w0 w0", "w5", "w6 w7"]
+Activation = common_spec.Activation
+# Theirs of a search, ours
+GRID = [
+    (dict(beam_size=1), dict(beam_size=1)),
+    (dict(beam_size=2, num_hypotheses=2), dict(beam_size=2, n_best=2)),
+    (
+        dict(beam_size=5, num_hypotheses=5, length_penalty=0),
+        dict(beam_size=5, n_best=5, alpha=0.0),
+    ),
+    (
+        dict(beam_size=4, num_hypotheses=4, min_decoding_length=4, no_repeat_ngram_size=2),
+        dict(beam_size=4, n_best=4, min_length=4, block_ngram_repeat=2),
+    ),
+    (
+        dict(beam_size=3, num_hypotheses=3, coverage_penalty=0.3, patience=2),
+        dict(beam_size=3, n_best=3, coverage_penalty="wu", beta=0.3, patience=2.0),
+    ),
+    (
+        dict(beam_size=3, num_hypotheses=3, repetition_penalty=1.3, disable_unk=True),
+        dict(beam_size=3, n_best=3, repetition_penalty=1.3, ban_unk_token=True),
+    ),
+]
+
+
+class Filler:
+    """Random numbers for the weights of a specification."""
+
+    def __init__(self, seed, kv=HEADS, width=D // HEADS, bias=True, own_values=False):
+        self.random, self.kv, self.width = np.random.default_rng(seed), kv, width
+        self.bias, self.own_values = bias, own_values
+
+    def numbers(self, *shape, scale=0.35):
+        return (self.random.standard_normal(shape) * scale).astype(np.float32)
+
+    def linear(self, spec, rows, columns):
+        spec.weight = self.numbers(rows, columns, scale=1.3 * columns**-0.5)
+        if self.bias:
+            spec.bias = self.numbers(rows, scale=0.1)
+
+    def norm(self, spec):
+        spec.gamma = 1 + self.numbers(D, scale=0.2)
+        if hasattr(spec, "beta"):
+            spec.beta = self.numbers(D, scale=0.1)
+
+    def attention(self, spec, sizes):
+        for linear, rows in zip(spec.linear, sizes):
+            self.linear(linear, rows * self.width, D)
+        self.linear(spec.linear[-1], D, HEADS * self.width)
+        self.norm(spec.layer_norm)
+        if hasattr(spec, "relative_position_keys"):
+            keys = spec.relative_position_keys = self.numbers(7, self.width)
+            own = self.numbers(7, self.width) if self.own_values else keys
+            spec.relative_position_values = own
+        if hasattr(spec, "relative_attention_bias"):
+            spec.relative_attention_bias = self.numbers(8, HEADS, scale=1)
+            spec.relative_attention_max_distance = np.int32(16)
+
+    def fill(self, spec, tied=True, positions=True):
+        table = self.numbers(ROWS, D, scale=0.5)
+        for side in (spec.encoder, spec.decoder):
+            one = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
+            one.weight = table if tied else self.numbers(ROWS, D, scale=0.5)
+            if hasattr(side, "position_encodings") and positions:
+                side.position_encodings.encodings = self.numbers(POSITIONS, D)
+            for name in ("layer_norm", "layernorm_embedding"):
+                if hasattr(side, name):
+                    self.norm(getattr(side, name))
+            for layer in side.layer:
+                self.attention(layer.self_attention, [HEADS + 2 * self.kv])
+                if hasattr(layer, "attention"):
+                    self.attention(layer.attention, [HEADS, 2 * self.kv])
+                self.linear(layer.ffn.linear_0, FF, D)
+                self.linear(layer.ffn.linear_1, D, FF)
+                if hasattr(layer.ffn, "linear_0_noact"):
+                    self.linear(layer.ffn.linear_0_noact, FF, D)
+                self.norm(layer.ffn.layer_norm)
+        spec.decoder.projection.weight = table if tied else self.numbers(ROWS, D)
+        spec.decoder.projection.bias = self.numbers(ROWS)
+
+
+def decoder(**values):
+    """Switches of the decoder alone."""
+
+    def edit(spec):
+        for name, value in values.items():
+            setattr(spec.decoder, name, value)
+
+    return edit
+
+
+def both(**values):
+    def edit(spec):
+        for name, value in values.items():
+            setattr(spec.encoder, name, value)
+            setattr(spec.decoder, name, value)
+
+    return edit
+
+
+def queries(spec):
+    for layer in (*spec.encoder.layer, *spec.decoder.layer):
+        layer.self_attention.queries_scale = 0.8
+        if hasattr(layer, "attention"):
+            layer.attention.queries_scale = 1.0
+
+
+# The specification's switches, the filler's, the model's, and an edit
+CASES = {
+    "plain": {},
+    "post_norm": dict(spec=dict(pre_norm=False)),
+    **{a.name: dict(spec=dict(activation=a)) for a in Activation if a != Activation.Sigmoid},
+    "shaw": dict(spec=dict(with_relative_position=True)),
+    "shaw_values": dict(spec=dict(with_relative_position=True), filler=dict(own_values=True)),
+    "buckets": dict(spec=dict(relative_attention_bias=True)),
+    "gated_rms": dict(spec=dict(ffn_glu=True, rms_norm=True)),
+    "multi_query": dict(spec=dict(multi_query_attention=True), filler=dict(kv=1)),
+    "t5": dict(
+        spec=dict(relative_attention_bias=True, rms_norm=True, ffn_glu=True),
+        filler=dict(bias=False),
+        edit=both(scale_embeddings=False),
+    ),
+    "embedding_norm": dict(spec=dict(layernorm_embedding=True)),
+    "no_final_norm": dict(spec=dict(no_final_norm=True)),
+    "computed_positions": dict(model=dict(positions=False)),
+    "scale_embeddings": dict(edit=both(scale_embeddings=3.0)),
+    "untied": dict(model=dict(tied=False)),
+    "uneven_depth": dict(layers=(3, 1)),
+    "zero_start": dict(edit=decoder(start_from_zero_embedding=True)),
+    "zero_start_untied": dict(edit=decoder(start_from_zero_embedding=True), model=dict(tied=False)),
+    "scale_outputs": dict(edit=decoder(scale_outputs=0.25)),
+    "scale_outputs_post": dict(edit=decoder(scale_outputs=0.25), spec=dict(pre_norm=False)),
+    "queries_scale": dict(edit=queries),
+    "first_layer_aligns": dict(edit=decoder(alignment_layer=np.int16(0))),
+    "three_heads_align": dict(edit=decoder(alignment_heads=np.int16(3))),
+    "all_heads_align": dict(edit=decoder(alignment_heads=np.int16(0))),
+    "epsilon": dict(config=dict(layer_norm_epsilon=0.01)),
+    "source_end": dict(config=dict(add_source_eos=True)),
+    "source_start": dict(config=dict(add_source_bos=True, add_source_eos=True)),
+    "decoder_start": dict(config=dict(decoder_start_token="</s>")),
+    **{
+        kind: dict(kind=kind)
+        for kind in ("int8", "int16", "float16", "bfloat16", "int8_float16", "int8_bfloat16")
+    },
+}
+
+
+def save(path, spec, config=None, kind=None):
+    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(ROWS - 3))]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    for name, value in (config or {}).items():
+        setattr(spec.config, name, value)
+    spec.validate()
+    spec.optimize(kind)
+    spec.save(str(path))
+
+
+def assert_alike(path, converted=None, lines=LINES):
+    theirs = ctranslate2.Translator(str(converted or path), compute_type="float32", intra_threads=1)
+    ours = Translator.from_pretrained(
+        path, device="cpu", precision="fp32", tokenizer="space", search="ctranslate2", threads=1
+    )
+    tokens = [line.split() for line in lines]
+    for settings, options in GRID:
+        expected = theirs.translate_batch(  # one at a time: coverage depends on the batch there
+            tokens, return_scores=True, max_batch_size=1, max_decoding_length=20, **settings
+        )
+        found = ours.translate(lines, max_length=20, **options)
+        for e, f in zip(expected, found, strict=True):
+            assert [h.tokens for h in f.hyps] == e.hypotheses
+            assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
+    scores = theirs.score_batch(tokens, [target.split() for target in TARGETS])
+    found = ours.score(lines, TARGETS)
+    assert found == pytest.approx([sum(s.log_probs) for s in scores], abs=ATOL)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_specifications(case, tmp_path):
+    spec = transformer_spec.TransformerSpec.from_config(
+        case.get("layers", (2, 2)), HEADS, **case.get("spec", {})
+    )
+    Filler(1, **case.get("filler", {})).fill(spec, **case.get("model", {}))
+    case.get("edit", lambda spec: None)(spec)
+    save(tmp_path, spec, case.get("config"), case.get("kind"))
+    assert_alike(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [dict(rotary_dim=0), dict(rotary_dim=2, rotary_interleave=False, rotary_base=100.0)],
+    ids=str,
+)
+def test_rotary_positions(switches, tmp_path):
+    encoder = transformer_spec.TransformerEncoderSpec(2, HEADS, **switches)
+    delattr(encoder, "position_encodings")
+    spec = transformer_spec.TransformerSpec(
+        encoder, transformer_spec.TransformerDecoderSpec(2, HEADS, **switches)
+    )
+    Filler(2).fill(spec)
+    save(tmp_path, spec)
+    assert_alike(tmp_path)
+
+
+def test_what_nobody_converts_to_is_refused(tmp_path):
+    from onmt_lite.errors import CheckpointError
+
+    spec = transformer_spec.TransformerSpec(
+        transformer_spec.TransformerEncoderSpec(1, HEADS),
+        transformer_spec.TransformerDecoderSpec(1, HEADS, alibi=True),
+    )
+    Filler(3).fill(spec)
+    save(tmp_path, spec)
+    with pytest.raises(CheckpointError, match="ALiBi"):
+        Translator.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["opus", "student"])
+def test_conversions_of_marian(name, tmp_path):
+    """The conversion of Marian's own files translates as the files do."""
+    from tests.test_marian_npz import NPZ
+
+    converter = ctranslate2.converters.OpusMTConverter(str(NPZ / name))
+    converter.convert(str(tmp_path / "ct2"), quantization="int8" if name == "opus" else None)
+    assert_alike(tmp_path / "ct2")
+    if name == "student":
+        assert_alike(NPZ / name, tmp_path / "ct2")
