@@ -16,8 +16,12 @@ from torch import Tensor
 from onmt_lite.checkpoints.building import add_zero_start, build_config, finished
 from onmt_lite.checkpoints.ctranslate2_file import read_variables
 from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.hf_directory import TOKENIZER
+from onmt_lite.checkpoints.hf_words import default_language, language_ids
+from onmt_lite.checkpoints.multilingual import OF_M2M100, OF_MBART, OF_NLLB
+from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import PIECES, pieces_beside
+from onmt_lite.checkpoints.t5 import OF_LANGUAGE
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -25,6 +29,7 @@ from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 MODEL, CONFIG = "model.bin", "config.json"
+PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
 MAX_VOCABULARY = 64 << 20  # bytes
 MAX_POSITIONS = 5000  # where the model has no limit of its own
 START = "<start>"  # what the decoder starts from where that is a vector of zeros
@@ -93,20 +98,30 @@ def load(path: Path) -> Checkpoint:
     ):
         if len(vocab) != n:
             raise CheckpointError(f"{folder}: {len(vocab)} {side} tokens, but the model has {n}")
+    languages = _languages(folder, config, tgt)
+    if languages is not None and languages.target != "text":
+        tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
+    silent = [tgt.tokens[i] for i in languages.ids.values()] if languages else []
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
-    tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1])
+    tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
+    # Models of transformers want the end token, and leave it to the caller
+    wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
+    adds_end = config.flag("add_source_eos")
+    assert tgt.eos_id is not None
     return Checkpoint(
         model,
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
-        start_id=len(tgt) - 1 if zero_start else _id(tgt, config, "decoder_start_token"),
+        start_id=_start_id(config, tgt, zero_start, languages),
         src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos") else (),
-        src_end=(_id(src, config, "eos_token"),) if config.flag("add_source_eos") else (),
+        src_end=(_id(src, config, "eos_token"),) if adds_end else (),
+        text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
         never_ids=(len(tgt) - 1,) if zero_start else (),
         missing=missing,
         toolkit="ctranslate2",
         version=f"(format {version})",
+        languages=languages,
     )
 
 
@@ -405,6 +420,37 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _languages(folder: Path, config: Description, tgt: Vocab) -> Languages | None:
+    """Those that tokens of the vocabulary name, placed as the family of such tokens does."""
+    tokens = dict(enumerate(tgt.tokens))
+    texts = language_ids(tokens, OF_LANGUAGE)
+    if len(texts) > 1:
+        return Languages(texts, source="none", target="text")
+    ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
+    if ids is None:
+        return None
+    said = folder / TOKENIZER
+    tokenizer = Description(read_json(said) if said.is_file() else {}, said)
+    default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
+    if _starts_with_language(config):
+        return Languages(ids, source="after", target="start", default=default)
+    return Languages(ids, default=default)
+
+
+def _starts_with_language(config: Description) -> bool:
+    return config.values.get("decoder_start_token", "") is None
+
+
+def _start_id(
+    config: Description, tgt: Vocab, zero_start: bool, languages: Languages | None
+) -> int:
+    if zero_start:
+        return len(tgt) - 1
+    if languages is not None and languages.target == "start":
+        return _id(tgt, config, "eos_token")  # never used
+    return _id(tgt, config, "decoder_start_token")
 
 
 def _id(vocab: Vocab, config: Description, name: str) -> int:

@@ -57,6 +57,8 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     src_start  ids the model wants before each source line
+    text_end   more such ids, behind src_end; a line of tokens has them already, unless the options
+               say what language it is in
     tgt_start, tgt_end  ids around each target line, before the end token
     never_ids  ids the model must not produce
     never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
@@ -88,6 +90,7 @@ class Checkpoint:
     never_in_softmax: bool = False
     sums_to_one: bool = True
     src_start: tuple[int, ...] = ()
+    text_end: tuple[int, ...] = ()
     tgt_start: tuple[int, ...] = ()
     tgt_end: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()

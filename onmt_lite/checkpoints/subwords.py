@@ -13,7 +13,7 @@ import sentencepiece as spm
 from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
-from onmt_lite.text.tokenizers import MarianTokenizer, Tokenizer
+from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
 from onmt_lite.text_options import SubwordFile
 
@@ -72,18 +72,24 @@ def read_phrases(path: str) -> dict[str, str]:
 
 
 def pieces_beside(
-    folders: Sequence[Path], tokens: Sequence[str], usual: Sequence[str]
+    folders: Sequence[Path],
+    tokens: Sequence[str],
+    usual: Sequence[str],
+    silent: Sequence[str] = (),
 ) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
     """The tokenizer of the sentencepiece models in the first of the folders that has some, and, if
-    there are none and the tokens are pieces, which of the `usual` files are missing."""
+    there are none and the tokens are pieces, which of the `usual` files are missing.
+
+    silent: tokens that are no text in an output.
+    """
     for folder in folders:
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
         for name in PIECES:
             if (folder / name).is_file():
-                pieces = read_pieces(str(folder / name))
-                return {"sentencepiece": MarianTokenizer(pieces, pieces)}, ()
+                pieces = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
+                return {"sentencepiece": pieces}, ()
     of_pieces = any(token.startswith(SPACER) for token in tokens)
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
