@@ -1,9 +1,11 @@
-"""Search options that the directory of a Hugging Face model brings as its own defaults."""
+"""Search options that a model brings as its own defaults: those of Hugging Face and of Marian."""
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from onmt_lite.errors import CheckpointError, OptionError
 
@@ -39,6 +41,11 @@ DRAWING: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "temperature": ("random_sampling_temp", _same),
     "top_k": ("random_sampling_topk", _same),
     "top_p": ("random_sampling_topp", lambda p: 0.0 if p == 1 else p),
+}
+# Of Marian's decoder.yml
+DECODER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "beam-size": ("beam_size", _same),
+    "normalize": ("alpha", float),
 }
 # What changes outputs and is not known, unless it has one of these values
 UNKNOWN: dict[str, tuple[Any, ...]] = {
@@ -91,6 +98,29 @@ def read_defaults(
     return found
 
 
+def read_decoder(
+    models: tuple[str, ...], check: Callable[[str, Any], Any]
+) -> list[tuple[Mapping[str, Any], str]]:
+    """The same of a decoder.yml in the directory of Marian's files, or beside the model it names.
+
+    CheckpointError for a value that cannot be.
+    """
+    if not models:
+        return []
+    model = Path(models[0])
+    path = (model if model.is_dir() else model.parent) / "decoder.yml"
+    table = _read(path)
+    named = [Path(str(name)).name for name in table.get("models") or []]
+    if not model.is_dir() and model.name not in named:
+        return []
+    options = {
+        option: _checked(path, name, table[name], option, convert, check)
+        for name, (option, convert) in DECODER.items()
+        if table.get(name) is not None
+    }
+    return [(options, f"of {path}")] if options else []
+
+
 def _checked(
     path: Path,
     name: str,
@@ -109,7 +139,8 @@ def _read(path: Path) -> dict[str, Any]:
     """The table in a file; empty for what is none, of which the reader of the model complains."""
     try:
         with open(path, "rb") as f:
-            table = json.loads(f.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+            data = f.read(MAX_BYTES)
+        table = yaml.safe_load(data) if path.suffix == ".yml" else json.loads(data)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return table if isinstance(table, dict) else {}

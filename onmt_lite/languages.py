@@ -38,7 +38,7 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
         f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
         f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (-print_model lists all)"
         for name, lacking in lacks.items()
-        if lacking
+        if lacking and not languages.optional
     ]
     if problems:
         raise OptionError(*problems)

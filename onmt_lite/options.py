@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.errors import OptionError
-from onmt_lite.generation import read_defaults
+from onmt_lite.generation import read_decoder, read_defaults
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
@@ -501,9 +501,11 @@ def preset_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]
     if preset.one_limit and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
     own: list[tuple[Mapping[str, Any], str]] = []
-    if preset.asks_model:
-        models, drawn = given.get("model", ()), given.get("do_sample")
+    models, drawn = given.get("model", ()), given.get("do_sample")
+    if preset.asks_model == "transformers":
         own = read_defaults(models, drawn, lambda n, value: check(OPTIONS[n], value))
+    elif preset.asks_model == "marian":
+        own = read_decoder(models, lambda n, value: check(OPTIONS[n], value))
     return [(defaults, f"of {name}"), *own]
 
 

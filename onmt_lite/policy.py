@@ -144,7 +144,8 @@ class Preset:
     limit_extra    a line of S tokens gets max_length_ratio * S + this; whether the source's end
                    token is one of them, and a fraction rounded up, say the next two
     prefix_apart   the limits of the output's length do not count a prefix that it is given
-    asks_model     what the model's own generation_config.json says is the default
+    asks_model     whose models bring defaults: generation_config.json of transformers, Marian's
+                   decoder.yml
     counts_forced  a language token that a model forces at no cost counts in the output's length and
                    for penalties for repetition
     free_end       a model may say that the last token is the end token, whose probability then
@@ -166,5 +167,5 @@ class Preset:
     limit_rounds_up: bool = False
     prefix_apart: bool = False
     free_end: bool = False
-    asks_model: bool = False
+    asks_model: Literal["transformers", "marian"] | None = None
     counts_forced: bool = False

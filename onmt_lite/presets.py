@@ -144,7 +144,7 @@ PRESETS = {
         sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
         sampling_defaults=TOP_50,
         free_end=True,
-        asks_model=True,
+        asks_model="transformers",
         counts_forced=True,
     ),
     "transformers": Preset(
@@ -160,7 +160,7 @@ PRESETS = {
         sampling=Sampling("beam", "log_probs", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
-        asks_model=True,
+        asks_model="transformers",
         counts_forced=True,
     ),
     "transformers-5": Preset(
@@ -176,7 +176,7 @@ PRESETS = {
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
-        asks_model=True,
+        asks_model="transformers",
         counts_forced=True,
     ),
     # The first k to finish win
@@ -226,6 +226,7 @@ PRESETS = {
             beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
         ),
         options=frozenset({"ban_unk_token"}),
+        asks_model="marian",
         one_limit=True,
         limit_extra=0,
         limit_counts_end=True,

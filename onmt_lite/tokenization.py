@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_pieces
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.options import ModelOptions, TranslateOptions
+from onmt_lite.options import TranslateOptions
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
 from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
@@ -55,7 +55,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
     if checkpoint.text_end:
-        checkpoint = _with_text_end(checkpoint, name == "space", options.model)
+        checkpoint = _with_text_end(checkpoint, name == "space")
     if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":
@@ -82,13 +82,13 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
     return name, available[name]
 
 
-def _with_text_end(checkpoint: Checkpoint, of_tokens: bool, given: ModelOptions) -> Checkpoint:
-    """With what the model wants around a line of text; around one of tokens, with what the options
-    say of its languages."""
-    if not of_tokens or given.src_lang:
-        return replace(checkpoint, src_end=(*checkpoint.src_end, *checkpoint.text_end))
-    known = checkpoint.languages if given.tgt_lang else None
-    return replace(checkpoint, languages=known and replace(known, source="none"))
+def _with_text_end(checkpoint: Checkpoint, of_tokens: bool) -> Checkpoint:
+    """With what the model wants around a line of text.  A line of tokens may have it already."""
+    known = checkpoint.languages
+    if not of_tokens:
+        return replace(checkpoint, src_end=(*checkpoint.text_end, *checkpoint.src_end), text_end=())
+    optional = known and replace(known, optional=True, default=Direction())
+    return replace(checkpoint, languages=optional)
 
 
 def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:

@@ -10,7 +10,8 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.errors import CheckpointError
+from onmt_lite.checkpoints.record import Languages
+from onmt_lite.errors import CheckpointError, OptionError
 from tests.support.files import DATA, assert_refused
 from tests.support.model_bin import ModelBin
 
@@ -51,7 +52,10 @@ def flag(value):
 def test_scores_are_those_of_ctranslate2(name):
     file = DATA / "references" / f"ct2_{name}.ctranslate2.json"
     gold = json.loads(file.read_text("utf-8"))["gold"]
-    translator = Translator.from_pretrained(CT2 / name, device="cpu", precision="fp32", threads=1)
+    languages = dict(src_lang="deu_Latn", tgt_lang="eng_Latn") if name.startswith("nllb") else {}
+    translator = Translator.from_pretrained(
+        CT2 / name, device="cpu", precision="fp32", threads=1, tokenizer="space", **languages
+    )
     scores = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
     assert scores == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
 
@@ -138,6 +142,66 @@ class TestTokensAroundALine:
         change(copy, lambda stored: stored.variables.pop("with_target_bos"))
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.src_start, checkpoint.src_end, checkpoint.start_id) == ((1,), (2,), 1)
+
+
+class TestLanguages:
+    """nllb_int8 has deu_Latn 22, eng_Latn 23 and fra_Latn 24."""
+
+    @pytest.fixture
+    def nllb(self, tmp_path):
+        return shutil.copytree(CT2 / "nllb_int8", tmp_path / "nllb")
+
+    def test_are_tokens_of_the_vocabulary(self, nllb):
+        found = load_checkpoint(nllb)
+        assert found.languages == Languages({"deu_Latn": 22, "eng_Latn": 23, "fra_Latn": 24})
+        assert (found.src_end, found.text_end, found.start_id) == ((), (2,), 2)
+        (nllb / "tokenizer_config.json").write_text('{"src_lang": "fra_Latn"}')
+        assert load_checkpoint(nllb).languages.default == ("fra_Latn", "")
+
+    def test_frame_of_a_line_of_tokens(self, nllb):
+        """Without a source language the line holds all of it."""
+        given = dict(device="cpu", tokenizer="space", tgt_lang="eng_Latn", n_best=2, beam_size=2)
+        whole, framed = "deu_Latn w1 w2 </s>", "w1 w2"
+        translator = Translator.from_pretrained(nllb, search="ctranslate2", **given)
+        (expected,) = translator.translate([whole])
+        for lines, more in (
+            ([framed], dict(src_lang="deu_Latn")),
+            ([">>deu_Latn:eng_Latn<< w1 w2"], {}),
+        ):
+            (found,) = translator.translate(lines, **more)
+            assert found.hyps == expected.hyps
+
+    def test_frame_of_a_line_of_text(self, nllb):
+        """Pieces stand between the source language and the end, whatever lines look like."""
+        tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
+        tokens[5:7] = ["▁w37", "▁w3"]
+        (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
+        expected = Translator.from_pretrained(nllb, device="cpu", tokenizer="space").translate(
+            ["deu_Latn ▁w37 ▁w3 </s>"], tgt_lang="eng_Latn"
+        )
+        shutil.copy(HF / "source.spm", nllb / "sentencepiece.bpe.model")
+        given = dict(device="cpu", src_lang="deu_Latn")
+        translator = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **given)
+        found = translator.translate(["w37 w3"])
+        assert [h.tokens for h in found[0].hyps] == [h.tokens for h in expected[0].hyps]
+        with pytest.raises(OptionError, match="tgt_lang"):
+            Translator.from_pretrained(nllb, **given)
+
+    def test_start_token_of_mbart_of_25(self, nllb):
+        configure(nllb, decoder_start_token=None)
+        found = load_checkpoint(nllb).languages
+        assert (found.source, found.target) == ("after", "start")
+
+    def test_language_before_the_text(self, nllb):
+        tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
+        tokens[22:25] = ["<2de>", "<2en>", "<2fr>"]
+        (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
+        found = load_checkpoint(nllb).languages
+        assert (dict(found.ids), found.source, found.target) == (
+            {"de": 22, "en": 23, "fr": 24},
+            "none",
+            "text",
+        )
 
 
 class TestRefused:

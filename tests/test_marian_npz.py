@@ -14,6 +14,7 @@ import yaml
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint, npz
 from onmt_lite.errors import CheckpointError
+from onmt_lite.options import load_options
 from tests.support.files import DATA, assert_refused
 
 NPZ, HF = DATA / "marian_npz", DATA / "hf" / "marian"
@@ -171,6 +172,41 @@ class TestFiles:
         pieces = checkpoint.tokenizers["sentencepiece"]
         assert checkpoint.src_vocab.encode(pieces.encode("w37 w3")) == [16, 17]
         assert pieces.encode(">>fra<< w3") == [">>fra<<", "▁w3"]
+
+
+class TestDefaultsOfDecoderYml:
+    def resolved(self, *words):
+        values, origins = (lambda r: (r.values, r.origins))(load_options(words)[1])
+        return {n: (values[n], origins[n]) for n in ("beam_size", "alpha")}
+
+    def test_are_those_of_the_search_of_marian(self, student):
+        origin = f"default of {student / 'decoder.yml'}"
+        expected = {"beam_size": (4, origin), "alpha": (0.6, origin)}
+        assert self.resolved("-model", str(student), "-search", "marian") == expected
+        file = str(student / "model.npz")
+        assert self.resolved("-model", file, "-search", "marian") == expected
+
+    def test_what_is_given_wins(self, student):
+        found = self.resolved("-model", str(student), "-search", "marian", "-beam_size", "3")
+        assert found["beam_size"] == (3, "command line")
+
+    def test_not_of_other_searches_nor_of_another_file(self, student):
+        usual = self.resolved("-search", "ctranslate2")
+        assert self.resolved("-model", str(student), "-search", "ctranslate2") == usual
+        shutil.copy(student / "model.npz", student / "other.npz")
+        words = ("-model", str(student / "other.npz"), "-search", "marian")
+        assert self.resolved(*words) == self.resolved("-search", "marian")
+
+    @pytest.mark.parametrize("value, alpha", [(True, 1.0), (False, 0.0), (1, 1.0), (None, 0.0)])
+    def test_normalize(self, student, value, alpha):
+        change_decoder(student, normalize=value)
+        assert self.resolved("-model", str(student), "-search", "marian")["alpha"][0] == alpha
+
+    def test_values_that_cannot_be(self, student):
+        for values in ({"beam-size": "many"}, {"beam-size": 0}, {"normalize": [1]}):
+            change_decoder(student, **{"beam-size": 1, "normalize": 1} | values)
+            with pytest.raises(CheckpointError, match="decoder.yml"):
+                load_options(["-model", str(student), "-search", "marian"])
 
 
 class TestRefused:

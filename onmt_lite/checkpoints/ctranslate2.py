@@ -4,17 +4,13 @@ config.json.
 A package of Argos Translate is such a directory, `model`, beside sentencepiece.model.
 """
 
-import math
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import add_zero_start, build_config, finished
 from onmt_lite.checkpoints.ctranslate2_file import read_variables
+from onmt_lite.checkpoints.ctranslate2_transformer import build_model
 from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
 from onmt_lite.checkpoints.hf_directory import TOKENIZER
 from onmt_lite.checkpoints.hf_words import default_language, language_ids
@@ -22,55 +18,15 @@ from onmt_lite.checkpoints.multilingual import OF_M2M100, OF_MBART, OF_NLLB
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import PIECES, pieces_beside
 from onmt_lite.checkpoints.t5 import OF_LANGUAGE
-from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 MODEL, CONFIG = "model.bin", "config.json"
 PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
 MAX_VOCABULARY = 64 << 20  # bytes
-MAX_POSITIONS = 5000  # where the model has no limit of its own
 START = "<start>"  # what the decoder starts from where that is a vector of zeros
 TOKENS = dict(eos_token="</s>", bos_token="<s>", unk_token="<unk>", decoder_start_token="<s>")
-ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh")
-ENCODER_LAYER: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv": ("self_attention.linear_0",),
-    "self_attn.out": ("self_attention.linear_1",),
-    "self_attn_residual.norm": ("self_attention.layer_norm",),
-    "ffn.up": ("ffn.linear_0",),
-    "ffn.down": ("ffn.linear_1",),
-    "ffn_residual.norm": ("ffn.layer_norm",),
-}
-DECODER_LAYER = {
-    **ENCODER_LAYER,
-    "cross_attn.q": ("attention.linear_0",),
-    "cross_attn.kv": ("attention.linear_1",),
-    "cross_attn.out": ("attention.linear_2",),
-    "cross_attn_residual.norm": ("attention.layer_norm",),
-}
-# By the last part of a name: what it is under the names that `Weights.renamed` knows
-LAST = {
-    "gamma": "weight",
-    "beta": "bias",
-    "encodings": "weight",
-    "relative_attention_bias": "relation.weight",
-    "relative_position_keys": "relation.weight",
-    "relative_position_values": "relation.values.weight",
-}
-# Switches of a side, those of its layers without the layer's number
-KNOWN = {
-    *("num_heads", "pre_norm", "activation", "scale_embeddings", "scale_outputs"),
-    *("embeddings/multiply_by_sqrt_depth", "embeddings_merge", "multi_query_attention"),
-    *("start_from_zero_embedding", "alignment_layer", "alignment_heads"),
-    *("alibi", "alibi_use_positive_positions", "scale_alibi"),
-    *("self_attention/queries_scale", "attention/queries_scale"),
-    *("self_attention/num_heads_kv", "attention/num_heads_kv"),
-    *("self_attention/head_dim", "attention/head_dim"),
-    *("self_attention/rotary_dim", "self_attention/rotary_interleave"),
-    *("self_attention/rotary_base", "self_attention/relative_attention_max_distance"),
-}
 # In the place of config.json before version 6
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
@@ -90,7 +46,7 @@ def load(path: Path) -> Checkpoint:
     assert folder is not None
     version, variables = read_variables(folder / MODEL)
     config = _read_config(folder / CONFIG, version, variables)
-    model, zero_start = _build(variables, config, folder / MODEL)
+    model, zero_start = build_model(variables, config, folder / MODEL)
     src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
     for side, vocab, n in (
         ("source", src, model.cfg.src_vocab_size),
@@ -142,239 +98,6 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
     if flags.flag("user_decoder_start_tokens"):
         config["decoder_start_token"] = None
     return Description(config, path)
-
-
-# -- the model ------------------------------------------------------------------------------------
-
-
-def _build(
-    variables: dict[str, Tensor], config: Description, path: Path
-) -> tuple[Transformer, bool]:
-    """The model, and whether its decoder starts from zeros."""
-    sides = _switches(variables, path)
-    weights = Weights({_named(n): v for n, v in variables.items() if v.dim()}, path)
-    _check_kind(weights, sides["decoder"])
-    src, tgt = (_side(side, weights, said) for side, said in sides.items())
-    layers = {"encoder": src.pop("layers"), "decoder": tgt.pop("layers")}
-    own = dict(dec_heads=tgt.pop("heads"), dec_d_ff=tgt.pop("d_ff"))
-    for name in (name for name in tgt if src[name] != tgt[name]):
-        raise CheckpointError(f"{path}: encoder and decoder differ in {name}, which is not read")
-    ours, more = _inputs_and_output(weights, sides)
-    for side, n in layers.items():
-        for i in range(n):
-            ours |= weights.renamed(f"{side}.layer_{i}", f"{side}.{i}", _parts(side, src))
-            _scale_queries(ours, f"{side}.{i}", sides[side])
-    if src["relative"] == "shaw":
-        src["relative_values"] = _values_of_their_own(ours)
-    zero_start = sides["decoder"].flag("start_from_zero_embedding")
-    if zero_start:
-        add_zero_start(ours)
-    layer = sides["decoder"].number("alignment_layer", -1)
-    cfg = build_config(
-        path,
-        **src,
-        **own,
-        **more,
-        src_vocab_size=len(ours["src_embedding.token.weight"]),
-        tgt_vocab_size=len(ours["tgt_embedding.token.weight"]),
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
-        output_bias="output.bias" in ours,
-        norm_eps=config.real("layer_norm_epsilon", 1e-5 if src["norm"] == "layer" else 1e-6),
-        align_layer=layer + 1 if layer >= 0 else layers["decoder"] + layer + 1,
-        align_heads=sides["decoder"].number("alignment_heads", 1),
-    )
-    return finished(cfg, ours, weights), zero_start
-
-
-def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description]:
-    """The single numbers by side and name; before revision 5, some are of both sides."""
-    sides: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
-    for name, tensor in variables.items():
-        if tensor.dim():
-            continue
-        side, slash, rest = name.partition("/")
-        switch, value = re.sub(r"^layer_\d+/", "", rest if slash else name), tensor.item()
-        if switch not in KNOWN or (slash and side not in sides):
-            raise CheckpointError(f"{path}: a model with {name[:80]!r}, which is not read")
-        for values in [sides[side]] if slash else sides.values():
-            if values.setdefault(switch, value) != value:
-                raise CheckpointError(f"{path}: layers differ in {switch}, which is not read")
-    return {side: Description(values, path) for side, values in sides.items()}
-
-
-def _named(name: str) -> str:
-    """encoder/layer_norm/gamma -> encoder.layer_norm.weight"""
-    scope, _, last = name.rpartition("/")
-    return f"{scope}.{LAST.get(last, last)}".replace("/", ".")
-
-
-def _check_kind(weights: Weights, decoder: Description) -> None:
-    """CheckpointError with what it is, for a kind of Transformer that is not read."""
-    reasons = {
-        "word features": "encoder.embeddings_1.weight" in weights,
-        "ALiBi in its decoder alone": decoder.flag("alibi"),
-        "weights of less than 8 bits": any(n.endswith("weight_zero") for n in weights.tensors),
-        "no attention to the source": "decoder.layer_0.attention.linear_0.weight" not in weights,
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise CheckpointError(f"{weights.path}: a model with {reason}, which is not read")
-
-
-def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
-    """What names and shapes of a side's weights tell, and what its switches say."""
-    first = f"{side}.layer_0"
-    d_model, heads = weights.shape(_table(weights, side))[1], said.number("num_heads", 8)
-    kv_heads = said.number("self_attention/num_heads_kv", heads)
-    if side == "decoder" and said.number("attention/num_heads_kv", heads) != kv_heads:
-        raise CheckpointError(f"{weights.path}: its attentions differ in num_heads_kv")
-    n_rows = weights.shape(f"{first}.self_attention.linear_0.weight")[0]
-    width = n_rows // max(1, heads + 2 * kv_heads)
-    activation = said.number("activation", 0)
-    if not 0 <= activation < len(ACTIVATIONS):
-        raise CheckpointError(f"{weights.path}: activation {activation} is not one that is read")
-    relation = _relation(f"{first}.self_attention.relation.weight", weights, said)
-    computed = relation["relative"] == "none"  # where no table is stored
-    learned = f"{side}.position_encodings.weight" in weights
-    found = dict(
-        d_model=d_model,
-        heads=heads,
-        kv_heads=0 if kv_heads == heads else kv_heads,
-        d_ff=weights.shape(f"{first}.ffn.linear_0.weight")[0],
-        layers=weights.count(side + r"\.layer_(\d+)\."),
-        pre_norm=said.flag("pre_norm", True),
-        final_norm=f"{side}.layer_norm.weight" in weights,
-        embedding_norm=f"{side}.layernorm_embedding.weight" in weights,
-        activation=ACTIVATIONS[activation],
-        gated_ffn=f"{first}.ffn.linear_0_noact.weight" in weights,
-        norm="layer" if f"{first}.ffn.layer_norm.bias" in weights else "rms",
-        attn_bias=f"{first}.self_attention.linear_0.bias" in weights,
-        ffn_bias=f"{first}.ffn.linear_0.bias" in weights,
-        positions="learned" if learned else "fairseq" if computed else "none",
-        position_offset=int(computed and not learned),
-        **relation,
-    )
-    if width * heads != d_model:
-        found["head_width"] = width
-    return found
-
-
-def _table(weights: Weights, side: str) -> str:
-    """The name of a side's embeddings, which are numbered where there may be several."""
-    numbered = f"{side}.embeddings_0.weight"
-    return numbered if numbered in weights else f"{side}.embeddings.weight"
-
-
-def _relation(name: str, weights: Weights, said: Description) -> dict[str, Any]:
-    limit = said.number("self_attention/relative_attention_max_distance", 0)
-    if name in weights and limit:
-        n_buckets = weights.shape(name)[0]
-        return dict(relative="buckets", relative_limit=limit, relative_buckets=n_buckets)
-    if name in weights:
-        return dict(relative="shaw", relative_limit=weights.shape(name)[0] // 2)
-    if "self_attention/rotary_dim" in said.values:
-        return dict(
-            relative="rotary",
-            rotary_dim=said.number("self_attention/rotary_dim"),
-            rotary_interleave=said.flag("self_attention/rotary_interleave", True),
-            rotary_theta=said.real("self_attention/rotary_base", 10000.0),
-        )
-    return dict(relative="none")
-
-
-def _parts(side: str, switches: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Our names of a layer's parts, and theirs."""
-    parts = dict(ENCODER_LAYER if side == "encoder" else DECODER_LAYER)
-    if switches["gated_ffn"]:
-        parts["ffn.gate"] = ("ffn.linear_0_noact",)
-    if switches["relative"] in ("buckets", "shaw"):
-        parts["self_attn.relation"] = ("self_attention.relation",)
-    if switches["relative"] == "shaw":
-        parts["self_attn.relation.values"] = ("self_attention.relation.values",)
-    return parts
-
-
-def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
-    """Whether values have other relative positions than keys; where all have the same, those of
-    values are dropped."""
-    values = {n: w for n, w in ours.items() if n.endswith(".relation.values.weight")}
-    own = False
-    for name, table in values.items():
-        del ours[name]
-        own |= not torch.equal(table, ours[name.replace("values.", "")])
-    if own:
-        ours |= {name.removesuffix(".weight"): table for name, table in values.items()}
-    return own
-
-
-def _inputs_and_output(
-    weights: Weights, sides: dict[str, Description]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All weights but those of layers, and the switches that they tell."""
-    tables = {side: weights.take(_table(weights, side)) for side in sides}
-    factors = {side: _scale(said, tables[side].size(1)) for side, said in sides.items()}
-    ours = weights.renamed("decoder", "", {"output": ("projection",)})
-    root = tables["encoder"].size(1) ** 0.5
-    scaled = all(math.isclose(factor, root, rel_tol=1e-6) for factor in factors.values())
-    tied = torch.equal(ours["output.weight"], tables["decoder"])
-    if not scaled and any(factor != 1 for factor in factors.values()):
-        tables, tied = {side: table * factors[side] for side, table in tables.items()}, False
-    ours["src_embedding.token.weight"] = tables["encoder"]
-    ours["tgt_embedding.token.weight"] = tables["decoder"]
-    positions = {}
-    for side, short in (("encoder", "src"), ("decoder", "tgt")):
-        norms = {f"{side[:3]}_norm": "layer_norm", f"{short}_embedding.norm": "layernorm_embedding"}
-        for name, part in norms.items():
-            if f"{side}.{part}.weight" in weights:
-                ours |= weights.renamed(side, "", {name: (part,)})
-        if f"{side}.position_encodings.weight" in weights:
-            positions[short] = weights.take(f"{side}.position_encodings.weight")
-    n = min(map(len, positions.values()), default=MAX_POSITIONS)
-    ours |= {f"{short}_embedding.position": table[:n] for short, table in positions.items()}
-    tied &= _scale_outputs(ours, sides["decoder"])
-    return ours, dict(
-        share_embeddings=torch.equal(tables["encoder"], tables["decoder"]),
-        tie_output=tied,
-        scale_embedding=scaled,
-        max_positions=n,
-    )
-
-
-def _scale(said: Description, d_model: int) -> float:
-    """What embeddings are multiplied by: the root of the width, 1, or the number itself."""
-    scale = said.get("scale_embeddings")
-    if scale is None:
-        scale = said.get("embeddings/multiply_by_sqrt_depth")
-    if type(scale) is float:
-        return scale
-    return 1.0 if scale == 0 else d_model**0.5
-
-
-def _scale_outputs(ours: dict[str, Tensor], said: Description) -> bool:
-    """What scales the decoder's states goes into their last norm, or else into the output layer.
-    Whether that is as it was."""
-    factor = said.real("scale_outputs", 1.0)
-    normed = "dec_norm.weight" in ours
-    if factor != 1:
-        for name in ("dec_norm.weight", "dec_norm.bias") if normed else ("output.weight",):
-            if name in ours:
-                ours[name] = ours[name] * factor
-    return normed or factor == 1
-
-
-def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> None:
-    """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
-    heads = said.number("num_heads", 8)
-    n_parts = heads + 2 * said.number("self_attention/num_heads_kv", heads)
-    width = len(ours[f"{layer}.self_attn.qkv.weight"]) // max(1, n_parts)
-    for attention, name in (("self_attention", "self_attn.qkv"), ("attention", "cross_attn.q")):
-        factor = said.real(f"{attention}/queries_scale", width**-0.5) * width**0.5
-        for kind in ("weight", "bias"):
-            stored = ours.get(f"{layer}.{name}.{kind}")
-            if stored is not None and not math.isclose(factor, 1, rel_tol=1e-6):
-                queries, rest = stored[: heads * width], stored[heads * width :]
-                ours[f"{layer}.{name}.{kind}"] = torch.cat([queries * factor, rest])
 
 
 # -- vocabulary and tokens ------------------------------------------------------------------------

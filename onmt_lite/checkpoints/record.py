@@ -29,12 +29,14 @@ class Languages:
              part of it (`forced`), in place of the start token (`start`), or text before the line
              (`text`)
     default  the languages where nobody says which
+    optional  lines may hold their tokens already: where nobody says a language, none is added
     """
 
     ids: Mapping[str, int]
     source: Literal["before", "after", "none"] = "before"
     target: Literal["forced", "start", "text"] = "forced"
     default: Direction = Direction()
+    optional: bool = False
 
 
 class Frame(NamedTuple):
@@ -57,8 +59,8 @@ class Checkpoint:
     start_id   what the decoder is fed first
     src_end    ids the model wants after each source line
     src_start  ids the model wants before each source line
-    text_end   more such ids, behind src_end; a line of tokens has them already, unless the options
-               say what language it is in
+    text_end   more such ids, before them, for a line of text; a line of tokens has its own, unless
+               somebody says its language
     tgt_start, tgt_end  ids around each target line, before the end token
     never_ids  ids the model must not produce
     never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
@@ -103,13 +105,13 @@ class Checkpoint:
         known = self.languages
         if known is None:
             return Frame(before, after, start)
-        if known.source == "before":
-            before = (known.ids[direction.src], *before)
-        elif known.source == "after":
-            after = (*after, known.ids[direction.src])
+        if direction.src and known.source != "none":
+            src = (known.ids[direction.src],)
+            before = (*src, *before) if known.source == "before" else before
+            after = (*self.text_end, *after, *(src if known.source == "after" else ()))
         if known.target == "text":
             text = f"{self.tgt_vocab.tokens[known.ids[direction.tgt]]} " if direction.tgt else ""
-        else:
+        elif direction.tgt:
             tgt = known.ids[direction.tgt]
             start = (tgt,) if known.target == "start" else (*start, tgt)
         return Frame(before, after, start, text)
