@@ -109,6 +109,7 @@ class Policy:
 
     # What becomes of them
     ended: Literal["keep", "refill", "in_slot", "shrink"] = "refill"  # rows that took an end token
+    forced_then_end: Literal["any", "best"] = "any"  # which end tokens count after a forced token
     ends_within: int = 1  # an end token counts among so many times k first candidates
     groups: Literal["apart", "interleaved"] = "apart"  # with -beam_groups
 

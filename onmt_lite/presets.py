@@ -203,6 +203,7 @@ PRESETS = {
             masks="logits",
             repetition="logits",
             ended="in_slot",
+            forced_then_end="best",
             skips_unattended=True,
             pool="all",
             at_max="rows",

@@ -169,6 +169,9 @@ class Frontier:
         ranked = self._candidates(scored, scores)
         if not self.masks.keeps_values:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
+        if plan.policy.forced_then_end == "best" and self.n_before:
+            if self.n_steps <= self.start_until + 1:
+                ranked = self._ends_as_best(ranked)
         rows, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
             rows = replace(rows, score=rows.score + cost.gather(1, rows.row))
@@ -253,6 +256,17 @@ class Frontier:
         n, b = logits.size(1), len(candidates.row)
         log_prob = logits.view(b, -1).gather(1, candidates.row * n + candidates.token)
         return log_prob - norm.view(b, -1).gather(1, candidates.row)
+
+    def _ends_as_best(self, candidates: Ranked) -> Ranked:
+        """Without the end tokens that follow a forced token and are not the best candidate; each
+        leaves a row that does not exist."""
+        rank = torch.arange(candidates.token.size(1), device=self.device)
+        gone = (self._steps() == 1) & (rank > 0) & (candidates.token == self.plan.eos_id)
+        return replace(
+            candidates,
+            token=candidates.token.masked_fill(gone, int(self.plan.eos_id == 0)),  # another one
+            score=candidates.score.masked_fill(gone, -math.inf),
+        )
 
     def _choose(self, candidates: Ranked) -> tuple[Ranked, Ranked | None]:
         """The K new rows, and the candidates where they are not the same."""
