@@ -237,9 +237,9 @@ def test_what_is_cut_is_joined_again(line):
 @given(LETTERS, st.sampled_from(["", "a", "a b"]), st.sampled_from(["", "z", "y z"]))
 def test_what_is_put_around_comes_off(line, before, after):
     affixes = Affixes(before, after, tuple(before.split()), tuple(after.split()))
-    assert affixes.taken_off(affixes.around(line)) == line
+    assert affixes.remove_from(affixes.add_to(line)) == line
     tokens = line.split()
-    assert affixes.tokens_taken_off([*affixes.before, *tokens, *affixes.after]) == tokens
+    assert affixes.remove_from_tokens([*affixes.before, *tokens, *affixes.after]) == tokens
 
 
 # -- whole configurations ------------------------------------------------------------------------

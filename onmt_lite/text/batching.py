@@ -9,11 +9,11 @@ from onmt_lite.errors import DataError
 from onmt_lite.records import Batch, Example, Line
 from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
 
-Pair = tuple[Line, Line | None]  # a line and what its translation begins with
+Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
 
 
 def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
-    """Each line with its prefix.  DataError where one of the two ends before the other."""
+    """Pair lines with prefixes.  Raises DataError where their numbers differ."""
     if prefixes is None:
         yield from ((line, None) for line in lines)
         return
@@ -25,7 +25,7 @@ def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[
 
 
 def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Windows that grow: the first results come soon, later ones fast."""
+    """Yield windows of growing size: the first results come soon, later windows fill batches."""
     window: list[Pair] = []
     n_chars, size = 0, 1
     for pair in pairs:
@@ -43,7 +43,7 @@ def source_length(example: Example) -> int:
 
 
 def longer_side(example: Example) -> int:
-    """Tokens of the longer side of an example with a reference, whose end token counts."""
+    """Tokens of the longer side of an example with a reference, counting EOS."""
     return max(len(example.src_ids), len(example.tgt_ids or []) + 1)
 
 
@@ -53,9 +53,11 @@ def make_batches(
     batch_type: str,
     length: Callable[[Example], int] = source_length,
 ) -> list[list[Example]]:
-    """Group examples of like length, longest first, so that little is padded and what does
-    not fit into memory fails at once.  A batch holds at most `batch_size` sentences or padded
-    tokens, and at least one sentence."""
+    """Group examples of like length into batches, the longest first.
+
+    Like lengths need little padding; a batch too large for the memory fails at once.  A batch holds
+    at most `batch_size` sentences (`sents`) or padded tokens, and at least one sentence.
+    """
     batches: list[list[Example]] = []
     width = 0
     for example in sorted(examples, key=lambda e: -length(e)):
@@ -86,7 +88,7 @@ def join_batches(batches: list[list[Example]]) -> list[tuple[list[Example], int]
 
 
 def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Batch:
-    """src (B, S) on the device."""
+    """Pad examples to a batch; src (B, S) and src_lengths (B,) on the device."""
     lengths = [len(e.src_ids) for e in examples]
     rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
     copied = [

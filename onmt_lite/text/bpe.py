@@ -1,8 +1,8 @@
 """Byte pair encoding as subword-nmt applies it: frequent words stay whole, rare ones fall apart.
 
-A codes file lists merges in the order in which they were learned.  A word starts as its characters,
-and the earliest learned merge of two neighbours is made first, wherever they stand in the word,
-until none is left.  Every piece but a word's last is written with `@@` behind it.
+A codes file lists merges in the order in which they were learned.  A word starts as its characters;
+of all merges of two neighbours the earliest learned is made first, until none is left.  Every piece
+but the last of a word is written with `@@` behind it.
 
 Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units",
 ACL 2016; the pieces are those of their package subword-nmt 0.3.8.
@@ -24,16 +24,16 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Codes:
-    """Merges, the earliest learned first, and whether a word's last character holds the mark."""
+    """Merges, the earliest learned first, and whether END is part of a word's last character."""
 
     pairs: list[Pair]
     marks_last: bool
 
 
 def parse_codes(text: str) -> Codes:
-    """What a codes file says; ValueError, with the line's number, where it is none."""
+    """Parse a codes file.  Raises ValueError, with the number of the line, for anything else."""
     lines = text.rstrip("\n").split("\n")
-    marks_last, first = False, 0  # files of the first version do not tell it
+    marks_last, first = False, 0  # version 0.1, which has no line with a version
     if lines[0].startswith("#version:"):
         version = re.sub(r"(\.0+)+$", "", lines[0].split(":", 1)[1].strip())
         if version not in VERSIONS:
@@ -49,7 +49,7 @@ def parse_codes(text: str) -> Codes:
 
 
 def parse_vocabulary(text: str, threshold: int) -> set[str]:
-    """Pieces that a vocabulary file counts at least `threshold` times; ValueError for another."""
+    """Pieces with a count of at least `threshold`.  Raises ValueError for a line without count."""
     known = set()
     for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
         piece, _, count = line.strip("\r\n ").replace("\t", " ").partition(" ")
@@ -63,19 +63,19 @@ def parse_vocabulary(text: str, threshold: int) -> set[str]:
 class BytePairEncoder:
     """Cuts words into the pieces of a codes file.
 
-    With a `vocabulary` a piece that is not in it is taken apart again, into the two that were
-    merged to it and so on, until each part is known or no merge made it.
+    With a `vocabulary`, a piece that is missing there is split again into the two pieces of its
+    merge, and so on, until each part is in the vocabulary or not a merge.
     """
 
     def __init__(self, codes: Codes, vocabulary: set[str] | None = None):
         self.codes, self.vocabulary = codes, vocabulary
-        # From the last to the first, so that of two that are equal the first one counts
+        # From the last to the first, so that the first of equal merges counts
         self.ranks = {codes.pairs[i]: i for i in reversed(range(len(codes.pairs)))}
         self.made_of = {left + right: (left, right) for left, right in self.ranks}
         self.encode_word = lru_cache(CACHED_WORDS)(self._encode_word)
 
     def encode(self, text: str) -> list[str]:
-        """Pieces of a line whose words are separated by spaces; no other space separates."""
+        """Cut a line into pieces; words are separated by U+0020 alone."""
         words = text.strip("\r\n ").split(" ") if text.strip() else []
         return [piece for word in words if word for piece in self.encode_word(word)]
 
@@ -94,18 +94,18 @@ class BytePairEncoder:
         return [written(*piece) for piece in pieces if piece[0]]
 
     def _merge(self, symbols: list[str]) -> list[str]:
-        """The symbols after all merges.  Time grows as n log n, for a line without any space.
+        """Make all merges of a word's symbols, in n log n time: a line may be one long word.
 
-        A merge is made in all its places, from left to right, before the next is chosen.  The
-        merged symbol stands in the place of its left part; the right one's becomes empty.
+        A merge is made everywhere, from left to right, before the next is chosen.  The merged
+        symbol takes the index of its left part; the symbol at the right index becomes empty.
         """
         n = len(symbols)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-        places: dict[int, list[int]] = {}  # by rank, where a merge may be made
+        places: dict[int, list[int]] = {}  # indices of left parts, by rank
         queue: list[int] = []  # ranks, the earliest first
 
         def look_at(i: int) -> None:
-            """Note the merge of symbol i with the one behind it, if there is such a merge."""
+            """Queue the merge of symbol i with the next symbol, if there is such a merge."""
             if i >= 0 and after[i] < n:
                 rank = self.ranks.get((symbols[i], symbols[after[i]]))
                 if rank is not None:
@@ -120,7 +120,7 @@ class BytePairEncoder:
             for i in sorted(places.pop(rank)):
                 j = after[i]
                 if j >= n or (symbols[i], symbols[j]) != self.codes.pairs[rank]:
-                    continue  # another merge took one of them
+                    continue  # an earlier merge used one of the two
                 symbols[i], symbols[j] = symbols[i] + symbols[j], ""
                 after[i] = after[j]
                 if after[i] < n:
@@ -130,7 +130,7 @@ class BytePairEncoder:
         return [symbol for symbol in symbols if symbol]
 
     def _known_parts(self, piece: str, last: bool) -> Iterator[tuple[str, bool]]:
-        """Parts of a piece, each with whether it ends the word."""
+        """Split a piece into known parts; yields (part, whether it ends the word)."""
         assert self.vocabulary is not None
         open_parts = [(piece, last)]
         while open_parts:
@@ -144,10 +144,10 @@ class BytePairEncoder:
 
 
 def written(piece: str, last: bool) -> str:
-    """A piece as a token."""
+    """Token of a piece: with `@@` unless it ends the word."""
     return piece if last else piece + SEPARATOR
 
 
 def join_bpe(tokens: list[str]) -> str:
-    """Words again, a space between each two."""
+    """Join pieces to words with spaces between them."""
     return re.sub("@@( |$)", "", " ".join(tokens))

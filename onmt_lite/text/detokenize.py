@@ -7,8 +7,8 @@
 | `joiner` | `Mor￭ gen ￭!` | `Morgen!` |
 | `spacer` | `Mor gen ! ▁Ja` | `Morgen! Ja` |
 
-The last two are those of the OpenNMT Tokenizer (pyonmttok 1.38.1), whose marks for capitals are
-read as well; the first two are fairseq's `--post-process` (0.12.2).
+`bpe` and `sentencepiece` are fairseq's `--post-process` (0.12.2).  `joiner` and `spacer` are those
+of the OpenNMT Tokenizer (pyonmttok 1.38.1), with its marks for capitals.
 """
 
 import re
@@ -17,19 +17,19 @@ from collections.abc import Callable
 from onmt_lite.text.bpe import join_bpe
 
 JOINER, SPACER = "￭", "▁"
-CAPITAL = "｟mrk_case_modifier_C｠"  # of the next token, the first letter
-ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # a character that marks would be mistaken for
+CAPITAL = "｟mrk_case_modifier_C｠"  # before a token with a capital first letter
+ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # a character that looks like a mark
 PLACEHOLDER = "｟"  # begins a token that is kept as it is
 CAPITALS_BEGIN, CAPITALS_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
 
 
 def join_pieces(tokens: list[str]) -> str:
-    """Pieces of sentencepiece, without the model that cut them."""
+    """Join pieces of sentencepiece, without its model."""
     return "".join(tokens).replace(SPACER, " ").strip()
 
 
 def join_joiner(tokens: list[str]) -> str:
-    """A space between each two tokens, but where one of them has a joiner on that side."""
+    """Join tokens with spaces, except on a side where a token has a joiner."""
     text, glued = "", True
     for token in restore_case(tokens, JOINER):
         space = "" if glued or token.startswith(JOINER) else " "
@@ -39,14 +39,14 @@ def join_joiner(tokens: list[str]) -> str:
 
 
 def join_spacer(tokens: list[str]) -> str:
-    """A space before each token that begins with a spacer, but for the first."""
+    """Join tokens, with a space before each that begins with a spacer, except the first."""
     cased = restore_case(tokens, SPACER)
     text = "".join(" " + t[1:] if t.startswith(SPACER) else t for t in cased)
     return text[1:] if cased and cased[0].startswith(SPACER) else text
 
 
 def restore_case(tokens: list[str], mark: str) -> list[str]:
-    """The tokens in the case that marks among them tell, without these."""
+    """Apply the marks of case among the tokens, and remove them."""
     restored = []
     capital = capitals = False
     for token in tokens:
@@ -61,7 +61,7 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
 
 
 def unescaped(token: str) -> str:
-    """`％0020` is a space that carries an accent, and so on."""
+    """Replace escapes: `％0020` is U+0020."""
     if PLACEHOLDER in token:
         return token
     return ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)

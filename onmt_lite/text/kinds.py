@@ -1,4 +1,4 @@
-"""What an input is that is not text in UTF-8, from its first bytes, and what to do with it."""
+"""Kinds of inputs that are not UTF-8 text, told by their first bytes, each with a remedy."""
 
 import codecs
 import re
@@ -77,15 +77,15 @@ MEMBERS = [
 ZIP = Kind("a zip archive", "unpack it first: unzip {}")
 BINARY = Kind("binary data, with NUL bytes", NO_INPUT)
 
-# What no text has, among the first 32
+# Control characters that no text has
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 
 
 def kind_of(head: bytes) -> Kind | None:
-    """None for text, whatever 8-bit encoding it is in.
+    """Tell the kind of an input by its first bytes; None for text in any 8-bit encoding.
 
-    A single NUL byte here and there is text of a kind.  Binary data has four in a row, or it has
-    NULs, and one byte in 32 is a control character.
+    Text may have single NUL bytes.  Binary data has four NULs in a row, or NULs and one control
+    character in 32 bytes.
     """
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
@@ -100,7 +100,7 @@ def kind_of(head: bytes) -> Kind | None:
 
 
 def _zip_kind(head: bytes) -> Kind:
-    """By the names of the first members."""
+    """Tell the kind of a zip archive by the names of its first members."""
     starts = [match.end() for match in re.finditer(rb"PK\x03\x04.{26}", head, re.DOTALL)]
     for member, kind in MEMBERS:
         if any(re.compile(member).match(head, start) for start in starts):
@@ -109,7 +109,7 @@ def _zip_kind(head: bytes) -> Kind:
 
 
 def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
-    """UTF-16 and UTF-32, with a byte order mark or without; `head` holds NULs."""
+    """Recognise UTF-16 and UTF-32, with or without byte order mark; `head` holds NULs."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return Kind("UTF-32", "convert it: iconv -f utf-32 -t utf-8")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -119,7 +119,7 @@ def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
         text = _decoded(head, name)
         if not text.strip() or not all(char.isprintable() or char.isspace() for char in text):
             continue
-        # Bytes that are no such text do decode now and then, to signs of far-off scripts
+        # Other bytes may decode too, but to characters of rare scripts
         latin = sum(char < "\u0100" for char in text) / len(text)
         lines = "\n" in text and not _decoded(head, "utf-8")
         if "32" in name or latin >= 0.75 or lines or binary:
@@ -132,14 +132,14 @@ def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
 
 
 def _decoded(head: bytes, encoding: str) -> str:
-    """ "" where the bytes are not in this encoding; a character that is cut at the end is left."""
+    """Decode; "" for bytes in another encoding.  A character cut at the end is dropped."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
         return ""
 
 
-# Encodings of Western Europe; of those that fit alike, the first one is meant
+# Encodings of Western Europe; the first one is chosen where several fit equally well
 WESTERN = ("latin1", "windows-1252", "cp850")
 LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
 SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
@@ -147,9 +147,9 @@ WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
 
 
 def guess_encoding(data: bytes) -> str:
-    """The encoding of text that is not UTF-8; "" where none of those known here is likely.
+    """Guess the encoding of text that is not UTF-8; "" where none of WESTERN is likely.
 
-    In text of Western Europe most letters are ASCII, and nearly all else is one of few characters.
+    Most letters of Western European text are ASCII, and nearly all others are in WESTERN_CHARS.
     """
     n_ascii = sum(char.isalpha() for char in data.decode("ascii", "ignore"))
     shares = {}

@@ -1,4 +1,4 @@
-"""Bytes in, lines out: a line is what stands between two line feeds, nothing else is a break."""
+"""Lines of an input.  A line feed ends a line; no other character does."""
 
 import math
 import os
@@ -13,26 +13,26 @@ MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line i
 WINDOW_LINES = 1024
 MAX_WINDOW_BYTES = 4 << 20
 BOM = b"\xef\xbb\xbf"
-MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to tell their encoding
+MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
 
 
 class LineReader:
-    """Reads a file descriptor and hands out lines in windows of bounded size.
+    """Reads lines from a file descriptor, in windows of bounded size.
 
-    A window is closed early when no more input is waiting, so that a person or a program
-    that writes one line to a pipe gets its translation without closing the pipe.
+    A window ends early when no more input is waiting, so that a program that writes one line to a
+    pipe gets the translation without closing the pipe.
     """
 
     def __init__(self, fd: int, name: str, window_lines: int = WINDOW_LINES):
-        """`name` is for messages."""
+        """`name` is the input's name in messages."""
         self.fd, self.name, self.window_lines = fd, name, window_lines
-        self.not_utf8 = b""  # lines that are not, as far as there is room for them
-        self.n_utf8 = 0  # lines that are, and not ASCII
+        self.not_utf8 = b""  # lines that are not UTF-8, up to about MAX_SAMPLE bytes
+        self.n_utf8 = 0  # lines in UTF-8 that are not ASCII
 
     def windows(self) -> Iterator[list[Line]]:
-        """Lists of lines, numbered from 0.
+        """Yield lists of lines, numbered from 0.
 
-        FileError where reading fails, DataError for an input that is no text.
+        Raises FileError where reading fails, DataError for an input that is not text.
         """
         window: list[Line] = []
         n_lines = n_bytes = 0
@@ -55,7 +55,7 @@ class LineReader:
             self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
 
     def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
-        """(bytes of a line without its line feed, whether it was cut); None where input pauses."""
+        """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
         stream = text_stream(self.fd, self.name)
         pending, cut = b"", False
         while chunk := stream.read(CHUNK):
@@ -73,14 +73,16 @@ class LineReader:
 
 
 def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
-    """At most MAX_LINE_BYTES, not counting a carriage return at the end; whether bytes are lost."""
+    """Cut a line to MAX_LINE_BYTES, not counting a final carriage return.
+
+    Returns the bytes and whether any are lost, which `cut` says of the bytes given.
+    """
     room = MAX_LINE_BYTES + (raw.endswith(b"\r") and not cut)
     return raw[:room], cut or len(raw) > room
 
 
 def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
-    """One line's text: a byte order mark before the first line and a carriage return before
-    the line feed belong to the file, not to the text."""
+    """Decode a line, without a byte order mark on line 0 and without a final carriage return."""
     if number == 0:
         raw = raw.removeprefix(BOM)
     raw = raw.removesuffix(b"\r")
@@ -94,7 +96,7 @@ def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
 
 
 def from_text(text: str, number: int) -> Line:
-    """A line that is text already.  Lone surrogates, which are no characters, are replaced."""
+    """Make a line of a string.  Lone surrogates, which UTF-8 cannot encode, are replaced."""
     try:
         text.encode("utf-8")
         return Line(number, text)
@@ -103,10 +105,10 @@ def from_text(text: str, number: int) -> Line:
 
 
 def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
-    """Lines of a list, a generator, a column, an open file.  The line feed at the end of a text
-    belongs to the file, not to the text.
+    """Make lines of the strings in a list, a generator, a column or an open file.
 
-    TypeError, which calls the texts `name`, at what is no text.
+    A final line feed is removed.  Raises TypeError for anything but a string; `name` is the name of
+    the texts in the message.
     """
     is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
     if isinstance(texts, (str, bytes)) or is_table or not hasattr(texts, "__iter__"):
@@ -126,13 +128,13 @@ def _checked(text: object, place: str) -> str:
 
 
 def in_capitals(text: str) -> bool:
-    """Words in capitals and no small letter: GUTEN TAG, but neither I nor 14:35 nor ABC."""
+    """Whether a line of at least four letters is all capitals: GUTEN TAG, but not ABC."""
     n_letters = sum(char.isalpha() for char in text)
     return text.isupper() and n_letters > 3
 
 
 def count_lines(path: str) -> int:
-    """Lines of a text file, a last one without line feed included.
+    """Count the lines of a text file, with a last line that has no line feed.
 
     Raises FileError and DataError as `LineReader` does.
     """
@@ -147,7 +149,7 @@ def count_lines(path: str) -> int:
 
 
 def count_ahead(fd: int, name: str) -> int:
-    """Lines from where a descriptor stands to the end; see `count_lines`."""
+    """Count lines from the position of a descriptor to the end; see `count_lines`."""
     n, last = 0, b"\n"
     stream = text_stream(fd, name)
     while chunk := stream.read(1 << 20):

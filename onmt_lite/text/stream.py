@@ -1,4 +1,4 @@
-"""Bytes of an input as they come: gzip data unpacked, what is no text refused."""
+"""Bytes of an input: gzip data is unpacked, data that is not text is refused."""
 
 import gzip
 import os
@@ -16,37 +16,38 @@ STANDARD_INPUT = "standard input"
 
 
 class Stream:
-    """Bytes that can be looked at before they are read."""
+    """Bytes with a `peek` before they are read."""
 
     def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
-        """`read` returns at most so many bytes, b"" at the end; `waits` says whether it would
+        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True where `read` would
         return at once."""
         self._read, self._waits = read, waits
         self._seen, self._over = b"", False
 
     def peek(self) -> bytes:
-        """The next LOOKED_AT bytes, or as many as come before the input ends or pauses."""
+        """The next LOOKED_AT bytes, fewer where the input ends or pauses before."""
         while not self._over and len(self._seen) < LOOKED_AT and (not self._seen or self._waits()):
             more = self._read(LOOKED_AT)
             self._seen, self._over = self._seen + more, not more
         return self._seen[:LOOKED_AT]
 
     def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; b"" at the end."""
+        """Read at least one byte and at most `size`; b"" at the end."""
         if not self._seen and not self._over:
             return self._read(size)
-        found, self._seen = self._seen[:size], self._seen[size:]
-        return found
+        head, self._seen = self._seen[:size], self._seen[size:]
+        return head
 
     def waits(self) -> bool:
-        """Whether there is more to read without waiting for it."""
+        """Whether `read` would return at once."""
         return bool(self._seen) or self._waits()
 
 
 def text_stream(fd: int, name: str) -> Stream:
-    """What a file descriptor holds, unpacked if it is gzip data.
+    """Bytes of a file descriptor, unpacked if they are gzip data.
 
-    Raises FileError where reading fails, DataError where it is no text: `name` is for messages.
+    Raises FileError where reading fails, DataError for data that is not text.  `name` is the name
+    of the input in messages.
     """
 
     ready = select.poll()  # unlike select, it takes any descriptor
@@ -75,7 +76,9 @@ def text_stream(fd: int, name: str) -> Stream:
 
 
 def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
-    unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], packed))  # it only calls read
+    unpacked = gzip.GzipFile(
+        mode="rb", fileobj=cast(IO[bytes], packed)
+    )  # GzipFile calls read alone
 
     def read(size: int) -> bytes:
         try:

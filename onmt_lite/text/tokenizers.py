@@ -6,7 +6,7 @@ from typing import Protocol
 
 import sentencepiece as spm
 
-# What some reader somewhere takes for the end of a line
+# Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
@@ -14,14 +14,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[str]: ...
 
     def encode_target(self, text: str) -> list[str]:
-        """As `encode`, for text in the target language."""
+        """Cut text of the target language."""
         ...
 
     def decode(self, tokens: list[str]) -> str: ...
 
 
 class SpaceTokenizer:
-    """The line holds tokens already, separated by white space."""
+    """Splits a line that holds tokens at white space."""
 
     def encode(self, text: str) -> list[str]:
         return text.split()

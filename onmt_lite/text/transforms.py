@@ -1,14 +1,13 @@
-"""Lines through OpenNMT-py's transforms: what stands around a line, and what cuts it.
+"""Transforms of OpenNMT-py: prefix, suffix, and the tokenizer between them.
 
-A prefix or suffix that comes before the transform that cuts is text and is cut with the line; one
-that comes after it is tokens.  Those of the source are given to the model as they stand, whatever
-a line's length; they may be control tokens, which a line itself never has.
+A prefix or suffix before the tokenizer in the list of transforms is text, cut with the line.  One
+after the tokenizer is tokens, given to the model whole even where a long line is cut; they may be
+control tokens, which text never becomes.
 
-Four things are as meant, not as OpenNMT-py 3.5.1 does them.  It goes through the transforms in the
-same order on the way back, so that a prefix before `sentencepiece` stays in the output; here the
-way back is the other way round, which for `[sentencepiece, prefix]` gives the same.  It leaves the
-suffix in the output.  Its empty prefix is an empty token, unknown to every model.  And it drops
-blank lines, or translates their prefix.
+Four differences to OpenNMT-py 3.5.1 are on purpose.  OpenNMT-py detokenizes in the order of the
+list, so that a prefix before `sentencepiece` stays in the output; here the order is reversed, which
+is the same for `[sentencepiece, prefix]`.  OpenNMT-py leaves the suffix in the output.  Its empty
+prefix is an empty token, which no model knows.  It drops blank lines, or translates their prefix.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import sentencepiece as spm
 
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
-NEWLINE = "｟newline｠"  # what a line has where the text that it stands for has a line break
+NEWLINE = "｟newline｠"  # a line break of the text inside a line
 
 Cut = Callable[[str], list[str]]
 Join = Callable[[list[str]], str]
@@ -26,18 +25,22 @@ Join = Callable[[list[str]], str]
 
 @dataclass(frozen=True)
 class Affixes:
-    """What stands around each line of one language: text before it is cut, tokens after."""
+    """Prefix and suffix of the lines of one side, as text and as tokens.
+
+    text_before, text_after  are cut with the line
+    before, after            are tokens already
+    """
 
     text_before: str = ""
     text_after: str = ""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
-    def around(self, line: str) -> str:
+    def add_to(self, line: str) -> str:
         return " ".join(filter(None, (self.text_before, line, self.text_after)))
 
-    def taken_off(self, text: str) -> str:
-        """The text without what stood around it; only whole words come off."""
+    def remove_from(self, text: str) -> str:
+        """Remove the text affixes, where they are whole words of `text`."""
         head, tail = self.text_before, self.text_after
         if head and f"{text} ".startswith(f"{head} "):
             text = text[len(head) + 1 :]
@@ -45,7 +48,7 @@ class Affixes:
             text = text[: max(0, len(text) - len(tail) - 1)]
         return text
 
-    def tokens_taken_off(self, tokens: list[str]) -> list[str]:
+    def remove_from_tokens(self, tokens: list[str]) -> list[str]:
         if self.before and tuple(tokens[: len(self.before)]) == self.before:
             tokens = tokens[len(self.before) :]
         if self.after and tuple(tokens[-len(self.after) :]) == self.after:
@@ -54,9 +57,10 @@ class Affixes:
 
 
 class TransformTokenizer:
-    """Cuts with `cut`, or with `cut_target`, and joins; see `Affixes` for the rest.
+    """Adds and removes text affixes, cuts with `cut` or `cut_target`, and joins with `join`.
 
-    The tokens around a line are not among those that it returns: `src` and `tgt` tell them.
+    `encode` returns the tokens of the line without token affixes; the attributes `src` and `tgt`
+    have these.
     """
 
     def __init__(
@@ -71,13 +75,13 @@ class TransformTokenizer:
         self.src, self.tgt = src, tgt
 
     def encode(self, text: str) -> list[str]:
-        return self.cut(self.src.around(text.strip())) if text.strip() else []
+        return self.cut(self.src.add_to(text.strip())) if text.strip() else []
 
     def encode_target(self, text: str) -> list[str]:
-        return self.cut_target(self.tgt.around(text.strip()))
+        return self.cut_target(self.tgt.add_to(text.strip()))
 
     def decode(self, tokens: list[str]) -> str:
-        text = self.tgt.taken_off(self.join(self.tgt.tokens_taken_off(tokens)))
+        text = self.tgt.remove_from(self.join(self.tgt.remove_from_tokens(tokens)))
         return LINE_BREAKS.sub(" ", text)
 
 

@@ -1,29 +1,28 @@
-"""What a model cannot read in a line, and how it comes out again.
+"""Unknown characters, markup and placeholders: taken out of a line before it is translated.
 
-A character without a piece in the vocabulary becomes the unknown token, and a model that meets one
-invents words.  So such a line is read without them:
+A character without a piece in the vocabulary becomes the unknown token, at which a model invents
+words.  So the model reads the line without such characters:
 
-1. A character that the model lacks but has a plain equivalent of is read as that: hyphens, dashes,
-   quotation marks, odd spaces, letters with loose accents, HTML entities of letters.  Control and
-   format characters (soft hyphen, zero width space) are left out.
-2. What remains unknown is taken out.  So are, whole and whatever the model knows of them: tags,
-   HTML entities, placeholders (`{name}`, `%s`), addresses, and words such as `max_size` or `AT&T`.
+1. An unknown character with a known plain equivalent is replaced: hyphens, dashes, quotation marks,
+   odd spaces, letters with combining accents, HTML entities of letters.  Control and format
+   characters (soft hyphen, zero width space) are removed.
+2. Remaining unknown characters are taken out.  So are, known or not: tags, HTML entities,
+   placeholders (`{name}`, `%s`), addresses, and words such as `max_size` or `AT&T`.
    - Words are runs of letters, one of which is unknown, several in a row counting as one, and
-     formulas (`3 × 4 = 12`).  Words, placeholders and addresses leave a stand-in behind: a name or,
-     in the place of numbers, a number that the model is known to copy.
-   - Marks, which are all the rest, leave nothing.
-3. What was taken out is put back into the translation.
-   - A word takes the place of its stand-in.  Where the stand-in did not come out, the word follows
-     what the model made of the stand-in.
-   - A mark follows the translation of the word before it; one glued to the word behind it precedes
-     that word's translation.  A pair of tags or brackets stands around the translation of what it
-     held.  A mark at the start or end of the line stays there.  Attention tells which word became
-     which.
-4. A line without a known letter outside of what step 2 takes out, or with more than two thirds of
-   its letters unknown, is not translated but passed through as it is.
+     formulas (`3 × 4 = 12`).  Words, placeholders and addresses are replaced by a stand-in, a name
+     or, for numbers, a number, which the model is known to copy.
+   - Marks, all other items, are removed.
+3. The items are put back into the translation.
+   - A word replaces its stand-in.  Where the stand-in is missing in the translation, the word
+     follows the translation of the stand-in.
+   - A mark follows the translation of the word before it; a mark glued to the next word precedes
+     that word's translation.  A pair of tags or brackets encloses the translation of its content.
+     A mark at the start or end of the line stays there.  Attention aligns the words.
+4. A line is copied untranslated if step 2 leaves no known letter, or if more than two thirds of its
+   letters are unknown.
 
-The rule `copy` does all of this, `drop` leaves out what step 2 takes out, stand-ins too, and
-`model` does nothing.  How items are put back, `onmt_lite.text.restoring` tells.
+The rule `copy` does all of this, `drop` steps 1 and 2 without stand-ins, `model` nothing.  Module
+`onmt_lite.text.restoring` puts the items back.
 """
 
 import html
@@ -39,7 +38,7 @@ from onmt_lite.records import Item, Reading
 UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
 
-# What is taken out whole, by pattern
+# Patterns of items that are taken out whole
 TAG = r"</?[A-Za-z][^<>]*>|<!--[^<>]*-->"
 ENTITY = r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
@@ -59,8 +58,9 @@ WORD_PATTERNS = "|".join((URL, MAIL, BRACES, PRINTF, VARIABLE, PATH, CODE))
 PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
 HINT = re.compile(r"[<&{%$@_=#\\~|]|://|www\.|mailto:")  # no pattern is without one of these
 
-# What is unknown, in a line given as classes of characters: of words a known, d known digits and
-# U unknown, m unknown accents and joiners, o unknown operators, x unknown others, _ spaces
+# Patterns of unknown items in a line given as classes of characters: a known letters, d known
+# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
+# unknown characters, _ spaces
 OPERAND = "(?<![adU])(?:d+(?:\\.d+)*|a)(?![adU])o*"
 FORMULA = f"{OPERAND}(?:_*o+_*{OPERAND})+"
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
@@ -78,7 +78,7 @@ SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no
 MARK_ALONE = re.compile(rf"(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
 LOOSE_ACCENTS = re.compile("[^\\W_][\u0300-\u036f]+")
 LANGUAGE = re.compile(r">>[^<>\s]+<<")
-# What stands for a number
+# Items that stand for a number
 NUMBER = re.compile(
     r"%[^s@c]*[difu]$|[$#]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
     r"|[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b]+$",
@@ -91,11 +91,12 @@ CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
 
 @dataclass
 class Span:
-    """What is to be taken out of a line.
+    """Span of an item in a line.
 
-    is_word  it leaves a stand-in
-    touches  the characters before and behind it and all else that is taken out there
-    partner  the number of the span that closes the pair which this one opens; closes: it is such
+    is_word  a stand-in takes the place of the item
+    touches  characters before and behind the item and adjacent items
+    partner  index of the span that closes the pair opened by this one
+    closes   this span closes a pair
     """
 
     start: int
@@ -107,18 +108,18 @@ class Span:
 
     @property
     def glued(self) -> tuple[bool, bool]:
-        """Whether there are words before and behind it without a space between."""
+        """Whether words touch the item, before and behind."""
         before, after = self.touches
         return before.isalnum(), after.isalnum()
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """What a model's description says of this.
+    """Handling of unknown characters, from the description of a model.
 
-    names, numbers  that the model copies, the best first
-    words           what marks that stand alone are read as: & as "und"
-    rare            characters that it has tokens for and yet cannot read, for want of examples
+    names, numbers  stand-ins that the model copies, the best first
+    words           words for marks that stand alone, such as "und" for &
+    rare            characters with tokens that were too rare in training to be learned
     """
 
     rule: UnknownRule = "model"
@@ -133,7 +134,7 @@ def _unescaped(mark: str) -> str:
 
 
 class Reader:
-    """Takes out of lines what a model cannot read."""
+    """Takes unknown characters, markup and placeholders out of lines."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class Reader:
         is_known: Callable[[str], bool],
         unknown: Unknown,
     ):
-        """encode: text to tokens; is_known: of a token."""
+        """encode cuts text into tokens; is_known says whether the model knows a token."""
         self.encode, self.is_known, self.unknown = encode, is_known, unknown
         self.knows = lru_cache(maxsize=None)(self._knows)
 
@@ -156,7 +157,7 @@ class Reader:
         return known and not bad
 
     def read(self, line: str) -> Reading | None:
-        """None for a line that the model can read as it stands."""
+        """Take the items out of a line; None for a line without items."""
         has_words = any(map(str.isalnum, line))
         if has_words and all(map(self.knows, set(line))) and not HINT.search(line):
             return None
@@ -171,7 +172,7 @@ class Reader:
         return Reading(line, tuple(parts), tuple(items), passes)
 
     def _plain(self, line: str) -> str:
-        """The line with plain equivalents of what the model lacks, where it knows these."""
+        """Replace unknown characters by known plain equivalents."""
         line = MARK_ALONE.sub(
             lambda mark: self.unknown.words.get(_unescaped(mark[0]), mark[0]), line
         )
@@ -198,21 +199,21 @@ class Reader:
             return " "
         if self.knows(char):
             return char
-        if category == "Cf":  # between the parts of an emoji it belongs to that
+        if category == "Cf":  # part of an emoji, behind one
             return char if before and not self.knows(before) else ""
-        found = PLAIN.get(char, char)
-        if found == char and form.startswith(PLAIN_FORMS):
-            found = unicodedata.normalize("NFKC", char)
-        return found if all(map(self.knows, found)) else char
+        plain = PLAIN.get(char, char)
+        if plain == char and form.startswith(PLAIN_FORMS):
+            plain = unicodedata.normalize("NFKC", char)
+        return plain if all(map(self.knows, plain)) else char
 
     def _n_of_language(self, line: str) -> int:
-        """Length of the token that names a language at the start of the line; 0: there is none."""
+        """Length of a known token such as >>deu<< at the start of the line, else 0."""
         tokens = self.encode(line[:50])[:1]
         named = [t for t in tokens if LANGUAGE.fullmatch(t) and line.startswith(t)]
         return sum(len(token) for token in named if self.is_known(token))
 
     def _spans(self, line: str) -> list[Span]:
-        """What is to be taken out of a line, in order."""
+        """Find the items of a line, in order."""
         classes, spans = list(map(self._class, line)), []
         for match in PATTERNS.finditer(line):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
@@ -246,7 +247,7 @@ class Reader:
 
 
 def _take_brackets(line: str, spans: list[Span]) -> None:
-    """Brackets and quotation marks that would be left with nothing in them go along."""
+    """Extend spans of marks by brackets and quotation marks that hold nothing else."""
     ends, starts = [0] + [s.end for s in spans], [s.start for s in spans] + [len(line)]
     for span, first, last in zip(spans, ends, starts[1:]):
         while not span.is_word and first < span.start and span.end < last:
@@ -256,7 +257,7 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
 
 
 def _look_around(line: str, spans: list[Span]) -> None:
-    """See what the spans touch; those that touch each other touch the same."""
+    """Set `touches` of each span; spans that touch each other have the same."""
     start = 0
     befores = []
     for i, span in enumerate(spans):
@@ -271,8 +272,8 @@ def _look_around(line: str, spans: list[Span]) -> None:
 
 
 def _pair(line: str, spans: list[Span]) -> None:
-    """Find tags that open and close, and brackets, and marks such as those of *this*."""
-    opened: list[tuple[str, int]] = []  # what would close it, and its number
+    """Pair opening and closing tags, brackets, and marks as in *this*."""
+    opened: list[tuple[str, int]] = []  # text of the closing mark, index of the opening span
     for i, span in enumerate(spans):
         text, glued = line[span.start : span.end], span.glued
         tag = NAME.match(text)
@@ -294,7 +295,7 @@ def _pair(line: str, spans: list[Span]) -> None:
 
 
 def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str], list[Item]]:
-    """The parts of the line between the spans, as the model reads them, and the items."""
+    """Split a line into the parts between the spans, as the model reads them, and the items."""
     lower = line.lower()
     free = {
         of_number: iter([name for name in stand_ins if name.lower() not in lower])
@@ -306,7 +307,7 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
     parts = [line[end : span.start] for end, span in zip(ends, spans)] + [line[ends[-1] :]]
     before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
     items = []
-    for span, name, *around in zip(spans, names, before, after):
+    for span, name, *fillings in zip(spans, names, before, after):
         text, glued = line[span.start : span.end], span.glued
         spaced = (
             line[span.start - 1 : span.start].isspace(),
@@ -315,7 +316,7 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
         in_pair = span.closes or span.partner is not None
         joins = glued == (True, True) and not in_pair
         follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-        side = _side(text, span, follows_number, *around)
+        side = _side(text, span, follows_number, *fillings)
         items.append(Item(text, name, side, spaced, joins, span.partner))
     last = ""
     for i, item in enumerate(items):
@@ -334,17 +335,17 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
 
 
 def _fillings(parts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """What there is up to each item: 0 nothing, 1 only punctuation marks, 2 words."""
-    most, found = 0, []
+    """Classify the text up to each item: 0 empty, 1 only punctuation marks, 2 words."""
+    most, classes = 0, []
     for part, name in zip(parts, names):
         most = max(most, 2 if re.search(r"\w", part) else bool(part.strip()))
-        found.append(most)
+        classes.append(most)
         most = 2 if name else most
-    return found
+    return classes
 
 
 def _side(text: str, span: Span, follows_number: bool, before: int, after: int) -> str:
-    """See `Item`; before, after: what there is on either side, as `_fillings` counts it."""
+    """Choose the side of an `Item`; before, after  classes of `_fillings` on either side"""
     glued, of_tag = span.glued, NAME.match(text) is not None
     if not before and (of_tag or not glued[1]):
         return "start"

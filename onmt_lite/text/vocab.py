@@ -8,9 +8,9 @@ from onmt_lite.errors import DataError
 
 @dataclass(frozen=True)
 class Vocab:
-    """A list of tokens; special ones are known by id, None where a vocabulary has none.
+    """A list of tokens, and the ids of special tokens, None for those that are missing.
 
-    language_ids: tokens that say which language to translate from or to
+    language_ids  tokens that name the language to translate from or to
     """
 
     tokens: list[str]
@@ -31,22 +31,22 @@ class Vocab:
         return len(self.tokens)
 
     def is_control(self, i: int) -> bool:
-        """Start, end, padding and languages: never text, whatever a line says."""
+        """Whether i is BOS, EOS, padding or a language; text never becomes one of these."""
         return i in (self.eos_id, self.bos_id, self.pad_id) or i in self.language_ids
 
     def is_special(self, i: int) -> bool:
-        """A control token or the unknown one."""
+        """Whether i is a control token or the unknown token."""
         return self.is_control(i) or i == self.unk_id
 
     def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
-        """Ids of text tokens; what is not in the vocabulary, or is a control token, becomes unk.
+        """Ids of text tokens; a token that is missing, or equal to a control token, becomes unk.
 
-        A word of `own_words` that would be unk has an id after those of the vocabulary.
-        DataError where the vocabulary has no unk to stand for such a token.
+        A word of `own_words` that would be unk gets an id after those of the vocabulary.  Raises
+        DataError where a token should become unk and the vocabulary has none.
         """
-        own = {word: len(self) + i for i, word in enumerate(own_words)}
-        found = [self._encode_one(token) for token in tokens]
-        return [own.get(t, i) if i == self.unk_id else i for t, i in zip(tokens, found)]
+        extension = {word: len(self) + i for i, word in enumerate(own_words)}
+        ids = [self._encode_one(token) for token in tokens]
+        return [extension.get(t, i) if i == self.unk_id else i for t, i in zip(tokens, ids)]
 
     def _encode_one(self, token: str) -> int:
         i = self.ids.get(token)

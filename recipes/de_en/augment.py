@@ -19,7 +19,7 @@ FINAL = ".!?"
 
 
 def drop_final(pair: Pair) -> Pair:
-    """Without the closing mark on either side; as it is where the sides close differently."""
+    """Remove the final mark of both sides, where it is the same."""
     src, tgt = pair
     if src[-1:] in FINAL and src[-1:] == tgt[-1:]:
         return src[:-1].rstrip(), tgt[:-1].rstrip()
@@ -27,7 +27,7 @@ def drop_final(pair: Pair) -> Pair:
 
 
 def renumber(pair: Pair, rng: Random) -> Pair:
-    """Replace each number that both sides share by a random one of the same or another size."""
+    """Replace each number that both sides share by a random one."""
     src, tgt = pair
     shared = set(NUMBER.findall(src)) & set(NUMBER.findall(tgt))
     fresh = {old: _random_number(old, rng) for old in sorted(shared)}
@@ -49,8 +49,10 @@ def _random_number(old: str, rng: Random) -> str:
 
 
 def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
-    """Replace a name that both sides share by another one, every second time by one that is made
-    up, of the halves of two or of syllables: names are to be copied, not known."""
+    """Replace a name that both sides share: by another name, or by a made-up one.
+
+    A made-up name, every second one, is two halves of names or syllables: to be copied, not known.
+    """
     src, tgt = pair
     shared = sorted(shared_words(src, tgt) & set(names))
     if not shared:
@@ -95,7 +97,7 @@ class Augment:
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
 
     def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
-        """One epoch: shuffled, joined, and with its share of odd spellings."""
+        """Make the text of one epoch of these pairs: add lines, shuffle, join, respell."""
         words = self.words * self.options.words
         numbered = self.numbered * self.options.numbers
         pairs = pairs + self.rare + words + [renumber(pair, rng) for pair in numbered]
@@ -104,7 +106,7 @@ class Augment:
         return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
 
     def _join(self, pairs: list[Pair], rng: Random) -> list[Pair]:
-        """Make lines of several sentences out of neighbours, each pair used once."""
+        """Join neighbours to lines of several sentences, each pair used once."""
         joined, i = [], 0
         while i < len(pairs):
             alone = rng.random() >= self.options.join

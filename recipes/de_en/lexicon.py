@@ -1,7 +1,7 @@
 """Words and their translations, found in pairs of sentences.
 
-What a word means can be read off the sentences that have it, but only a model that sees many of
-them will.  As lines of their own, words are also what people try first.
+A small model learns a word from many sentences; a pair of words as a line is a shorter way.  Single
+words are also what people try first.
 """
 
 import re
@@ -21,22 +21,25 @@ MIN_COUNT = 1.5
 
 
 def word_pairs(pairs: list[Pair]) -> list[Pair]:
-    """(word, translation), each sure of the other: at least MIN_PROB in both directions of IBM
-    Model 1 (Brown et al. 1993), and MIN_COUNT links between them expected in all the pairs."""
+    """Find pairs (word, translation) by IBM Model 1 (Brown et al. 1993).
+
+    Each word of a pair translates the other with a probability of at least MIN_PROB, and at least
+    MIN_COUNT links between them are expected in all pairs of sentences.
+    """
     srcs, src_words = _number(src for src, _ in pairs)
     tgts, tgt_words = _number(tgt for _, tgt in pairs)
     keys, forward, count = _align(srcs, tgts, len(src_words), len(tgt_words))
     back_keys, backward, _ = _align(tgts, srcs, len(tgt_words), len(src_words))
     src, tgt = keys.div(len(tgt_words), rounding_mode="floor"), keys % len(tgt_words)
-    # Both have the same pairs of words, in another order
+    # Both directions have the same pairs of words, in different orders
     backward = backward[torch.searchsorted(back_keys, tgt * len(src_words) + src)]
     sure = (forward >= MIN_PROB) & (backward >= MIN_PROB) & (count >= MIN_COUNT)
-    found = zip(src[sure].tolist(), tgt[sure].tolist())
-    return [(src_words[s], tgt_words[t]) for s, t in found]
+    ids = zip(src[sure].tolist(), tgt[sure].tolist())
+    return [(src_words[s], tgt_words[t]) for s, t in ids]
 
 
 def _number(sentences: Iterator[str]) -> tuple[list[list[int]], list[str]]:
-    """Ids of each sentence's words, in the form they have inside sentences; the words."""
+    """Ids of the words of each sentence, and the words, in the form they have inside sentences."""
     texts = list(sentences)
     case, ids = Truecase(texts), dict[str, int]()
     lines = [WORD.findall(case.lower_first(text)) for text in texts]
@@ -44,8 +47,10 @@ def _number(sentences: Iterator[str]) -> tuple[list[list[int]], list[str]]:
 
 
 def _links(froms: list[list[int]], tos: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """All that may be linked: every word of a line with every word of its translation.  Which
-    words these are, and in which place of all of `tos` the second one stands."""
+    """List all possible links: each word of a line with each word of its translation.
+
+    Returns the first word, the second word, and the index of the latter in all of `tos`.
+    """
     word, other, place = array("q"), array("q"), array("q")
     n = 0
     for these, those in zip(froms, tos):
@@ -61,8 +66,11 @@ def _links(froms: list[list[int]], tos: list[list[int]]) -> tuple[Tensor, Tensor
 def _align(
     froms: list[list[int]], tos: list[list[int]], n_from: int, n_to: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of words that share a line, as from * n_to + to, in order; of each, how probable `to`
-    is as a translation of `from`, and how many links between the two are expected."""
+    """Align words that share a line.
+
+    Returns keys from * n_to + to, in order, and for each the probability of `to` as a translation
+    of `from` and the expected number of links between them.
+    """
     start, end, place = _links(froms, tos)
     keys, of_link = torch.unique(start * n_to + end, return_inverse=True)
     of_key, n_places = keys.div(n_to, rounding_mode="floor"), sum(map(len, tos))

@@ -1,7 +1,7 @@
-"""Things that a translation copies letter for letter, made up: names, numbers, dates, addresses.
+"""Made-up strings that a translation copies: names, numbers, dates, addresses.
 
-A sentence with slots, `{name} kommt am {date}.|...`, becomes a new pair whenever the slots are
-filled.  Nobody can know these strings by heart, so a model has to learn to copy.
+A pair with slots, `{name} kommt am {date}.`, becomes a new pair whenever the slots are filled.  No
+model can learn these strings by heart, so it has to learn to copy.
 """
 
 import re
@@ -23,7 +23,7 @@ SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥",
 
 
 def word(rng: Random) -> str:
-    """A word that nobody has seen: syllables, or as often as not any letters."""
+    """A new word: syllables, or in a quarter of the cases any letters."""
     if rng.random() < 0.25:
         return "".join(rng.choices(LETTERS, k=rng.randrange(2, 10)))
     syllables = rng.choice((1, 1, 2, 2, 2, 3))
@@ -32,7 +32,7 @@ def word(rng: Random) -> str:
 
 
 def plain(rng: Random) -> str:
-    """A word as addresses have it."""
+    """A word of the letters a to z, as in addresses."""
     return re.sub("[^a-z]", "", word(rng)) or "a"
 
 
@@ -68,15 +68,15 @@ def date(rng: Random) -> str:
 
 
 def phone(rng: Random) -> str:
-    area, own = _digits(rng, rng.randrange(2, 5)), _digits(rng, rng.randrange(4, 9))
+    area, rest = _digits(rng, rng.randrange(2, 5)), _digits(rng, rng.randrange(4, 9))
     if rng.random() < 0.4:
-        own = own[:3] + " " + own[3:]
+        rest = rest[:3] + " " + rest[3:]
     if rng.random() < 0.3:
-        own = " ".join(own.replace(" ", "")[i : i + 2] for i in range(0, len(own), 2))
+        rest = " ".join(rest.replace(" ", "")[i : i + 2] for i in range(0, len(rest), 2))
     form = rng.choice(("0{} {}", "0{}/{}", "0{}-{}", "(0{}) {}", "+49 {} {}", "+{1} {0} {2}"))
     if form.startswith("+{"):
-        return form.format(area, rng.randrange(1, 999), own)
-    return form.format(area, own)
+        return form.format(area, rng.randrange(1, 999), rest)
+    return form.format(area, rest)
 
 
 def host(rng: Random) -> str:
@@ -119,7 +119,7 @@ def script(rng: Random) -> str:
 
 
 def field(rng: Random) -> str:
-    """A place that a program fills in."""
+    """A placeholder, which a program fills in."""
     form = rng.choice(("{%s}", "{%s}", "{{%s}}", "%%%s", "${%s}", "%%(%s)s", "<%s>", "[%s]"))
     fixed = rng.choice(("%s", "%d", "%1$s", "{0}", "{1}", "{}", "{count}", "{name}", "<br>"))
     return fixed if rng.random() < 0.5 else form % plain(rng)
@@ -132,7 +132,7 @@ KINDS = {
 
 
 def fill(template: Pair, rng: Random) -> Pair:
-    """The pair with its slots filled, equal ones on both sides alike; `{name2}` is another name."""
+    """Fill the slots of a pair, equal slots alike; `{name2}` is another name than `{name}`."""
     values: dict[str, str] = {}
 
     def value(match: re.Match[str]) -> str:
@@ -148,7 +148,7 @@ def fill(template: Pair, rng: Random) -> Pair:
 
 
 def decorate(pair: Pair, rng: Random) -> Pair:
-    """Both sides with the same bullet, emoji or markup around them, or a sign or field behind."""
+    """Put the same bullet, emoji or markup around both sides, or a sign or field behind both."""
     src, tgt = pair
     kind = rng.randrange(5)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""What the sentences of a corpus tell about their words."""
+"""Words of a corpus: names, rare words, and the form of first words inside sentences."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ WORD = re.compile(r"\w+")
 
 
 class Truecase:
-    """The form words have inside sentences, for a first word that moves inside."""
+    """Lowers the first word of a sentence where the word is mostly lower case inside sentences."""
 
     def __init__(self, sentences: Iterable[str]):
         inside: Counter[str] = Counter()
@@ -25,14 +25,14 @@ class Truecase:
 
 
 def with_rare_words(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """Those whose source has a word that is in at most so many sources; case does not count."""
+    """Pairs with a source word that is in at most `at_most` sources; case is ignored."""
     words = [set(WORD.findall(src.casefold())) for src, _ in pairs]
-    counts = Counter(word for found in words for word in found)
-    return [p for p, found in zip(pairs, words) if any(counts[w] <= at_most for w in found)]
+    counts = Counter(word for line in words for word in line)
+    return [p for p, line in zip(pairs, words) if any(counts[w] <= at_most for w in line)]
 
 
 def names_of(pairs: list[Pair]) -> list[str]:
-    """Words that both sides of a pair share and that are written large inside sentences too."""
+    """Words that both sides of a pair share, with a capital inside sentences too."""
     inside = Counter(word for _, tgt in pairs for word in WORD.findall(tgt)[1:])
     shared = {word for src, tgt in pairs for word in shared_words(src, tgt) if word[0].isupper()}
     return sorted(w for w in shared if w[1:].islower() and inside[w] > inside[w.lower()])
