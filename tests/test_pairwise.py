@@ -67,7 +67,7 @@ def values_of(name: str) -> dict[str, list]:
         values["coverage_penalty"] = list(preset.coverage_forms)
     if name == "transformers-2":
         values["early_stopping"] = ["false", "true"]
-    if name in ("tensor2tensor", "tensorflow"):  # see TestOpenDefects
+    if name in ("tensor2tensor", "tensorflow"):  # see TestOneByOne
         values["alpha"] = [0.0, 0.6, 1.0, 2.5]
     return values
 
