@@ -14,7 +14,8 @@ from onmt_lite.models.positions import build_relation
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention of queries (N, H, T, d) to keys and values (N, G, S, d).
+    """Scaled dot-product attention of queries (N, H, T, d) to keys (N, G, d, S) and values
+    (N, G, S, d).
 
     Returns the context (N, H, T, d) and the weights (N, H, T, S).
 
@@ -24,9 +25,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     """
     n, heads, t, d = q.shape
     asked = q.reshape(n, k.size(1), -1, d)
-    scores = (asked @ k.transpose(-2, -1)).view(n, heads, t, -1).float() * d**-0.5
+    scores = (asked @ k).view(n, heads, t, -1).float().mul_(d**-0.5)
     if mask is not None:
-        scores = scores + mask
+        scores += mask
     weights = scores.softmax(-1).to(q.dtype)
     context = weights.view(n, k.size(1), asked.size(2), -1) @ v
     return context.view(n, heads, t, d), weights
@@ -69,6 +70,7 @@ class SelfAttention(nn.Module):
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.relation is not None:
             q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
+        k = k.transpose(-2, -1)
         if cache is not None:
             k, v = cache.append(layer, k, v)
         context = self._attend(q, k, v, sight)
@@ -96,10 +98,10 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory bank (B, S, D) -> keys and values, each (B, G, S, d)."""
+        """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d)."""
         b, s, _ = memory_bank.shape
         k, v = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        return k, v
+        return k.transpose(-2, -1), v
 
     def forward(
         self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor

@@ -25,7 +25,7 @@ from onmt_lite.models.selection import Selection
 
 @dataclass
 class TransformerMemory(Memory):
-    """With the keys and values of each layer's attention to the bank, (B, G, S, d)."""
+    """With the keys (B, G, d, S) and values (B, G, S, d) of each layer's attention to the bank."""
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Embedding(nn.Module):
             if positions is None:
                 x = x + self.position[self.offset : self.offset + ids.size(1)]
             else:
-                x = x + self.position[positions + self.offset][:, None]
+                x = x + self.position[self.offset :][positions][:, None]
         return self.dropout(self.norm(x))
 
 
@@ -114,18 +114,18 @@ class Transformer(Family[TransformerMemory, TransformerState]):
     def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
         pairs = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
-        keys, values = [k for k, _ in pairs], [v for _, v in pairs]
+        keys, values = [k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs]
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
-            past = KeyValueCache(n_layers, bank.size(0), bank.device)
+            past = KeyValueCache(n_layers, memory.mask, self.cfg.relative != "none")
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
         return TransformerState(replace(memory, keys=keys, values=values), past)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         memory, past = state.memory, state.past
-        mask, places = past.begin_step(state.positions)
-        sight = look(self.decoder, mask, state.positions[:, None], places)
+        past.begin_step(state.positions)
+        sight = look(self.decoder, past.mask, state.positions[:, None], past.places)
         x = self.tgt_embedding(tokens, state.positions)
         for i, layer in enumerate(self.decoder):
             keys_values = memory.keys[i], memory.values[i]
@@ -156,7 +156,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return heads[:, first : first + n if n else None].mean(1)
 
 
-def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor) -> Sight:
+def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:
     """What the layers' self-attention sees, from positions of queries (N, T) and keys (N, S)."""
     relation = getattr(layers[0].self_attn, "relation", None)
     return Sight(mask, None if relation is None else relation.prepare(queries, keys))
