@@ -8,7 +8,7 @@ from onmt_lite.errors import OptionError
 
 # >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
 TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
-N_NEAR = 5  # codes that are shown for one that is unknown
+N_NEAR = 3  # codes that are shown for one that is unknown
 
 
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
@@ -46,12 +46,14 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
 
 
 def near(code: str, languages: Languages) -> str:
-    """The codes that are meant, perhaps."""
-    first = code.lower()[:2]
-    like = difflib.get_close_matches(code, languages.ids, n=N_NEAR, cutoff=0.6)
-    like += [known for known in languages.ids if known.lower().startswith(first)]
-    found = list(dict.fromkeys(like))[:N_NEAR]
-    return f"nearest are {', '.join(found)}" if found else "-print_model lists the codes"
+    """The codes that are meant, perhaps: those that begin alike, then those that are most alike."""
+
+    def distance(known: str) -> tuple[bool, float]:
+        alike = difflib.SequenceMatcher(None, code.lower()[:50], known.lower()).ratio()
+        return known.lower()[:2] != code.lower()[:2], -alike
+
+    found = sorted(languages.ids, key=distance)[:N_NEAR]
+    return f"nearest are {', '.join(found)} (-print_model lists all)"
 
 
 def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:

@@ -5,11 +5,18 @@ fixed weights, see `peers/make_families.py`.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from onmt_lite import Translator
+from onmt_lite import OptionError, Translator
+from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.checkpoints.summary import describe
+from onmt_lite.errors import CheckpointError
+from onmt_lite.rules import SearchRules
+from onmt_lite.text.lines import from_texts
 
 ROOT = Path(__file__).parent / "data" / "families"
 FILES = {p.stem: json.loads(p.read_text("utf-8")) for p in sorted(ROOT.glob("references/*.json"))}
@@ -30,7 +37,8 @@ NAMES = {
 def load(name, path=None, **options):
     target = FILES[f"{name}.transformers"]["target"]
     given = dict(device="cpu", precision="fp32", threads=1, tgt_lang=target) | options
-    return Translator.from_pretrained(path or ROOT / name, **given)
+    path = None if "model" in options else path or ROOT / name
+    return Translator.from_pretrained(path, **given)
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +83,243 @@ def test_n_best_lists_are_those_of_transformers(translators, name, i):
             scores = [score for _, _, score in wanted]
             assert [h.score for h in hyps] == pytest.approx(scores, rel=1e-4, abs=1e-4)
             assert [(h.tokens, h.ended) for h in hyps] == [w[:2] for w in wanted]
+
+
+def sources_of(translator, lines):
+    direction = translator._direction(translator.options)
+    made = (translator.examples.make(line, direction=direction) for line in from_texts(lines, "x"))
+    return [example.src_ids for example in made]
+
+
+@pytest.mark.parametrize("name", sorted({file["model"] for file in FILES.values()}))
+class TestText:
+    def test_source_ids_and_scores_are_those_of_transformers(self, translators, name):
+        file = FILES[f"{name}.transformers"]
+        assert sources_of(translators[name], file["sources"]) == file["source_ids"]
+        scores = translators[name].score(file["sources"], file["targets"])
+        assert scores == pytest.approx(file["gold"], abs=1e-3)
+
+    def test_tokenizer_json_alone_gives_the_same(self, name, tmp_path):
+        if name == "m2m":
+            return  # transformers has no such file for it
+        copy = shutil.copytree(ROOT / name, tmp_path / name)
+        for pieces in ("sentencepiece.bpe.model", "spiece.model"):
+            (copy / pieces).unlink(missing_ok=True)
+        file = FILES[f"{name}.transformers"]
+        assert sources_of(load(name, copy), file["sources"]) == file["source_ids"]
+
+    def test_tokens_that_the_tokenizer_lists_as_words_are_cut_out_first(self, name, tmp_path):
+        """No ▁ stands before <2en> then, as the fast tokenizer saves a MADLAD."""
+        if name != "madlad":
+            return
+        path = shutil.copytree(ROOT / name, tmp_path / "copy")
+        listed = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
+        more = {"4": {"content": "<2en>", "special": False}}
+        listed["added_tokens_decoder"] |= more
+        (path / "tokenizer_config.json").write_text(json.dumps(listed))
+        file = FILES["madlad.transformers"]
+        expected = [ids[1:] for ids in file["source_ids"]]
+        assert sources_of(load("madlad", path), file["sources"]) == expected
+
+    def test_output_text_has_no_special_and_no_language_tokens(self, translators, name):
+        translator = translators[name]
+        vocab = translator.checkpoint.tgt_vocab
+        pieces = translator.tokenizer.encode_target("ein Haus")
+        languages = translator.checkpoint.languages
+        codes = [] if languages is None else [*languages.ids.values()][:3]
+        special = [vocab.pad_id, vocab.eos_id, vocab.unk_id, len(vocab) - 1, *codes]
+        tokens = [*pieces[:2], *(vocab.tokens[i] for i in special), *pieces[2:]]
+        assert translator.tokenizer.decode(tokens) == translator.tokenizer.decode(pieces)
+
+    def test_a_line_without_pieces_is_blank(self, translators, name):
+        for line in ("", "   ", "▁▁▁"):
+            (found,) = translators[name].translate([line])
+            assert found.text == "" and "empty" in found.notes
+
+
+class TestStored:
+    """One model, however its directory holds it."""
+
+    @pytest.fixture(params=["nllb", "mbart50", "t5", "madlad"])
+    def copied(self, request, tmp_path):
+        return request.param, shutil.copytree(ROOT / request.param, tmp_path / "copy")
+
+    def same(self, translators, name, path, **tolerance):
+        file = FILES[f"{name}.transformers"]
+        scores = load(name, path).score(file["sources"], file["targets"])
+        assert scores == pytest.approx(file["gold"], **tolerance or dict(abs=1e-3))
+
+    def test_in_shards_that_an_index_lists(self, translators, copied):
+        name, path = copied
+        weights = safetensors.read(path / "model.safetensors")
+        where = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(weights)}
+        for shard in set(where.values()):
+            part = {key: weights[key] for key, file in where.items() if file == shard}
+            (path / shard).write_bytes(safetensors.dump(part))
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        (path / "model.safetensors").unlink()
+        self.same(translators, name, path)
+
+    def test_as_pytorch_file_with_every_name_that_old_ones_repeat(self, translators, copied):
+        name, path = copied
+        weights = safetensors.read(path / "model.safetensors")
+        prefix = "" if name in ("t5", "madlad") else "model."
+        table = weights[f"{prefix}shared.weight"]
+        for side in ("encoder", "decoder"):
+            weights[f"{prefix}{side}.embed_tokens.weight"] = table
+        weights.setdefault("lm_head.weight", table)
+        if name == "nllb":
+            weights["model.encoder.embed_positions.weights"] = torch.zeros(66, 16)
+            weights["model.decoder.version"] = torch.tensor([3])
+        torch.save(weights, path / "pytorch_model.bin")
+        (path / "model.safetensors").unlink()
+        self.same(translators, name, path)
+
+    def test_under_the_other_names_of_the_table(self, translators, copied):
+        name, path = copied
+        weights = safetensors.read(path / "model.safetensors")
+        prefix = "" if name in ("t5", "madlad") else "model."
+        table = weights.pop(f"{prefix}shared.weight")
+        weights[f"{prefix}decoder.embed_tokens.weight"] = table
+        (path / "model.safetensors").write_bytes(safetensors.dump(weights))
+        self.same(translators, name, path)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_in_half_precision(self, translators, copied, dtype):
+        name, path = copied
+        weights = safetensors.read(path / "model.safetensors")
+        half = {key: tensor.to(dtype) for key, tensor in weights.items()}
+        (path / "model.safetensors").write_bytes(safetensors.dump(half))
+        self.same(translators, name, path, rel=0.1)
+
+    def test_as_transformers_5_describes_a_head_of_its_own(self, translators, tmp_path):
+        path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
+        change(path / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False)
+        self.same(translators, "madlad", path)
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+
+
+class TestLanguages:
+    SIDES = [("nllb", "eng_Latn", "fra_Latn"), ("mbart25", "en_XX", "fr_XX"), ("m2m", "en", "fr")]
+
+    @pytest.mark.parametrize("name, one, other", SIDES)
+    @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq", "ctranslate2"])
+    def test_a_tag_wins_for_its_line_and_batches_mix(self, name, one, other, search):
+        options = dict(search=search, max_length=10)
+        lines, tagged = ["Das Haus", "Ich gehe"], [f">>{other}<< Das Haus", f">>{other}<<Ich gehe"]
+        plain = load(name, tgt_lang=one).translate(lines, **options)
+        by_option = load(name, tgt_lang=other).translate(lines, **options)
+        mixed = load(name, tgt_lang=one).translate([lines[0], *tagged, lines[1]], **options)
+        assert plain[0].hyps[0].score != pytest.approx(by_option[0].hyps[0].score, abs=1e-3)
+        expected = [plain[0], *by_option, plain[1]]
+        assert [t.hyps[0].tokens for t in mixed] == [t.hyps[0].tokens for t in expected]
+        scores = [t.hyps[0].score for t in expected]
+        assert [t.hyps[0].score for t in mixed] == pytest.approx(scores, abs=1e-5)
+        assert mixed[1].src == tagged[0]
+
+    def test_a_tag_for_both_and_one_for_each_call(self, translators):
+        there = load("nllb", src_lang="fra_Latn", tgt_lang="deu_Latn").translate(["Das Haus"])
+        translator = translators["nllb"]
+        (tagged,) = translator.translate([">>fra_Latn:deu_Latn<< Das Haus"])
+        (called,) = translator.translate(["Das Haus"], src_lang="fra_Latn", tgt_lang="deu_Latn")
+        assert tagged.hyps[0] == called.hyps[0] == there[0].hyps[0]
+
+    def test_what_names_no_language_stays_text(self, translators):
+        ids = sources_of(translators["nllb"], [">>xyz<< a", "a >>fra_Latn<<", ">>eng_Latn<< a"])
+        assert len(ids[0]) > len(ids[2]) and len(ids[1]) > len(ids[2])
+
+    def test_teacher_forcing_starts_in_the_language_of_the_tag(self, translators):
+        french = load("nllb", tgt_lang="fra_Latn").score(["Das Haus"], ["la"])
+        mixed = translators["nllb"].score([">>fra_Latn<< Das Haus", "Das Haus"], ["la", "la"])
+        assert mixed[0] == pytest.approx(french[0], abs=1e-4) and mixed[1] != mixed[0]
+
+    def test_sentences_that_join_a_running_batch(self, translators):
+        translator = translators["nllb"]
+        lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
+        options = translator.options.updated(search="transformers", max_length=12)
+        direction = translator._direction(options)
+        group = [translator.examples.make(x, direction=direction) for x in from_texts(lines, "x")]
+        rules = SearchRules(options, translator.checkpoint)
+        whole, few = (translator._search(group, n, rules) for n in (5, 2))
+        assert [h[0].tokens for h in few] == [h[0].tokens for h in whole]
+
+    def test_a_prefix_stands_behind_the_language_token(self, translators):
+        options = dict(search="opennmt-3", max_length=12, beam_size=2)
+        (free,) = translators["nllb"].translate(["Das Haus"], **options)
+        begin = translators["nllb"].tokenizer.decode(["▁D", "a"])
+        (led,) = translators["nllb"].translate(["Das Haus"], [begin], **options)
+        pieces = translators["nllb"].tokenizer.encode_target(begin)
+        assert led.hyps[0].tokens[: len(pieces)] == pieces != free.hyps[0].tokens[: len(pieces)]
+
+    def test_the_option_puts_the_token_of_t5_before_the_line(self, translators):
+        file = FILES["madlad.transformers"]
+        lines = [source.removeprefix("<2en> ") for source in file["sources"]]
+        assert sources_of(load("madlad", tgt_lang="en"), lines) == file["source_ids"]
+        tagged = [f">>en<< {line}" for line in lines]
+        assert sources_of(load("madlad", tgt_lang="de"), tagged) == file["source_ids"]
+
+    def test_nllb_of_before_2023_has_the_language_behind_the_line(self, tmp_path):
+        path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
+        change(path / "tokenizer_config.json", legacy_behaviour=True)
+        new = FILES["nllb.transformers"]["source_ids"][0]
+        (old,) = sources_of(load("nllb", path), FILES["nllb.transformers"]["sources"][:1])
+        assert old == [*new[1:], new[0]]
+
+    @pytest.mark.parametrize(
+        "name, options, words",
+        [
+            ("nllb", dict(tgt_lang=None), ["tgt_lang is missing", "202 languages"]),
+            ("nllb", dict(tgt_lang="eng"), ["tgt_lang", "'eng'", "eng_Latn"]),
+            ("nllb", dict(src_lang="de"), ["src_lang", "'de'", "deu_Latn"]),
+            ("m2m", dict(tgt_lang="__en__"), ["tgt_lang", "en"]),
+            ("t5", dict(tgt_lang="en"), ["tgt_lang", "no languages"]),
+            ("madlad", dict(tgt_lang="xx"), ["tgt_lang", "'xx'"]),
+            ("madlad", dict(src_lang="de"), ["src_lang", "target language only"]),
+        ],
+    )
+    def test_wrong_options_say_which_and_what_is_near(self, name, options, words):
+        with pytest.raises(OptionError) as caught:
+            load(name, **options)
+        for word in words:
+            assert word in str(caught.value)
+
+    def test_defaults_are_what_the_directory_says(self, tmp_path):
+        path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
+        forced = FILES["nllb.transformers"]["forced"]
+        change(path / "generation_config.json", forced_bos_token_id=forced)
+        named, default = load("nllb", path), load("nllb", path, tgt_lang=None)
+        assert named.score(["a"], ["b"]) == default.score(["a"], ["b"])
+        change(path / "tokenizer_config.json", src_lang=None)
+        with pytest.raises(OptionError, match="src_lang is missing"):
+            load("nllb", path)
+
+    @pytest.mark.parametrize("name", ["nllb", "mbart50", "mbart25"])
+    def test_ids_are_counted_where_no_file_lists_languages(self, name, tmp_path):
+        """By the rule of the families' own tokenizers; what made these directories put NLLB's mask
+        elsewhere."""
+        path = shutil.copytree(ROOT / name, tmp_path / "copy")
+        for file in ("tokenizer.json", "added_tokens.json", "special_tokens_map.json"):
+            (path / file).unlink(missing_ok=True)
+        config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
+        kept = {key: config[key] for key in ("tokenizer_class", "src_lang")}
+        (path / "tokenizer_config.json").write_text(json.dumps(kept))
+        ids = load_checkpoint(path).languages.ids
+        listed = load_checkpoint(ROOT / name).languages.ids
+        assert [*ids] == [*listed]
+        moved = {ids[code] - i for code, i in listed.items()}
+        assert moved == ({-1} if name == "nllb" else {0})
+
+    def test_an_ensemble_needs_the_same_languages(self, tmp_path):
+        path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
+        pair = load("nllb", model=[str(ROOT / "nllb"), str(path)])
+        assert pair.score(["a"], ["b"]) == pytest.approx(load("nllb").score(["a"], ["b"]), abs=1e-4)
+        change(path / "tokenizer_config.json", legacy_behaviour=True)
+        with pytest.raises(CheckpointError, match="languages"):
+            load("nllb", model=[str(ROOT / "nllb"), str(path)])
+
+    def test_print_model_lists_them(self):
+        told = describe(load_checkpoint(ROOT / "nllb"), "x")
+        assert "eng_Latn" in told and "src_lang deu_Latn, tgt_lang none" in told

@@ -125,8 +125,7 @@ class Words:
 
     def tokenizer(self, silent: Sequence[str] = ()) -> PieceTokenizer:
         """`silent`: tokens that are no text in an output."""
-        added = self._added_to_config() or (self._added_to_fast() if self.own_ids else {})
-        cut = [token.text for token in added.values() if not token.special]
+        cut = [token.text for token in self._added_to_config().values() if not token.special]
         return PieceTokenizer(self.processor, cut, silent)
 
 

@@ -40,6 +40,10 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         "after each source": _tokens(checkpoint.src_end, src),
         "never produced": _tokens(checkpoint.never_ids, tgt),
     }
+    if checkpoint.languages is not None:
+        codes = [code or "none" for code in checkpoint.languages.default]
+        facts["languages"] = " ".join(checkpoint.languages.ids)
+        facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
     lines = [_printable(name)]
     lines += [f"  {fact:<{WIDTH}} {_printable(value)}" for fact, value in facts.items()]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,178 @@
+"""What generation_config.json of a Hugging Face model says is a default of transformers' searches,
+and what is no model that we read is refused in words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.options import load_options
+
+ROOT = Path(__file__).parent / "data" / "families"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(ROOT / "mbart50", tmp_path / "copy")
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+
+
+def resolved(path, *words):
+    return load_options(["-model", str(path), "-search", "transformers", *words])[1]
+
+
+class TestDefaults:
+    @pytest.mark.parametrize(
+        "said, name, value",
+        [
+            (dict(num_beams=7), "beam_size", 7),
+            (dict(max_length=33), "max_length", 33),
+            (dict(max_length=20, max_new_tokens=33), "max_length", 34),
+            (dict(min_length=3), "min_length", 3),
+            (dict(min_new_tokens=3), "min_length", 4),
+            (dict(length_penalty=0.5), "alpha", 0.5),
+            (dict(length_penalty=2), "alpha", 2.0),
+            (dict(early_stopping=True), "early_stopping", "true"),
+            (dict(early_stopping=False), "early_stopping", "false"),
+            (dict(early_stopping="never"), "early_stopping", "never"),
+            (dict(no_repeat_ngram_size=3), "block_ngram_repeat", 3),
+            (dict(repetition_penalty=1.25), "repetition_penalty", 1.25),
+        ],
+        ids=str,
+    )
+    def test_each_key(self, copy, said, name, value):
+        change(copy / "generation_config.json", **said)
+        found = resolved(copy)
+        assert found.values[name] == value
+        assert found.origins[name] == f"default of {copy / 'generation_config.json'}"
+        assert f"{copy / 'generation_config.json'}" in found.to_yaml()
+
+    def test_what_is_given_wins_and_other_searches_do_not_ask(self, copy):
+        change(copy / "generation_config.json", num_beams=7)
+        assert resolved(copy, "-beam_size", "2").values["beam_size"] == 2
+        assert resolved(copy, "-search", "opennmt").values["beam_size"] == 5
+
+    def test_the_model_description_counts_where_the_other_file_is_silent(self, copy):
+        change(copy / "config.json", num_beams=7, max_length=50)
+        change(copy / "generation_config.json", max_length=60)
+        values = resolved(copy).values
+        assert (values["beam_size"], values["max_length"]) == (7, 60)
+
+    def test_marian_models_keep_the_defaults_of_the_search(self, tmp_path):
+        marian = Path(__file__).parent / "data" / "checkpoints" / "hf" / "marian"
+        copy = shutil.copytree(marian, tmp_path / "copy")
+        change(copy / "generation_config.json", num_beams=7)
+        assert resolved(copy).values["beam_size"] == 5
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            dict(sequence_bias=[[[5], 1.0]]),
+            dict(exponential_decay_length_penalty=[5, 1.1]),
+            dict(guidance_scale=1.5),
+            dict(forced_decoder_ids=[[1, 5]]),
+            dict(renormalize_logits=True),
+            dict(num_beams="5"),
+            dict(num_beams=0),
+            dict(max_length=1.5),
+        ],
+        ids=str,
+    )
+    def test_what_is_not_known_or_cannot_be_is_refused_by_name(self, copy, said):
+        change(copy / "generation_config.json", **said)
+        with pytest.raises(CheckpointError) as caught:
+            resolved(copy)
+        assert next(iter(said)) in str(caught.value) and "generation_config" in str(caught.value)
+
+    def test_who_draws_must_say_so(self, copy):
+        change(copy / "generation_config.json", do_sample=True, temperature=0.5)
+        with pytest.raises(OptionError, match="do_sample"):
+            resolved(copy)
+        assert resolved(copy, "-do_sample", "false").values["random_sampling_temp"] == 1.0
+        assert resolved(copy, "-do_sample").values["random_sampling_temp"] == 0.5
+
+    def test_banned_tokens_are_never_produced(self, copy):
+        change(copy / "generation_config.json", bad_words_ids=[[5]], suppress_tokens=[7])
+        assert load_checkpoint(copy).never_ids == (5, 7)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "values, words",
+        [
+            (dict(model_type="nllb-moe"), "mixture of experts"),
+            (dict(model_type="bart"), "BART"),
+            (dict(model_type="pegasus"), "Pegasus"),
+            (dict(model_type="fsmt"), "FSMT"),
+            (dict(model_type="umt5"), "UMT5"),
+            (dict(model_type="encoder-decoder"), "two models"),
+            (dict(model_type="seamless_m4t_v2"), "SeamlessM4T"),
+            (dict(model_type="whisper"), "Whisper"),
+            (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "language model"),
+            (dict(model_type="IndicTrans"), "IndicTrans2"),
+            (dict(model_type="t5", architectures=["T5EncoderModel"]), "encoder alone"),
+            (dict(quantization_config={"load_in_8bit": True}), "quantised"),
+            (dict(model_type="x\ny"), "'x\\\\ny'"),
+        ],
+        ids=str,
+    )
+    def test_other_families(self, copy, values, words):
+        change(copy / "config.json", **values)
+        with pytest.raises(CheckpointError, match=words) as caught:
+            load_checkpoint(copy)
+        assert "\n" not in str(caught.value)
+
+    def test_small_100(self, tmp_path):
+        copy = shutil.copytree(ROOT / "m2m", tmp_path / "copy")
+        change(copy / "tokenizer_config.json", tokenizer_class="SMALL100Tokenizer")
+        with pytest.raises(CheckpointError, match="SMaLL-100"):
+            load_checkpoint(copy)
+
+    @pytest.mark.parametrize(
+        "name, words",
+        [
+            ("model.onnx", "ONNX"),
+            ("onnx/model.onnx", "ONNX"),
+            ("tf_model.h5", "TensorFlow"),
+            ("flax_model.msgpack", "Flax"),
+            ("model.gguf", "GGUF"),
+        ],
+    )
+    def test_other_weights(self, copy, name, words):
+        (copy / "model.safetensors").unlink()
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_bytes(b"x")
+        with pytest.raises(CheckpointError, match=words):
+            load_checkpoint(copy)
+
+    def test_an_encoder_without_a_decoder(self, tmp_path):
+        copy = shutil.copytree(ROOT / "t5", tmp_path / "copy")
+        weights = safetensors.read(copy / "model.safetensors")
+        kept = {key: w for key, w in weights.items() if not key.startswith("decoder")}
+        (copy / "model.safetensors").write_bytes(safetensors.dump(kept))
+        with pytest.raises(CheckpointError, match="encoder alone"):
+            load_checkpoint(copy)
+
+    @pytest.mark.parametrize(
+        "part, words",
+        [
+            (dict(model={"type": "WordPiece", "vocab": {}}), "WordPiece"),
+            (dict(normalizer={"type": "Lowercase"}), "Lowercase"),
+            (dict(pre_tokenizer={"type": "ByteLevel"}), "ByteLevel"),
+            (dict(model=[]), "not a tokenizer"),
+            (dict(added_tokens=[{"id": 0, "content": "x"}]), "'x'"),
+        ],
+        ids=str,
+    )
+    def test_tokenizers_that_sentencepiece_cannot_be(self, copy, part, words):
+        (copy / "sentencepiece.bpe.model").unlink()
+        change(copy / "tokenizer.json", **part)
+        with pytest.raises(CheckpointError, match=words) as caught:
+            load_checkpoint(copy)
+        assert "\n" not in str(caught.value)
