@@ -16,6 +16,7 @@ from onmt_lite.checkpoints import load_checkpoint, safetensors
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError
 from onmt_lite.rules import SearchRules
+from onmt_lite.search.decode import decode
 from onmt_lite.text.lines import from_texts
 
 ROOT = Path(__file__).parent / "data" / "families"
@@ -243,8 +244,10 @@ class TestLanguages:
         direction = translator._direction(options)
         group = [translator.examples.make(x, direction=direction) for x in from_texts(lines, "x")]
         rules = SearchRules(options, translator.checkpoint)
-        whole, few = (translator._search(group, n, rules) for n in (5, 2))
-        assert [h[0].tokens for h in few] == [h[0].tokens for h in whole]
+        sentences = [rules.sentence(example) for example in group]
+        found = [dict(decode(translator.model, sentences, rules.plan, n)) for n in (5, 2)]
+        best = [[b.hypothesis(b.best()[0])[0] for _, b in sorted(beams.items())] for beams in found]
+        assert best[0] == best[1]
 
     def test_a_prefix_stands_behind_the_language_token(self, translators):
         options = dict(search="opennmt-3", max_length=12, beam_size=2)
