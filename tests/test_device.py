@@ -6,7 +6,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -195,10 +195,12 @@ class TestEveryFamily:
             assert faults(events) == {}
 
 
-def run_endless(length: int, **config: Any) -> list[list[Event]]:
+def run_endless(
+    length: int, lines: Sequence[str] = LINES[:BATCH], **config: Any
+) -> list[list[Event]]:
     """Steps of a batch whose sentences all have `length` tokens, without what comes before."""
     moved = on_device(make_translator(endless_transformer(**config)))
-    found, events = simulate(moved, LINES[:BATCH], max_length=length, max_length_ratio=0)
+    found, events = simulate(moved, lines, max_length=length, max_length_ratio=0)
     assert {len(t.hyps[0].tokens) for t in found} == {length}
     return steps(events)[1:]
 
@@ -235,6 +237,15 @@ class TestCosts:
         growth = (median(written[26:38]) - median(written[4:16])) / 22
         share = config.get("kv_heads", HEADS) / HEADS
         assert growth < BATCH * BEAM * share * bytes_of_a_position() / 2
+
+    def test_the_memory_is_not_copied(self):
+        """Neither per hypothesis nor per sentence: what is written hardly grows with the source."""
+        written = []
+        for n in (4, 24):
+            lines = [" ".join(["w5"] * n)] * BATCH
+            parts = run_endless(12, lines, d_model=WIDTH, heads=HEADS)
+            written.append(median(n_written(part) for part in parts))
+        assert written[1] - written[0] < 20 * BATCH * bytes_of_a_position() / 2
 
     def test_a_sentence_that_ends_moves_no_more_than_its_own(self):
         """Sentences run into limits of their own; what is written beyond the usual is counted."""

@@ -98,10 +98,13 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d)."""
+        """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d).
+
+        Contiguous, or each product of each step would copy them first.
+        """
         b, s, _ = memory_bank.shape
         k, v = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        return k.transpose(-2, -1), v
+        return k.transpose(-2, -1).contiguous(), v.contiguous()
 
     def forward(
         self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
