@@ -174,7 +174,7 @@ def model_notes(
     options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
 ) -> list[str]:
     """What is asked for and changes nothing with this model, on this device."""
-    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, []
+    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
     if unknown:
         notes.append(

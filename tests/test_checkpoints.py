@@ -345,6 +345,9 @@ class TestForeign:
             (b'{"format": "other"}', ["other"]),
             (b'{"format": ', ["not a table model"]),
             (b"[1, 2]", ["unknown kind"]),
+            (b"\1" + bytes(99), ["Bergamot"]),
+            (b"GGUF" + bytes(99), ["GGUF"]),
+            (b"\x89HDF\r\n", ["TensorFlow"]),
         ],
         ids=[
             "zip",
@@ -358,12 +361,35 @@ class TestForeign:
             "other",
             "cut",
             "list",
+            "bergamot",
+            "gguf",
+            "hdf5",
         ],
     )
     def test_files_are_refused_by_kind(self, tmp_path, data, words):
         path = tmp_path / "model.bin"
         path.write_bytes(data)
         assert_refused(path, "model.bin", *words)
+
+    @pytest.mark.parametrize(
+        "name, words",
+        [
+            ("m.gguf", "GGUF"),
+            ("encoder_model.onnx", "ONNX"),
+            ("ckpt-10.index", "TensorFlow"),
+            ("saved_model.pb", "TensorFlow"),
+            ("params.best", "Sockeye"),
+            ("1200.ckpt", "JoeyNMT"),
+            ("model.deen.intgemm.alphas.bin", "Bergamot"),
+        ],
+    )
+    def test_directories_of_other_toolkits(self, tmp_path, name, words):
+        (tmp_path / name).write_bytes(b"x")
+        assert_refused(tmp_path, words)
+
+    def test_a_checkpoint_of_joeynmt(self, tmp_path):
+        torch.save({"model_state": {"a": torch.zeros(2)}}, tmp_path / "best.ckpt")
+        assert_refused(tmp_path / "best.ckpt", "JoeyNMT")
 
     def test_no_file_and_no_model_in_the_directory(self, tmp_path):
         assert_refused(tmp_path / "nothing", "no such file")

@@ -13,7 +13,7 @@ import yaml
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint, npz
-from onmt_lite.errors import CheckpointError
+from onmt_lite.errors import CheckpointError, OptionWarning
 from onmt_lite.options import load_options
 from tests.support.files import DATA, assert_refused
 
@@ -235,9 +235,22 @@ class TestRefused:
         change_options(opus / OPUS, **values)
         assert_refused(opus, OPUS, words)
 
+    def test_a_shortlist_is_passed_over_with_a_note(self, opus):
+        change_decoder(opus, shortlist=["lex.s2t", 100, 100])
+        with pytest.warns(OptionWarning, match="shortlist"):
+            Translator.from_pretrained(opus, device="cpu").translate(["w1"], beam_size=1)
+
     def test_a_word_penalty(self, opus):
         change_decoder(opus, **{"word-penalty": 0.5})
         assert_refused(opus, "word-penalty")
+
+    @pytest.mark.parametrize(
+        "key, name, words",
+        [("models", "model.intgemm8.bin", "Bergamot"), ("vocabs", "v.src.fsv", "factored")],
+    )
+    def test_files_of_other_kinds(self, opus, key, name, words):
+        change_decoder(opus, **{key: [name]})
+        assert_refused(opus, "decoder.yml", words)
 
     @pytest.mark.parametrize(
         "edit, words",

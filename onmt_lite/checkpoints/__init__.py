@@ -12,6 +12,7 @@ from onmt_lite.checkpoints import (
     opennmt,
     table,
 )
+from onmt_lite.checkpoints.ctranslate2_file import MARIAN_BINARY
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
@@ -26,6 +27,7 @@ KINDS = (
     (b"<", "an HTML or XML page"),
     (b"GGUF", "a GGUF file of llama.cpp"),
     (b"\x89HDF", "an HDF5 file, as TensorFlow writes weights"),
+    (MARIAN_BINARY, "Marian's binary format, as Bergamot (Firefox) has it; give the .npz file"),
 )
 ENDS = {
     ".safetensors": "weights without their directory; give the directory",
@@ -38,10 +40,15 @@ DIRECTORIES = {
     "*.gguf": "GGUF files of llama.cpp",
     "*.onnx": "an ONNX model",
     "saved_model.pb": "a saved model of TensorFlow",
-    "*.ckpt*.index": "weights of TensorFlow",
-    "params.best": "a Sockeye model",
+    "*.index": "weights of TensorFlow",
+    "*.h5": "weights of TensorFlow",
+    "*.keras": "weights of TensorFlow",
+    "params.best*": "a Sockeye model",
+    "params.0*": "a Sockeye model",
     "symbol.json": "a Sockeye model",
-    "best.ckpt": "a JoeyNMT model",
+    "*.ckpt": "a JoeyNMT model",
+    "*.intgemm*": "a Marian model in the binary format of Bergamot (Firefox)",
+    "lex.*.bin*": "a Marian model in the binary format of Bergamot (Firefox)",
 }
 
 
@@ -64,8 +71,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             if reader.recognises(path):
                 return reader.load(path)
         raise CheckpointError(
-            f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian "
-            "of Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py "
+            f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "
+            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py "
             "or a table model's .json file"
         )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL

@@ -48,6 +48,8 @@ RULES = (
     (r"(en|de)coder_emb_ln_(\w+)", r"\1coder.emb.\2"),
     (r"decoder_ff_logit_out_(W|b)", r"output.\1"),
 )
+SHORTLIST = "shortlist in decoder.yml: without effect; all words of the model compete"
+BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
@@ -96,6 +98,7 @@ def load(path: Path) -> Checkpoint:
         src_end=(src_vocab.eos_id,),
         never_ids=(len(tgt),),
         missing=missing,
+        notes=(SHORTLIST,) if files.decoder.get("shortlist") else (),
         toolkit="marian-npz",
         version=str(options.get("version") or "")[:20],
     )
@@ -118,7 +121,10 @@ def _find(path: Path) -> Files:
                 "ensemble, give each .npz file to -model"
             )
         model, source, target = (folder / name for name in (models[0], vocabs[0], vocabs[-1]))
-        for file in (model, source, target):
+        for file, kind in ((model, ".npz"), (source, ""), (target, "")):
+            if file.suffix == ".fsv" or (kind and file.suffix != kind):
+                what = "factored vocabularies" if file.suffix == ".fsv" else BINARY
+                raise CheckpointError(f"{said}: {file.name[:80]!r}: {what}, which is not read")
             if not file.is_file():
                 raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
         return Files(model, source, target, decoder)

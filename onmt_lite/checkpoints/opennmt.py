@@ -114,6 +114,8 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
         )
+    if "model_state" in root:
+        raise CheckpointError(f"{path}: a JoeyNMT model, which is not read")
     keys = ", ".join(repr(key)[:30] for key in list(root)[:4])
     raise CheckpointError(
         f"{path}: a PyTorch file with {keys or 'nothing'}, but without 'opt' and 'vocab', "

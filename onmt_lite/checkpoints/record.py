@@ -73,6 +73,7 @@ class Checkpoint:
     toolkit    whose model it is
     version    of the toolkit or its format, as far as the files tell
     sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
+    notes      what of the model's files has no effect here
     languages  of a model that has several; None: nobody can choose
     """
 
@@ -97,6 +98,7 @@ class Checkpoint:
     tgt_end: tuple[int, ...] = ()
     missing: tuple[str, ...] = ()
     languages: Languages | None = None
+    notes: tuple[str, ...] = ()
 
     def frame(self, direction: Direction) -> Frame:
         """What stands around a line of these languages and its translation."""
