@@ -187,6 +187,17 @@ class TestLanguages:
         with pytest.raises(OptionError, match="tgt_lang"):
             Translator.from_pretrained(nllb, **given)
 
+    def test_tokenizer_json_stands_in_for_pieces(self, nllb):
+        tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
+        (nllb / "shared_vocabulary.json").write_text(json.dumps(["▁x", *tokens[1:]]), "utf-8")
+        families = DATA.parent / "families" / "nllb"
+        found = []
+        for name in ("tokenizer.json", "sentencepiece.bpe.model"):
+            shutil.copy(families / name, nllb)
+            found.append(load_checkpoint(nllb).tokenizers["sentencepiece"])
+        for line in ("w1 w2", "Ein Haus!", "été 12"):
+            assert found[0].encode(line) == found[1].encode(line)
+
     def test_start_token_of_mbart_of_25(self, nllb):
         configure(nllb, decoder_start_token=None)
         found = load_checkpoint(nllb).languages

@@ -10,7 +10,9 @@ from typing import Any
 
 import sentencepiece as spm
 
+from onmt_lite.checkpoints.description import read_json
 from onmt_lite.checkpoints.pieces import restricted
+from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
@@ -29,8 +31,10 @@ def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.Sent
 
     With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
     """
-    data = _read(path)
-    known = read_vocabulary(vocabulary, threshold)
+    return _processor(_read(path), path, read_vocabulary(vocabulary, threshold))
+
+
+def _processor(data: bytes, path: str, known: set[str] | None = None) -> spm.SentencePieceProcessor:
     pieces = spm.SentencePieceProcessor()
     try:
         pieces.load_from_serialized_proto(data if known is None else restricted(data, known))
@@ -77,11 +81,13 @@ def pieces_beside(
     usual: Sequence[str],
     silent: Sequence[str] = (),
 ) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
-    """The tokenizer of the sentencepiece models in the first of the folders that has some, and, if
-    there are none and the tokens are pieces, which of the `usual` files are missing.
+    """The tokenizer of the sentencepiece models in the first of the folders that has some, or of a
+    tokenizer.json that says the same; if there are none and the tokens are pieces, which of the
+    `usual` files are missing.
 
     silent: tokens that are no text in an output.
     """
+    of_pieces = any(token.startswith(SPACER) for token in tokens)
     for folder in folders:
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
@@ -90,7 +96,10 @@ def pieces_beside(
             if (folder / name).is_file():
                 pieces = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
                 return {"sentencepiece": pieces}, ()
-    of_pieces = any(token.startswith(SPACER) for token in tokens)
+        fast = folder / "tokenizer.json"
+        if of_pieces and fast.is_file():
+            data = as_sentencepiece(read_json(fast), "<unk>", fast)
+            return {"sentencepiece": PieceTokenizer(_processor(data, str(fast)), silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
 
