@@ -100,10 +100,10 @@ class ModelOptions:
 
     model: tuple[str, ...] = opt(
         (),
-        "Translate with this model: a directory (ours, Hugging Face, Marian, CTranslate2, fairseq), "
-        "a .pt file of OpenNMT-py, an .npz file of Marian, the .json file of a table model, or the "
-        "name of a shipped model; several models are an ensemble. Without -model: de-en, German to "
-        "English",
+        "Translate with this model: a directory (ours, Hugging Face, Marian, CTranslate2, "
+        "fairseq), a .pt file of OpenNMT-py, an .npz file of Marian, the .json file of a table "
+        "model, or the name of a shipped model; several models are an ensemble. Without -model: "
+        "de-en, German to English",
         value="PATH",
         example="opus-mt-de-en",
     )
