@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint, native
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.options import TranslateOptions
@@ -82,6 +83,27 @@ def test_a_copy_shares_what_its_original_shares():
     model = tiny.make_model(share_embeddings=True, tie_output=True)
     halved = placed(model, torch.device("cpu"), torch.bfloat16)
     assert halved.output.weight is halved.src_embedding.token.weight
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_a_file_that_does_not_fit(tiny_checkpoint, monkeypatch, error):
+    def full(path):
+        raise error
+
+    monkeypatch.setattr(native, "load", full)
+    with pytest.raises(MemoryExhausted, match="out of memory while .* is read; close"):
+        load_checkpoint(tiny_checkpoint)
+
+
+def test_other_errors_of_a_reader_stay_themselves(tiny_checkpoint, monkeypatch):
+    def broken(path):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(native, "load", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        load_checkpoint(tiny_checkpoint)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

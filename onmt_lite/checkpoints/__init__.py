@@ -15,7 +15,7 @@ from onmt_lite.checkpoints import (
 from onmt_lite.checkpoints.ctranslate2_file import MARIAN_BINARY
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.errors import CheckpointError
+from onmt_lite.errors import CheckpointError, MemoryExhausted
 from onmt_lite.shipped import find_model, model_names
 
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt, table)
@@ -78,6 +78,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"cannot read the model at {str(path)[:200]!r}: {reason}") from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise MemoryExhausted(
+            f"out of memory while the model at {path} is read; close other programs or take a "
+            "smaller model"
+        ) from None
 
 
 def _describe(path: Path) -> str:
