@@ -264,6 +264,7 @@ class TestRefused:
             (dict(decoder_start_token="<pad>"), "<pad>"),
             (dict(eos_token="</x>"), "end token"),
             (dict(add_source_eos="yes"), "add_source_eos"),
+            (dict(add_source_eos=None), "add_source_eos"),
             (dict(quantization_type=1), "AWQ"),
             (dict(layer_norm_epsilon="small"), "layer_norm_epsilon"),
         ],

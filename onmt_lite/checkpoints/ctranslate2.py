@@ -26,8 +26,8 @@ MODEL, CONFIG = "model.bin", "config.json"
 PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
 MAX_VOCABULARY = 64 << 20  # bytes
 START = "<start>"  # what the decoder starts from where that is a vector of zeros
-TOKENS = dict(eos_token="</s>", bos_token="<s>", unk_token="<unk>", decoder_start_token="<s>")
 # In the place of config.json before version 6
+OLD_TOKENS = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
 
@@ -62,7 +62,7 @@ def load(path: Path) -> Checkpoint:
     tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
     # Models of transformers want the end token, and leave it to the caller
     wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
-    adds_end = config.flag("add_source_eos")
+    adds_end = config.flag("add_source_eos", None)
     assert tgt.eos_id is not None
     return Checkpoint(
         model,
@@ -70,7 +70,7 @@ def load(path: Path) -> Checkpoint:
         tgt_vocab=tgt,
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
         start_id=_start_id(config, tgt, zero_start, languages),
-        src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos") else (),
+        src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos", None) else (),
         src_end=(_id(src, config, "eos_token"),) if adds_end else (),
         text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
         never_ids=(len(tgt) - 1,) if zero_start else (),
@@ -89,12 +89,11 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
             raise CheckpointError(f"{path}: a model of AWQ weights, which is not read")
         return Description(config, path)
     flags = Description({n: variables.pop(n).item() for n in OLD_FLAGS & variables.keys()}, path)
-    config = read_json(path) if path.is_file() else {}
+    config = OLD_TOKENS | (read_json(path) if path.is_file() else {})
     config["add_source_bos"] = flags.flag("with_source_bos")
     config["add_source_eos"] = flags.flag("with_source_eos")
-    config["decoder_start_token"] = TOKENS[
-        "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
-    ]
+    start = "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
+    config["decoder_start_token"] = config[start]
     if flags.flag("user_decoder_start_tokens"):
         config["decoder_start_token"] = None
     return Description(config, path)
@@ -113,16 +112,15 @@ def _read_vocabularies(
     src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
     if zero_start:
         src, tgt = [*src, START] if one_table else src, [*tgt, START]
-    names = {name: config.text(name, default) for name, default in TOKENS.items()}
+    bos = START if zero_start else str(config.get("bos_token"))
     found = []
     for tokens in (src, tgt):
         ids = Vocab(tokens).ids
-        bos = ids.get(START if zero_start else names["bos_token"])
-        eos, unk = ids.get(names["eos_token"]), ids.get(names["unk_token"])
-        found.append(Vocab(tokens, eos_id=eos, bos_id=bos, unk_id=unk))
+        eos, unk = (ids.get(config.text(name)) for name in ("eos_token", "unk_token"))
+        found.append(Vocab(tokens, eos_id=eos, bos_id=ids.get(bos), unk_id=unk))
     if found[1].eos_id is None:
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
-    if not config.flag("add_source_eos"):
+    if not config.flag("add_source_eos", None):
         found[0] = replace(found[0], eos_id=None)
     return found[1] if found[0] == found[1] else found[0], found[1]
 
@@ -157,13 +155,9 @@ def _languages(folder: Path, config: Description, tgt: Vocab) -> Languages | Non
     said = folder / TOKENIZER
     tokenizer = Description(read_json(said) if said.is_file() else {}, said)
     default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
-    if _starts_with_language(config):
+    if config.get("decoder_start_token") is None:
         return Languages(ids, source="after", target="start", default=default)
     return Languages(ids, default=default)
-
-
-def _starts_with_language(config: Description) -> bool:
-    return config.values.get("decoder_start_token", "") is None
 
 
 def _start_id(
@@ -178,9 +172,7 @@ def _start_id(
 
 def _id(vocab: Vocab, config: Description, name: str) -> int:
     """The id of a token by its name in the configuration."""
-    if name in config.values and config.values[name] is None:
-        raise CheckpointError(f"{config.path}: {name} is left to the caller, which is not read")
-    token = config.text(name, TOKENS[name])
+    token = config.text(name)
     if token not in vocab.ids:
         raise CheckpointError(f"{config.path}: the vocabulary has no {name} {token[:50]!r}")
     return vocab.ids[token]
