@@ -122,9 +122,15 @@ class Translator:
         device, dtype = choose(options.speed)
         own, phrases = read_own(options), _phrases(options)
         weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
+        given = Direction(options.model.src_lang, options.model.tgt_lang)
         # Modules draw first weights at random, before they get those of the file
         with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
-            checkpoint = load_checkpoints(model_paths(options), weights, of_probs)
+            checkpoint = load_checkpoints(
+                model_paths(options),
+                weights,
+                of_probs,
+                lambda known: choose_languages(known, given),
+            )
             placed(checkpoint.model, device, dtype, in_place=True)
             return cls(checkpoint, options, own, phrases)
 

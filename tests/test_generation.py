@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint, safetensors
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import load_options
@@ -100,6 +101,15 @@ class TestDefaults:
     def test_banned_tokens_are_never_produced(self, copy):
         change(copy / "generation_config.json", bad_words_ids=[[5]], suppress_tokens=[7])
         assert load_checkpoint(copy).never_ids == (5, 7)
+
+
+def test_wrong_languages_are_found_before_weights_are_read(copy):
+    (copy / "model.safetensors").write_bytes(b"")
+    for options in (dict(), dict(tgt_lang="xx"), dict(tgt_lang="en_XX", src_lang="xx")):
+        with pytest.raises(OptionError, match="_lang"):
+            Translator.from_pretrained(copy, **options)
+    with pytest.raises(CheckpointError):
+        Translator.from_pretrained(copy, tgt_lang="en_XX")
 
 
 class TestRefused:

@@ -14,7 +14,8 @@ from onmt_lite.checkpoints import (
 )
 from onmt_lite.checkpoints.ctranslate2_file import MARIAN_BINARY
 from onmt_lite.checkpoints.ensemble import combine
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.hf_directory import LanguageCheck
+from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.errors import CheckpointError, MemoryExhausted
 from onmt_lite.shipped import find_model, model_names
 
@@ -52,23 +53,36 @@ DIRECTORIES = {
 }
 
 
+def accept(languages: Languages | None) -> None:
+    """Whatever the languages are, the weights are read."""
+
+
 def load_checkpoints(
-    paths: Sequence[str | Path], weights: Sequence[float] = (), of_probs: bool = False
+    paths: Sequence[str | Path],
+    weights: Sequence[float] = (),
+    of_probs: bool = False,
+    check: LanguageCheck = accept,
 ) -> Checkpoint:
-    """The model, or the ensemble of several; see `combine`.  Raises CheckpointError."""
-    found = [load_checkpoint(path) for path in paths]
+    """The model, or the ensemble of several; see `combine`.
+
+    Raises CheckpointError, and what `check` raises when it sees the languages of a directory whose
+    weights have not been read yet.
+    """
+    found = [load_checkpoint(path, check) for path in paths]
     return found[0] if len(found) == 1 else combine(found, list(map(str, paths)), weights, of_probs)
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
     """The model at a path, or the shipped one of that name where no such path exists.
 
-    Raises CheckpointError where there is no model of a kind that is read.
+    Raises CheckpointError where there is no model of a kind that is read; for `check`, see above.
     """
     path = find_model(path)
     try:
         for reader in READERS:
             if reader.recognises(path):
+                if reader is huggingface:
+                    return huggingface.load(path, check)
                 return reader.load(path)
         raise CheckpointError(
             f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "

@@ -5,6 +5,7 @@ its words.  Weights are in `model.safetensors` or `pytorch_model.bin`, whole or 
 index lists.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
 from onmt_lite.checkpoints.description import Description, read_json
+from onmt_lite.checkpoints.record import Languages
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 
+LanguageCheck = Callable[[Languages | None], object]
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {
@@ -30,24 +33,37 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
+# What a family's description need not say
+USUAL: dict[str, dict[str, Any]] = {
+    "m2m_100": dict(
+        eos_token_id=2, pad_token_id=1, scale_embedding=True, activation_function="relu"
+    ),
+    "mbart": dict(
+        eos_token_id=2, pad_token_id=1, scale_embedding=False, activation_function="gelu"
+    ),
+    "t5": dict(eos_token_id=1, pad_token_id=0),
+    "mt5": dict(eos_token_id=1, pad_token_id=0),
+}
 
 
 class Directory:
     """What the files say, but for the weights.
 
     `config` is what config.json says, where generation_config.json says nothing else.
+    `check` is given the languages before weights, which may be large, are read.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, check: LanguageCheck):
         """CheckpointError where a file is not what its name says."""
-        self.path = path
+        self.path, self.check = path, check
         own = read_json(path / CONFIG)
         self.family = Description(own, path / CONFIG).text("model_type", "unknown")
         self.model = Description(own, path / CONFIG)
         self.generation = self._optional(GENERATION)
         self.tokenizer = self._optional(TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
-        self.config = Description({**own, **said}, path / CONFIG)
+        usual = USUAL.get(self.family, {})
+        self.config = Description({**usual, **own, **said}, path / CONFIG)
 
     def _optional(self, name: str) -> Description:
         there = (self.path / name).is_file()

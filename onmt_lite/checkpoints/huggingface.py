@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from onmt_lite.checkpoints import marian, multilingual, t5
-from onmt_lite.checkpoints.hf_directory import CONFIG, WEIGHTS, Directory
+from onmt_lite.checkpoints.hf_directory import CONFIG, WEIGHTS, Directory, LanguageCheck
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
@@ -51,9 +51,10 @@ def recognises(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def load(path: Path) -> Checkpoint:
-    """CheckpointError for a directory of another family, or one that is damaged."""
-    directory = Directory(path)
+def load(path: Path, check: LanguageCheck) -> Checkpoint:
+    """CheckpointError for a directory of another family, or one that is damaged, and what `check`
+    raises, see `Directory`."""
+    directory = Directory(path, check)
     if what := _other_kind(directory):
         raise CheckpointError(
             f"{path / CONFIG}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "

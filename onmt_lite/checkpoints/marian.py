@@ -26,6 +26,7 @@ def load(directory: Directory) -> Checkpoint:
     """CheckpointError for a directory that is damaged."""
     path, config = directory.path, directory.config
     _check_variant(directory)
+    directory.check(None)
     model = _read_model(directory, directory.weights())
     src_vocab, tgt_vocab = _read_vocabularies(directory, model)
     start = config.number("decoder_start_token_id", config.number("pad_token_id"))

@@ -4,7 +4,7 @@ Each language has a token.  The source's stands beside the line; the target's is
 each output, at no cost, or (mBART of 25 languages) what the decoder starts with.
 """
 
-from typing import Any
+from typing import Literal
 
 from onmt_lite.checkpoints import language_codes
 from onmt_lite.checkpoints.bart import read_transformer
@@ -42,8 +42,7 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
         others = [*language_codes.NLLB, "<mask>"]
     tokens = _with_languages(tokens, words, others)
     last = not own_vocab and directory.tokenizer.flag("legacy_behaviour", False)
-    places: dict[str, Any] = dict(source="after" if last else "before", target="forced")
-
+    languages = _languages(directory, words, tokens, "after" if last else "before", "forced")
     weights = directory.weights()
     weights.drop(r"model\.(encoder|decoder)\.(embed_positions\.weights|version)")
     rows = directory.config.number("max_position_embeddings", 1024)
@@ -56,7 +55,7 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
         position_offset=OFFSET,
         max_positions=min(rows, MAX_POSITIONS),
     )
-    return _checkpoint(directory, model, words, tokens, places)
+    return _checkpoint(directory, model, words, tokens, languages)
 
 
 def load_mbart(directory: Directory) -> Checkpoint:
@@ -66,10 +65,13 @@ def load_mbart(directory: Directory) -> Checkpoint:
     codes = language_codes.MBART25 if of_25 else language_codes.MBART50
     tokens = _with_languages(_fairseq_ids(words), words, [*codes, "<mask>"])
     starts = of_25 and directory.config.get("forced_bos_token_id") is None
-    places: dict[str, Any] = dict(
-        source="after" if of_25 else "before", target="start" if starts else "forced"
+    languages = _languages(
+        directory,
+        words,
+        tokens,
+        "after" if of_25 else "before",
+        "start" if starts else "forced",
     )
-
     weights = directory.weights()
     src, tgt = (weights.take(f"model.{s}.embed_positions.weight") for s in ("encoder", "decoder"))
     model = read_transformer(
@@ -82,7 +84,7 @@ def load_mbart(directory: Directory) -> Checkpoint:
         position_offset=OFFSET,
         max_positions=src.size(0) - OFFSET,
     )
-    return _checkpoint(directory, model, words, tokens, places)
+    return _checkpoint(directory, model, words, tokens, languages)
 
 
 def _is_of_25(directory: Directory, words: Words) -> bool:
@@ -125,20 +127,14 @@ def _checkpoint(
     model: Transformer,
     words: Words,
     tokens: dict[int, str],
-    places: dict[str, Any],
+    languages: Languages,
 ) -> Checkpoint:
     config, size = directory.config, model.vocab_size
     directory.check_special_tokens("eos_token_id", "pad_token_id")
-    ids = language_ids(tokens, words.pattern)
-    vocab = words.vocab(tokens, size, ids.values())
-    eos = token_id(config, "eos_token_id")
-    start = token_id(config, "decoder_start_token_id", eos)
+    vocab = words.vocab(tokens, size, languages.ids.values())
+    eos, start = token_id(config, "eos_token_id"), _start(directory)
     if not 0 <= start < size:
         raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
-    default = Direction(
-        default_language(directory.tokenizer, "src_lang", ids),
-        _default_target(directory, ids, start, places["target"] == "start"),
-    )
     return Checkpoint(
         model,
         src_vocab=vocab,
@@ -150,13 +146,37 @@ def _checkpoint(
         forced_eos=forces_eos(config, eos),
         toolkit="transformers",
         version=directory.version,
-        languages=Languages(ids, default=default, **places),
+        languages=languages,
     )
 
 
-def _default_target(directory: Directory, ids: dict[str, int], start: int, starts: bool) -> str:
+def _start(directory: Directory) -> int:
+    config = directory.config
+    return token_id(config, "decoder_start_token_id", token_id(config, "eos_token_id"))
+
+
+def _languages(
+    directory: Directory,
+    words: Words,
+    tokens: dict[int, str],
+    source: Literal["before", "after"],
+    target: Literal["forced", "start"],
+) -> Languages:
+    """The languages and the directory's defaults, checked before weights are read."""
+    ids = language_ids(tokens, words.pattern)
+    default = Direction(
+        default_language(directory.tokenizer, "src_lang", ids),
+        _default_target(directory, ids, target == "start"),
+    )
+    languages = Languages(ids, source, target, default)
+    directory.check(languages)
+    return languages
+
+
+def _default_target(directory: Directory, ids: dict[str, int], starts: bool) -> str:
     """The language that every output begins with or, where that is so, the decoder starts with."""
     config, codes = directory.config, {i: code for code, i in ids.items()}
+    start = _start(directory)
     if config.get("forced_bos_token_id") is not None:
         forced = token_id(config, "forced_bos_token_id")
         if forced not in codes:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import sentencepiece as spm
 
+from onmt_lite.errors import CheckpointError
+
 # Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -32,6 +34,16 @@ class SpaceTokenizer:
         return " ".join(tokens)
 
 
+def pieces_of(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
+    """CheckpointError where the model is damaged in a way that only a line brings to light."""
+    try:
+        return processor.encode(text, out_type=str)
+    except UnicodeDecodeError:
+        raise CheckpointError(
+            "the sentencepiece model is damaged: its pieces are no text"
+        ) from None
+
+
 class SentencePieceTokenizer:
     """Pieces of a sentencepiece model."""
 
@@ -39,7 +51,7 @@ class SentencePieceTokenizer:
         self.processor = processor
 
     def encode(self, text: str) -> list[str]:
-        return self.processor.encode(text, out_type=str)
+        return pieces_of(self.processor, text)
 
     encode_target = encode
 
@@ -105,11 +117,11 @@ class MarianTokenizer:
     def encode(self, text: str) -> list[str]:
         language = self.LANGUAGE.match(text)
         if language is None:
-            return self.source.encode(text, out_type=str)
-        return [language[0], *self.source.encode(text[language.end() :], out_type=str)]
+            return pieces_of(self.source, text)
+        return [language[0], *pieces_of(self.source, text[language.end() :])]
 
     def encode_target(self, text: str) -> list[str]:
-        return self.target.encode(text, out_type=str)
+        return pieces_of(self.target, text)
 
     def decode(self, tokens: list[str]) -> str:
         pieces = [token for token in tokens if token not in self.SPECIAL]
