@@ -47,6 +47,42 @@ TRANSFORMERS = {
     "parallel": dict(parallel_residual=True, kv_heads=1),
     "aligned": dict(align_layer=1, align_head=2, align_heads=2, dec_heads=8),
 }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_table_is_looked_up_as_its_format_says(seed):
+    """Exact prefix, then "*n", then the default; keys that no prefix looks like count nowhere."""
+    random, n_tokens = Random(seed), 3
+
+    def table(n: int) -> dict[str, list[float]]:
+        prefixes = [random.choices(range(n_tokens), k=random.randrange(5)) for _ in range(6)]
+        keys = [" ".join(map(str, prefix)) for prefix in prefixes]
+        keys += [f"*{random.randrange(6)}" for _ in range(3)]
+        keys += ["01", "0  1", " 0", "x", "*01", "*", "*x", "7", "0 7", "-1", "١", "*999999"]
+        return {key: [random.random() for _ in range(n)] for key in keys}
+
+    def look_up(rows: dict[str, list[float]], default: list[float], prefix: list[int]):
+        for key in (" ".join(map(str, prefix)), f"*{len(prefix)}"):
+            if key in rows:
+                return rows[key]
+        return default
+
+    sources = [TableSource(n, table(3), [0.0] * 3, table(n), [0.5] * n) for n in (2, 4)]
+    model, lengths = TableModel(sources, n_tokens), torch.tensor([2, 4])
+    for _ in range(20):
+        state = model.init_state(model.encode(torch.tensor([[0] * 4, [1] * 4]), lengths))
+        tokens = [[-1, -1], *(random.choices(range(n_tokens), k=2) for _ in range(8))]
+        for t, newest in enumerate(tokens):
+            logits, attn = model.step(torch.tensor(newest), state)
+            for b, source in enumerate(sources):
+                prefix = [both[b] for both in tokens[1 : t + 1]]
+                expected = torch.tensor(look_up(source.rows, source.default, prefix))
+                assert torch.equal(logits[b], expected)
+                expected = torch.tensor(look_up(source.attn, source.attn_default, prefix))
+                assert torch.equal(attn[b, : source.length], expected)
+                assert attn[b, source.length :].sum() == 0
+
+
 MODELS = {
     "transformer": tiny.make_model,
     **{f"transformer_{k}": partial(tiny.make_model, **v) for k, v in TRANSFORMERS.items()},

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.family import Family
 from onmt_lite.models.heads import CopyHead
-from onmt_lite.models.positions import Constant
+from onmt_lite.models.memory import Constant
 from onmt_lite.models.selection import Selection
 
 

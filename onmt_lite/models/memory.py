@@ -1,4 +1,4 @@
-"""What decoding reads of encoded sentences."""
+"""What models read: encoded sentences, and constants."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,6 +8,21 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.selection import Selection
+
+
+class Constant:
+    """Numbers that no weight file has, made once and moved to the device that asks for them.
+
+    No buffer, which would be rounded with the weights.
+    """
+
+    def __init__(self, numbers: Tensor):
+        self.numbers = numbers
+
+    def on(self, device: torch.device) -> Tensor:
+        if self.numbers.device != device:
+            self.numbers = self.numbers.to(device)
+        return self.numbers
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.memory import Constant
 
 
 def sinusoids(n: int, d: int, layout: str) -> Tensor:
@@ -70,21 +71,6 @@ def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Positions (N, T) and (N, S) -> (N, T, S): that of the key less that of the query."""
     return keys[:, None] - queries[:, :, None]
-
-
-class Constant:
-    """Numbers that no weight file has, made once and moved to the device that asks for them.
-
-    No buffer, which would be rounded with the weights.
-    """
-
-    def __init__(self, numbers: Tensor):
-        self.numbers = numbers
-
-    def on(self, device: torch.device) -> Tensor:
-        if self.numbers.device != device:
-            self.numbers = self.numbers.to(device)
-        return self.numbers
 
 
 class Shaw(Relation):

@@ -13,12 +13,14 @@ A key is the output so far, ids joined by a blank.  Looked up are the exact pref
 for its length n, then the default.  A source line is a source's name, once per source token.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.models.memory import Constant
 from onmt_lite.models.selection import Selection
 
 Prefix = tuple[int, ...]
@@ -46,40 +48,78 @@ def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]
     return exact if exact is not None else table.get(f"*{len(prefix)}", default)
 
 
-@dataclass(frozen=True)
-class TableMemory:
-    """The source of each sentence, and S, the width of the batch, which is on `device`."""
+class Tree:
+    """The tables of all sources as nodes, which stand for prefixes.
 
-    sources: list[TableSource]
-    width: int
-    device: torch.device
+    Each source has a node for every prefix that a key begins with, its root first, and one for
+    all others of each length up to that of its longest "*n", the last for those that are longer.
+
+    roots               the root of each source
+    logits, attn, next  of each node: next-token logits, attention, the node after each token
+    """
+
+    def __init__(self, sources: list[TableSource], vocab_size: int):
+        self.vocab_size = vocab_size
+        self.n_attended = max(len(source.attn_default) for source in sources)
+        self.logits: list[list[float]] = []
+        self.attn: list[list[float]] = []
+        self.next: list[list[int]] = []
+        self.roots = [self._add(source) for source in sources]
+
+    def _add(self, source: TableSource) -> int:
+        """The nodes of one source; returns its root."""
+        root, keys = len(self.logits), {*source.rows, *source.attn}
+        stars = [int(key[1:]) for key in keys if re.fullmatch(r"\*[0-9]{1,5}", key)]
+        n_lengths = max(stars, default=0) + 2
+        lengths, after, at = [0], dict[tuple[int, int], int](), dict[str, int]()
+        for key in keys:
+            ids = [int(token) for token in key.split() if re.fullmatch("[0-9]{1,9}", token)]
+            if key != " ".join(map(str, ids)) or any(y >= self.vocab_size for y in ids):
+                continue  # no prefix looks like that
+            node = root
+            for y in ids:
+                if (node, y) not in after:
+                    after[node, y] = root + len(lengths)
+                    lengths.append(lengths[node - root] + 1)
+                node = after[node, y]
+            at[key] = node
+        first_other, lengths = root + len(lengths), [*lengths, *range(n_lengths)]
+        for rows, default, found in (
+            (source.rows, source.default, self.logits),
+            (source.attn, source.attn_default, self.attn),
+        ):
+            by_length = [rows.get(f"*{n}", default) for n in range(n_lengths)]
+            found += [by_length[min(n, n_lengths - 1)] for n in lengths]
+            for key in at.keys() & rows.keys():
+                found[at[key]] = rows[key]
+        others = [first_other + min(n + 1, n_lengths - 1) for n in lengths]
+        self.next += [[other] * self.vocab_size for other in others]
+        for (node, y), to in after.items():
+            self.next[node][y] = to
+        return root
+
+    def padded_attn(self) -> list[list[float]]:
+        """The attention of each node, as wide as that to the longest source."""
+        return [[*row, *[0.0] * (self.n_attended - len(row))] for row in self.attn]
 
 
 class TableState:
-    """The prefix of each row, and the source of each sentence."""
+    """The node of each row; `width`: S, the most source tokens of a sentence."""
 
-    def __init__(self, memory: TableMemory):
-        self.sources, self.width = memory.sources, memory.width
-        self.prefixes: list[Prefix] = [()] * len(memory.sources)
-        self.positions = torch.zeros(len(memory.sources), dtype=torch.long, device=memory.device)
+    def __init__(self, nodes: Tensor, width: int):
+        self.nodes, self.width = nodes, width
+        self.positions = torch.zeros_like(nodes)
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
         """See `onmt_lite.models.base.State.select`."""
-        sources = self.sources + (fresh.sources if fresh else [])
-        prefixes = self.prefixes + (fresh.prefixes if fresh else [])
-        if selection.slots is not None:
-            self.sources = [sources[b] for b in selection.slots]
-        self.prefixes = [prefixes[row] for row in selection.rows.flatten().tolist()]
-        self.width = max(self.width, fresh.width if fresh else 0)
+        self.nodes = selection.of_rows(self.nodes, fresh.nodes if fresh else None)
         self.positions = selection.of_sentences(self.positions, fresh.positions if fresh else None)
+        self.width = max(self.width, fresh.width if fresh else 0)
         return self
 
 
 class TableModel:
-    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources.
-
-    The host looks up, whatever device the batch is on.
-    """
+    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources."""
 
     max_positions = 100_000
     copies, attends = False, True
@@ -87,6 +127,10 @@ class TableModel:
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.sources, self.vocab_size = sources, vocab_size
         self.device = torch.device("cpu")
+        tree = Tree(sources, vocab_size)
+        self.roots, self.next = (Constant(torch.tensor(x)) for x in (tree.roots, tree.next))
+        numbers = (torch.tensor(x, dtype=torch.float32) for x in (tree.logits, tree.padded_attn()))
+        self.logits, self.attn = map(Constant, numbers)
 
     def encode(
         self,
@@ -94,30 +138,25 @@ class TableModel:
         src_lengths: Tensor,
         ids: Tensor | None = None,
         width: int | None = None,
-    ) -> TableMemory:
-        return TableMemory([self.sources[i] for i in src[:, 0].tolist()], src.size(1), src.device)
+    ) -> tuple[Tensor, int]:
+        """The roots (B,) of the sources, and S."""
+        for constant in (self.next, self.logits, self.attn):
+            constant.on(src.device)  # now, so that no step has to move them
+        return self.roots.on(src.device)[src[:, 0]], src.size(1)
 
-    def init_state(self, memory: TableMemory) -> TableState:
-        return TableState(memory)
+    def init_state(self, memory: tuple[Tensor, int]) -> TableState:
+        return TableState(*memory)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
-        beam_size = len(state.prefixes) // len(state.sources)
-        started = state.positions.tolist()  # the start token is not part of any prefix
-        state.prefixes = [
-            (*p, y) if started[r // beam_size] else p
-            for r, (p, y) in enumerate(zip(state.prefixes, tokens.tolist()))
-        ]
+        # The start token, which may be no id, is not part of any prefix
+        after = self.next.on(tokens.device)[state.nodes, tokens.clamp(min=0)]
+        started = (state.positions > 0)[:, None].expand(-1, len(tokens) // len(state.positions))
+        state.nodes = torch.where(started.flatten(), after, state.nodes)
         state.positions = state.positions + 1
-        found = [(state.sources[r // beam_size], p) for r, p in enumerate(state.prefixes)]
-        logits = torch.tensor([source.logits(p) for source, p in found])
-        attn = torch.zeros(len(found), state.width)
-        for r, (source, p) in enumerate(found):
-            weights = torch.tensor(source.attention(p)[: state.width])
-            attn[r, : len(weights)] = weights
-        return logits.to(tokens.device), attn.to(tokens.device)
+        attn = self.attn.on(tokens.device)[state.nodes][:, : state.width]
+        logits = self.logits.on(tokens.device)[state.nodes]
+        return logits, F.pad(attn, (0, state.width - attn.size(1)))
 
-    def forward(self, memory: TableMemory, tgt: Tensor) -> Tensor:
-        rows: list[Any] = []
-        for source, (_, *ids) in zip(memory.sources, tgt.tolist()):
-            rows.append([source.logits(tuple(ids[:t])) for t in range(len(ids) + 1)])
-        return torch.tensor(rows, device=tgt.device)
+    def forward(self, memory: tuple[Tensor, int], tgt: Tensor) -> Tensor:
+        state = self.init_state(memory)
+        return torch.stack([self.step(tokens, state)[0] for tokens in tgt.unbind(1)], 1)
