@@ -137,6 +137,11 @@ class TestFiles:
             (path / "model.npz.yml").write_text("beam-size: 3")  # beside each checkpoint
             assert everything(path) == expected
 
+    @pytest.mark.parametrize("layer, ours", [(1, 1), ("2", 2), ("last", 0), (None, 0)])
+    def test_layer_that_aligns(self, student, layer, ours):
+        change_options(student / "model.npz", **{"transformer-guided-alignment-layer": layer})
+        assert load_checkpoint(student).model.cfg.align_layer == ours
+
     def test_the_npz_file_itself(self, opus):
         expected = everything(opus)
         assert everything(opus / OPUS) == expected

@@ -285,7 +285,7 @@ def _build(options: Description, weights: Weights) -> Transformer:
         for name in ("src_embedding.token.weight", "output.weight")
     )
     add_zero_start(ours)
-    layer = options.text("transformer-guided-alignment-layer", "last")
+    layer = str(options.get("transformer-guided-alignment-layer"))  # from 1, or "last"
     cfg = build_config(
         weights.path,
         src_vocab_size=len(ours["src_embedding.token.weight"]),

@@ -159,8 +159,9 @@ CASES = {
 }
 
 
-def save(path, spec, config=None, kind=None):
-    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(ROWS - 3))]
+def save(path, spec, config=None, kind=None, words=None):
+    path.mkdir(exist_ok=True)
+    words = words or ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(ROWS - 3))]
     spec.register_source_vocabulary(words)
     spec.register_target_vocabulary(words)
     for name, value in (config or {}).items():
@@ -227,6 +228,37 @@ def test_what_nobody_converts_to_is_refused(tmp_path):
     save(tmp_path, spec)
     with pytest.raises(CheckpointError, match="ALiBi"):
         Translator.from_pretrained(tmp_path)
+
+
+def test_target_language(tmp_path):
+    """The target prefix is free, and an end right behind the prefix counts only as the best."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(ROWS - 7))]
+    words += ["deu_Latn", "eng_Latn", "fra_Latn"]
+    for seed in range(4):
+        spec = transformer_spec.TransformerSpec.from_config((1, 1), HEADS)
+        Filler(seed).fill(spec)
+        spec.decoder.projection.bias[2] += 1.5  # ends early
+        save(tmp_path / str(seed), spec, dict(decoder_start_token="</s>"), words=words)
+        theirs = ctranslate2.Translator(
+            str(tmp_path / str(seed)), compute_type="float32", intra_threads=1
+        )
+        ours = Translator.from_pretrained(
+            tmp_path / str(seed),
+            **dict(device="cpu", precision="fp32", tokenizer="space", search="ctranslate2"),
+            **dict(src_lang="deu_Latn", tgt_lang="eng_Latn", threads=1),
+        )
+        tokens = [["deu_Latn", *line.split(), "</s>"] for line in LINES]
+        for settings, options in GRID:
+            expected = theirs.translate_batch(
+                tokens,
+                target_prefix=[["eng_Latn"]] * len(LINES),
+                **dict(return_scores=True, max_batch_size=1, max_decoding_length=12),
+                **settings,
+            )
+            found = ours.translate(LINES, max_length=12, **options)
+            for e, f in zip(expected, found, strict=True):
+                assert [h.tokens for h in f.hyps] == [tokens[1:] for tokens in e.hypotheses]
+                assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
 
 
 @pytest.mark.parametrize("name", ["opus", "student"])
