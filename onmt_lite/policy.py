@@ -32,14 +32,15 @@ class Bound:
     """Done when no open hypothesis can be expected to beat the finished ones any more.
 
     best_of   what can still win: all candidates of the step, or those that live on
-    horizon   the length its sum is divided by: that of now, or the longest possible
+    horizon   the length its sum is divided by: that of now, the longest possible, or the longest
+              only where longer hypotheses score better (alpha > 0)
     finished  how many must be finished before this is asked
     beats     it must lose to the worst or to the best of the finished
     strictly  equal is not enough
     """
 
     best_of: Literal["candidates", "live"]
-    horizon: Literal["now", "max"]
+    horizon: Literal["now", "max", "max_if_rewarded"]
     finished: Literal["one", "beam_size"] = "beam_size"
     beats: Literal["worst", "best"] = "worst"
     strictly: bool = False

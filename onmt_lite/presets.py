@@ -152,7 +152,7 @@ PRESETS = {
         Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, ties="later"),
         {
             "early_stopping=true": Full(),
-            "early_stopping=never": Bound("candidates", "max"),
+            "early_stopping=never": Bound("candidates", "max_if_rewarded"),
             "": Bound("candidates", "now"),
         },
         defaults=dict(early_stopping="false", max_length_ratio=0.0),
@@ -168,7 +168,7 @@ PRESETS = {
         Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, at_max="rows"),
         {
             "early_stopping=true": Full(),
-            "early_stopping=never": Bound("live", "max"),
+            "early_stopping=never": Bound("live", "max_if_rewarded"),
             "": Bound("live", "now"),
         },
         defaults=dict(early_stopping="false", max_length_ratio=0.0),

@@ -67,8 +67,6 @@ def values_of(name: str) -> dict[str, list]:
         values["coverage_penalty"] = list(preset.coverage_forms)
     if name == "transformers-2":
         values["early_stopping"] = ["false", "true"]
-    if name in ("tensor2tensor", "tensorflow"):  # see TestOneByOne
-        values["alpha"] = [0.0, 0.6, 1.0, 2.5]
     return values
 
 
@@ -278,12 +276,7 @@ class TestCases:
             assert seen == possible, (a, b)
 
 
-OPEN = pytest.mark.xfail(strict=True, reason="groups: see TestOneByOne")
-ALL = [
-    pytest.param(name, tables, marks=OPEN if "beam_groups" in PRESETS[name].options else [])
-    for name in PRESETS
-    for tables in KINDS
-]
+ALL = [(name, tables) for name in PRESETS for tables in KINDS]
 
 
 @pytest.mark.filterwarnings("ignore::onmt_lite.errors.OptionWarning")
@@ -316,7 +309,6 @@ def found_by(source: TableSource, **options) -> list[tuple[str, float]]:
 class TestOneByOne:
     """What the pairs have found, each in its smallest table."""
 
-    @pytest.mark.xfail(strict=True, reason="with a negative alpha the bound looks at this step")
     @pytest.mark.parametrize("name", ["tensor2tensor", "tensorflow"])
     def test_the_bound_is_at_the_longest_length_whatever_alpha(self, name):
         # After step 1 the end has log .39 = -.94; the best row can come to log .6 * 12/6 = -1.02
@@ -341,7 +333,6 @@ class TestOneByOne:
         log_prob = sum(logits(0.2, 0.6, 0.6, 0.1))
         assert found == [("c a a", round(log_prob, 4))]
 
-    @pytest.mark.xfail(strict=True, reason="scores of a step with an event are taken over again")
     def test_a_group_goes_on_after_another_is_done(self):
         # Group 1 finds `a` and is done; group 2 goes on to the limit, and nothing else ends
         rows = {"": logits(0, 0.6, 0.4, 0, 0), "1": logits(0.9, 0.1, 0, 0, 0)}
@@ -352,7 +343,6 @@ class TestOneByOne:
         first, second = sum(logits(0.6, 0.9)), sum(logits(0.4, 0.8, 0.8, 0.8, 0.8))
         assert found == [("a", round(first, 4)), ("b c c c c", round(second, 4))]
 
-    @pytest.mark.xfail(strict=True, reason="what groups pay is taken for the model's")
     @pytest.mark.parametrize("name", ["transformers", "fairseq"])
     def test_log_probs_are_the_models_whatever_groups_pay(self, name):
         rows = {"": logits(0.01, 0.97, 0.01, 0.01), "1": logits(0.01, 0.36, 0.33, 0.3)}

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,7 +199,7 @@ class TestTies:
         second = Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0])
         for step, rows in enumerate([first, second], 1):
             beam.advance(Event(step, rows, rows, [0.0, 0.0]))
-        beam.read([first, second], [])
+        beam.read(torch.tensor([[x for part in rows for x in part] for rows in (first, second)]))
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

@@ -1,12 +1,26 @@
 """The beam of one sentence: plain numbers, no model, no device, no text."""
 
 import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from onmt_lite.policy import Bound, LengthRatio
 from onmt_lite.search.plan import Limits, Plan
 from onmt_lite.search.pool import Pool
 from onmt_lite.search.records import Candidates, Event, Finished
 from onmt_lite.search.scoring import length_norm
+
+
+@dataclass
+class Books:
+    """Per step and row, see `Beam`."""
+
+    next_ys: list[list[int]]
+    prev_ks: list[list[int]] = field(default_factory=list)
+    log_probs: list[list[float]] = field(default_factory=list)
+    scores: list[list[float]] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
 
 
 class Beam:
@@ -28,15 +42,13 @@ class Beam:
     def __init__(self, plan: Plan, limits: Limits):
         self.plan, self.limits = plan, limits
         self.start = (limits.start or (plan.bos_id,))[-1]
-        self.next_ys = [[self.start] * plan.beam_size]
-        self.prev_ks: list[list[int]] = []
-        self.log_probs: list[list[float]] = []
-        self.scores: list[list[float]] = []
-        self.places: list[list[int]] = []
+        self.books = Books([[self.start] * plan.beam_size])
+        self.unread: list[Tensor] = []  # lines of the log that the books do not have yet
         self.pools = [Pool(plan) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
         self.n_steps = 0  # of the last event
         self.watching = False  # a stop rule must be asked at every step
+        self.bounded = isinstance(plan.stop, Bound)
         self.correction: list[float] | None = None  # scores that the next step must start from
 
     @property
@@ -48,35 +60,66 @@ class Beam:
     def finished(self) -> list[Finished]:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
-    def read(self, rows: list[Candidates], places: list[list[int]]) -> None:
-        """Take over rows of the log, one `Candidates` for each step since the last call."""
-        for score, row, token, log_prob in rows:
-            self.scores.append(score)
-            self.prev_ks.append(row)
-            self.next_ys.append(token)
-            self.log_probs.append(log_prob)
-        self.places += places
+    def read(self, lines: Tensor) -> None:
+        """Take over lines of the log (T, M), of the steps since the last call; see `Log`."""
+        self.unread.append(lines)
+
+    def _read(self) -> Books:
+        """The books, brought up to date."""
+        k, plan = self.plan.beam_size, self.plan
+        for line in [line for lines in self.unread for line in lines.tolist()]:
+            ids = list(map(int, line[k : 3 * k]))
+            self.books.prev_ks.append(ids[:k])
+            self.books.next_ys.append(ids[k:])
+            self.books.log_probs.append(line[3 * k : 4 * k])
+            self.books.scores.append(line[:k])
+            if plan.aligns:
+                self.books.places.append(list(map(int, line[-k:])))
+        self.unread.clear()
+        return self.books
+
+    @property
+    def next_ys(self) -> list[list[int]]:
+        return self._read().next_ys
+
+    @property
+    def prev_ks(self) -> list[list[int]]:
+        return self._read().prev_ks
+
+    @property
+    def log_probs(self) -> list[list[float]]:
+        return self._read().log_probs
+
+    @property
+    def scores(self) -> list[list[float]]:
+        return self._read().scores
+
+    @property
+    def places(self) -> list[list[int]]:
+        return self._read().places
 
     def advance(self, event: Event) -> None:
         """Collect the hypotheses that this step finished, and see whether any can follow."""
-        self.n_steps, self.costs, self.correction = event.step, event.costs, None
-        n, width = len(event.candidates.score) // len(self.pools), self.plan.width
-        for i, pool in enumerate(self.pools):
-            if not pool.done:
-                candidates, rows = event.candidates, event.rows
-                if len(self.pools) > 1:
-                    candidates = candidates.part(i * n, (i + 1) * n)
-                    rows = rows.part(i * width, (i + 1) * width)
-                self._advance_pool(pool, candidates, rows)
-        self._close(event.rows)
+        self.n_steps, candidates, rows, self.costs = event
+        if len(self.pools) == 1:
+            self._advance_pool(self.pools[0], candidates, rows)
+        else:
+            n, width = len(candidates.score) // len(self.pools), self.plan.width
+            for i, pool in enumerate(self.pools):
+                own = candidates.part(i * n, (i + 1) * n)
+                if not pool.done:
+                    self._advance_pool(pool, own, rows.part(i * width, (i + 1) * width))
+        self._close(rows)
 
     def _advance_pool(self, pool: Pool, candidates: Candidates, rows: Candidates) -> None:
         policy, eos = self.plan.policy, self.plan.eos_id
         at_max = self.n_steps >= self.limits.max_steps
-        all_finish = at_max and policy.at_max == "rows"
-        for rank in range(min(policy.ends_within * self.plan.width, len(candidates.score))):
-            if all_finish or candidates.token[rank] == eos:
-                self._finish(pool, candidates, rank)
+        first = candidates.token[: policy.ends_within * self.plan.width]
+        if eos in first or at_max:
+            all_finish = at_max and policy.at_max == "rows"
+            for rank, token in enumerate(first):
+                if token == eos or all_finish:
+                    self._finish(pool, candidates, rank)
         stopped = self._stopped(pool, candidates, rows)
         if at_max and not stopped:
             self._finish_open(pool, rows)
@@ -142,7 +185,7 @@ class Beam:
 
     def _close(self, rows: Candidates) -> None:
         """See whether anything is left to do."""
-        scores = self._open_scores(rows)
+        scores = self._open_scores(rows) if self.plan.eos_id in rows.token else rows.score
         if len(self.pools) > 1 and any(pool.done for pool in self.pools):
             # A group that is done leaves the others to race
             closed = [pool.done for pool in self.pools for _ in range(self.plan.width)]
@@ -153,15 +196,13 @@ class Beam:
                 self._end_where_it_is()
             for pool in self.pools:
                 pool.done = True
-        self.watching = any(map(self._watches, self.pools))
+        if self.bounded:
+            self.watching = any([pool.complete and not pool.done for pool in self.pools])
 
     def _open_scores(self, rows: Candidates) -> list[float]:
         """Scores of rows; -inf where they ended."""
         pairs, eos = zip(rows.score, rows.token), self.plan.eos_id
         return [-math.inf if token == eos else score for score, token in pairs]
-
-    def _watches(self, pool: Pool) -> bool:
-        return isinstance(self.plan.stop, Bound) and pool.complete and not pool.done
 
     def _end_where_it_is(self) -> None:
         """The model allows no continuation of any row: the best one is complete as it is."""
@@ -169,11 +210,17 @@ class Beam:
         if step == 0:  # not even a first token
             self.pools[0].add(Finished(0.0, 0, 0, self.start, 0.0, ended=False))
             return
-        books = self.scores[step - 1], self.prev_ks[step - 1]
-        rows = Candidates(*books, self.next_ys[step], self.log_probs[step - 1])
+        rows = self.rows(step)
         open_scores = self._open_scores(rows)
         k = open_scores.index(max(open_scores))
         self.pools[0].add(self.complete(rows, k, step, rows.score[k], self.costs[k]))
+
+    def rows(self, step: int) -> Candidates:
+        """The rows that `step` has made, from 1 on."""
+        books, t = self._read(), step - 1
+        return Candidates(
+            books.scores[t], books.prev_ks[t], books.next_ys[step], books.log_probs[t]
+        )
 
     def end(self) -> None:
         """Take note that the search is over and the log has been read."""
@@ -194,17 +241,17 @@ class Beam:
 
     def alignment(self, hyp: Finished) -> list[int]:
         """Which token of the source was attended to most when each of its tokens was made."""
-        places, k = [], hyp.row
+        books, places, k = self._read(), [], hyp.row
         for t in range(hyp.step - 1, -1, -1):
-            places.append(self.places[t][k])
-            k = self.prev_ks[t - 1][k] if t else 0
+            places.append(books.places[t][k])
+            k = books.prev_ks[t - 1][k] if t else 0
         return places[::-1]
 
     def get_hyp(self, step: int, k: int) -> tuple[list[int], list[float]]:
         """Walk back from row k of `step`: its tokens and their log-probabilities, in order."""
-        tokens, log_probs = [], []
+        books, tokens, log_probs = self._read(), [], []
         for t in range(step, 0, -1):
-            tokens.append(self.next_ys[t][k])
-            log_probs.append(self.log_probs[t - 1][k])
-            k = self.prev_ks[t - 1][k]
+            tokens.append(books.next_ys[t][k])
+            log_probs.append(books.log_probs[t - 1][k])
+            k = books.prev_ks[t - 1][k]
         return tokens[::-1], log_probs[::-1]

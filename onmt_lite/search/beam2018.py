@@ -14,7 +14,7 @@ from onmt_lite.search.records import Candidates, Event, Finished
 
 
 class Beam2018(Beam):
-    """A `Beam` that is visited at every step, because each step may change its scores.
+    """A `Beam` that ends with its batch, and whose scores each step may change.
 
     batch   the beams that are searched together, this one among them
     totals  scores of the newest rows, after all that was subtracted in place
@@ -24,11 +24,12 @@ class Beam2018(Beam):
     def __init__(self, plan: Plan, limits: Limits, batch: "list[Beam2018]"):
         super().__init__(plan, limits)
         batch.append(self)
-        self.batch, self.watching = batch, True
-        self.aliased = plan.length_penalty == "none"
+        self.batch = batch
+        # Without a coverage penalty nothing is subtracted
+        self.aliased = self.watching = plan.length_penalty == "none" and plan.has_costs
         self.charges = self.aliased and not plan.stepwise_penalty
         self.views: list[tuple[Finished, int]] = []
-        self.rows, self.totals = Candidates([], [], [], []), plan.first_scores()
+        self.totals = plan.first_scores()
         self.stopped = self.exhausted = False
 
     @property
@@ -43,38 +44,39 @@ class Beam2018(Beam):
             for hyp, k in self.views:
                 hyp.score = sum(self.hypothesis(hyp)[1]) - event.costs[k]
         super().advance(event)
-        self.watching = True
-        self.stopped = self.stopped or pool.done
-        self.rows = event.rows
-        self.exhausted = max(self._open_scores(self.rows)) == -math.inf
-        self.totals = self.scores[event.step - 1]
+        self.watching, self.stopped = self.aliased, self.stopped or pool.done
+        self.exhausted = max(self._open_scores(event.rows)) == -math.inf
         if self.aliased:
-            self._share_scores()
-            self.scores[event.step - 1] = self.totals
-            self.correction = self._open_scores(self.rows._replace(score=self.totals))
+            self._share_scores(event.rows)
 
-    def _share_scores(self) -> None:
+    def _share_scores(self, rows: Candidates) -> None:
         ended = [hyp for hyp in self.finished if hyp.step == self.n_steps]
-        place = {key: k for k, key in enumerate(zip(self.rows.row, self.rows.token))}
+        place = {key: k for k, key in enumerate(zip(rows.row, rows.token))}
         self.views = [(hyp, place[hyp.row, hyp.token]) for hyp in ended]
-        self._charge(len(ended))
+        self.totals = rows.score
+        self._charge(len(ended), rows)
+        self.scores[self.n_steps - 1] = self.totals
+        self.correction = self._open_scores(rows._replace(score=self.totals))
 
-    def _charge(self, times: int) -> None:
+    def _charge(self, times: int, rows: Candidates) -> None:
         """Take the coverage penalty off all rows so many times, and off their views."""
         if self.charges:
-            pairs = zip(self.totals, self.rows.row)
-            self.totals = [total - self.costs[row] * times for total, row in pairs]
+            self.totals = [
+                total - self.costs[row] * times for total, row in zip(self.totals, rows.row)
+            ]
             for hyp, k in self.views:
                 hyp.score = self.totals[k]
 
     def end(self) -> None:
         """Fill the n-best list up with rows, those that are finished for a second time."""
-        n = max(0, self.plan.n_best - len(self.finished))
-        ranks = [k for k, score in enumerate(self.rows.score) if score > -math.inf][:n]
-        if not ranks:
+        n, n_steps = max(0, self.plan.n_best - len(self.finished)), len(self.prev_ks)
+        if n == 0 or n_steps == 0:
             return
-        self._charge(len(ranks))
+        rows = self.rows(n_steps)
+        if not self.aliased:
+            self.totals = rows.score
+        ranks = [k for k, score in enumerate(rows.score) if score > -math.inf][:n]
+        self._charge(len(ranks), rows)
         for k in ranks:
-            cost = 0.0 if self.charges else self.costs[self.rows.row[k]]
-            hyp = self.complete(self.rows, k, self.n_steps, self.totals[k], cost)
-            self.pools[0].add(hyp)
+            cost = 0.0 if self.charges else self.costs[rows.row[k]]
+            self.pools[0].add(self.complete(rows, k, n_steps, self.totals[k], cost))

@@ -145,11 +145,13 @@ class Frontier:
 
     def _correct_scores(self) -> None:
         """Take over scores that beams have changed: all that the host tells a running search."""
-        new = [slot.beam.correction for slot in self.slots]
-        if any(scores is not None for scores in new):
+        if any([self.slots[b].beam.correction for b in self.visited]):
+            new = [slot.beam.correction for slot in self.slots]
             none = [math.nan] * self.plan.beam_size
             given = torch.tensor([none if s is None else s for s in new]).to(self.device)
             self.table.scores = torch.where(given.isnan(), self.table.scores, given)
+            for b in self.visited:
+                self.slots[b].beam.correction = None
 
     # ---- A step ----
 
@@ -172,28 +174,26 @@ class Frontier:
         if plan.policy.forced_then_end == "best" and self.n_before:
             if self.n_steps <= self.start_until + 1:
                 ranked = self._ends_as_best(ranked)
-        rows, candidates = self._choose(ranked)
+        before = table.scores
+        rows, lowest, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
-            rows = replace(rows, score=rows.score + cost.gather(1, rows.row))
+            score = rows.score + cost.gather(1, rows.row)
+            rows = replace(rows, score=score)
+            table.scores = score.masked_fill(rows.token == plan.eos_id, -math.inf)
         if self.n_steps <= self.start_until:
-            rows = self._reading(rows)
-        table.tokens, table.parents = rows.token, rows.row
-        table.scores = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
+            self._go_on_reading(before)
         place = self._places(attn) if plan.aligns else None
-        return self.log.pack(rows, cost, place, candidates)
+        return self.log.pack(rows, cost, place, lowest, candidates)
 
-    def _reading(self, rows: Ranked) -> Ranked:
-        """Rows of sentences that still read start tokens go on as they are, with the next one."""
+    def _go_on_reading(self, scores: Tensor) -> None:
+        """Leave rows of sentences that still read start tokens as they were, with the next one."""
         steps, table = self._steps(), self.table
         reads = steps <= 0
         at = (steps + self.n_before).clamp(max=self.n_before)
         own = torch.arange(self.plan.beam_size, device=self.device)
-        return replace(
-            rows,
-            token=torch.where(reads, table.start.gather(1, at), rows.token),
-            row=torch.where(reads, own, rows.row),
-            score=torch.where(reads, table.scores, rows.score),
-        )
+        table.tokens = torch.where(reads, table.start.gather(1, at), table.tokens)
+        table.parents = torch.where(reads, own, table.parents)
+        table.scores = torch.where(reads, scores, table.scores)
 
     def _remember(self, tokens: Tensor) -> None:
         """Add the newest tokens to the history; of start tokens, those that the plan sees."""
@@ -257,57 +257,68 @@ class Frontier:
         log_prob = logits.view(b, -1).gather(1, candidates.row * n + candidates.token)
         return log_prob - norm.view(b, -1).gather(1, candidates.row)
 
-    def _ends_as_best(self, candidates: Ranked) -> Ranked:
+    def _ends_as_best(self, ranked: Ranked) -> Ranked:
         """Without the end tokens that follow a forced token and are not the best candidate; each
         leaves a row that does not exist."""
-        rank = torch.arange(candidates.token.size(1), device=self.device)
-        gone = (self._steps() == 1) & (rank > 0) & (candidates.token == self.plan.eos_id)
+        rank = torch.arange(ranked.token.size(1), device=self.device)
+        gone = (self._steps() == 1) & (rank > 0) & (ranked.token == self.plan.eos_id)
         return replace(
-            candidates,
-            token=candidates.token.masked_fill(gone, int(self.plan.eos_id == 0)),  # another one
-            score=candidates.score.masked_fill(gone, -math.inf),
+            ranked,
+            token=ranked.token.masked_fill(gone, int(self.plan.eos_id == 0)),  # another one
+            score=ranked.score.masked_fill(gone, -math.inf),
         )
 
-    def _choose(self, candidates: Ranked) -> tuple[Ranked, Ranked | None]:
-        """The K new rows, and the candidates where they are not the same."""
-        plan, k = self.plan, self.plan.beam_size
+    def _choose(self, ranked: Ranked) -> tuple[Ranked, Tensor, Ranked | None]:
+        """Make K candidates the new rows.
+
+        Returns the rows; the lowest score of a candidate (B, 1), -inf where one has ended; and the
+        candidates where they are not the same.
+        """
+        plan, k, table = self.plan, self.plan.beam_size, self.table
+        beyond = None
         if plan.policy.ended == "shrink":
-            n_open = (self.table.scores > -math.inf).sum(1, keepdim=True)
+            n_open = (table.scores > -math.inf).sum(1, keepdim=True)
             n_open = torch.where(self._steps() == 1, k, n_open)
             beyond = torch.arange(k, device=self.device) >= n_open
-            score = candidates.score.masked_fill(beyond, -math.inf)
-            candidates = replace(candidates, score=score)
-        if plan.rows_are_first:
-            return candidates, candidates if plan.stepwise_penalty else None
-        ended = candidates.token == plan.eos_id
-        rows = candidates.take(open_places(plan, candidates.score, ended))
-        score = rows.score.masked_fill(rows.token == plan.eos_id, -math.inf)
-        return replace(rows, score=score), candidates
+            ranked = replace(ranked, score=ranked.score.masked_fill(beyond, -math.inf))
+        ended = ranked.token == plan.eos_id
+        open_scores = ranked.score.masked_fill(ended, -math.inf)
+        lowest = open_scores if beyond is None else open_scores.masked_fill(beyond, 0.0)
+        rows, candidates = ranked, ranked if plan.stepwise_penalty else None
+        if not plan.rows_are_first:
+            places = open_places(plan, ranked.score, ended)
+            rows, candidates = ranked.take(places), ranked
+            open_scores = open_scores.gather(1, places)
+            rows = replace(rows, score=open_scores)
+        table.tokens, table.parents, table.scores = rows.token, rows.row, open_scores
+        return rows, lowest.amin(1, keepdim=True), candidates
 
     # ---- What happened ----
 
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
         nothing can follow.  Raises NotANumber."""
-        lines = self.log.append(packed)
-        self.visited = []
-        for b, (slot, happened) in enumerate(zip(self.slots, self.log.happened(lines))):
-            at_limit = slot.last == self.n_steps
-            if self.n_steps <= slot.started:
-                continue  # it reads start tokens
-            if happened or at_limit or slot.beam.watching:
-                event = self.log.event(lines, b, self.n_steps - slot.started)
-                best = max(event.candidates.score)
-                if math.isnan(sum(event.candidates.score)):
-                    raise NotANumber(slot.number, event.step)
-                if at_limit or best == -math.inf or self.plan.policy.as_2018:
-                    self._read(b)
-                self.visited.append(b)
-                yield slot.beam, event
+        lines, n_steps, lowest = self.log.append(packed), self.n_steps, self.log.n_rows
+        self.visited = [
+            b
+            for b, (slot, line) in enumerate(zip(self.slots, lines))
+            if (not line[lowest] > -math.inf or slot.last == n_steps or slot.beam.watching)
+            and n_steps > slot.started  # others read start tokens
+        ]
+        for b in self.visited:
+            slot = self.slots[b]
+            event = self.log.event(lines[b], n_steps - slot.started)
+            total = sum(event.candidates.score)
+            if math.isnan(total):
+                raise NotANumber(slot.number, event.step)
+            if total == -math.inf or slot.last == n_steps or self.plan.policy.as_2018:
+                self._read(b)  # what a Beam may look back at
+            yield slot.beam, event
 
     def over(self) -> Iterator[tuple[int, Beam]]:
         """Sentences whose search this step has ended: their numbers and beams."""
-        for b in self.visited:
+        together = self.plan.policy.as_2018
+        for b in range(len(self.slots)) if together else self.visited:
             slot = self.slots[b]
             if slot.beam.done:
                 self._read(b)
@@ -318,7 +329,7 @@ class Frontier:
     def _read(self, b: int) -> None:
         slot = self.slots[b]
         if slot.read < self.n_steps:
-            slot.beam.read(*self.log.read(b, slot.read))
+            slot.beam.read(self.log.read(b, slot.read))
             slot.read = self.n_steps
 
 

@@ -65,7 +65,7 @@ class Masks:
             self.spare = self.block  # scattered writes without effect go to a spare column
         # Whether a value that is not -inf is the model's own
         changes = plan.repetition_penalty != 1.0 or plan.force_end == "free" or on_logits
-        self.keeps_values = not changes and plan.sampling is None
+        self.keeps_values = not (changes or plan.sampling or plan.beam_groups > 1)
 
     def score(
         self, logits: Tensor, scores: Tensor, history: Tensor | None, demands: Demands

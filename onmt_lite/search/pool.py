@@ -58,8 +58,8 @@ class Pool:
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
         """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
         plan = self.plan
-        # A longer hypothesis only scores better where length is rewarded
-        length = max_steps if bound.horizon == "max" and plan.alpha > 0 else step
+        far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
+        length = max_steps if far else step
         reach = best / length_norm(plan.length_penalty, plan.alpha, length + plan.n_given)
         pick = min if bound.beats == "worst" else max
         rival = pick(hyp.score for hyp in self.finished)

@@ -2,20 +2,20 @@
 
 Settings take turns, round after round, and the median of each counts: on a shared machine
 a ratio means something, a single figure does not.  On a CPU one thread runs, and its processor time
-counts.  The last lines say where a step's time goes.
+counts.  The last lines say what the host spends on a sentence.
 """
 
 import gc
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import torch
+
+from onmt_lite import translator as translator_module
 from onmt_lite.presets import PRESETS
-from onmt_lite.search import candidates as device
-from onmt_lite.search import decode as loop
-from onmt_lite.search.beam import Beam
+from onmt_lite.search.frontier import Frontier
 from onmt_lite.translator import Translator
 
 ROUNDS = 5
@@ -27,20 +27,6 @@ SETTINGS = {
     "coverage penalty": {"coverage_penalty": "wu", "beta": 0.2},
     "one sentence a batch": {"batch_type": "sents", "batch_size": 1},
 }
-
-
-class Timed:
-    """A function that adds up the time spent in it."""
-
-    def __init__(self, function: Callable):
-        self.function, self.seconds, self.calls = function, 0.0, 0
-
-    def __call__(self, *args):
-        start = time.thread_time()  # of this thread alone, on a machine that others use too
-        result = self.function(*args)
-        self.seconds += time.thread_time() - start
-        self.calls += 1
-        return result
 
 
 def main() -> None:
@@ -67,45 +53,56 @@ def main() -> None:
 
 def print_host_time(translator: Translator, lines: list[str]) -> None:
     """Time of the per-sentence Python code, in microseconds per sentence and step."""
-    print("host time, us per sentence-step: candidates + Beam.advance + select + next step")
+    print("host time, us per sentence-step, beam 5, 64 sentences at once: events, Beam, log")
     for name, preset in PRESETS.items():
-        figures = [host_time(translator, lines, search=name)]
+        figures = {"": host_time(translator, lines, search=name)}
         if "block_ngram_repeat" in preset.options:
-            figures.append(host_time(translator, lines, search=name, block_ngram_repeat=3))
-        plain, *blocking = (
-            " + ".join(f"{x:.1f}" for x in parts) + f" = {sum(parts):.1f}" for parts in figures
-        )
-        print(f"{name:16} {plain}   {'n-gram blocking ' + blocking[0] if blocking else ''}")
+            figures["   n-gram blocking"] = host_time(
+                translator, lines, search=name, block_ngram_repeat=3
+            )
+        print(f"{name:16}" + "".join(f"{title} {x:4.1f}" for title, x in figures.items()))
 
 
-def host_time(translator: Translator, lines: list[str], **options) -> list[float]:
-    """Of each part; beam_size 5 for all, so that they can be compared."""
-    parts = {
-        (device, "as_columns"): Timed(device.as_columns),
-        (Beam, "advance"): Timed(Beam.advance),
-        (loop, "select_indices"): Timed(loop.select_indices),
-        (loop, "next_step"): Timed(loop.next_step),
-    }
+def host_time(translator: Translator, lines: list[str], **options) -> float:
+    """What `decode` spends on the host, the device's steps and moves aside."""
+    spent, n_steps, clock = 0.0, 0, time.thread_time  # of this thread, on a machine others use
+
+    def timed_decode(model, sentences, plan, n_slots):
+        nonlocal spent, n_steps
+        frontier = Frontier(model, plan, sentences, n_slots)
+        while admitted(frontier):
+            packed = frontier.step()
+            n_steps += len(frontier.slots)
+            start = clock()
+            for beam, event in frontier.events(packed):
+                beam.advance(event)
+            over = list(frontier.over())
+            spent += clock() - start
+            yield from over
+
+    def admitted(frontier: Frontier) -> bool:
+        """`admit`; what it reads from the log is the host's."""
+        read = frontier._read
+
+        def timed_read(b: int) -> None:
+            nonlocal spent
+            start = clock()
+            read(b)
+            spent += clock() - start
+
+        frontier._read = timed_read
+        more = frontier.admit()
+        frontier._read = read
+        return more
+
     gc.collect()  # what the last search has left is not this one's to clear away
-    originals = {(owner, name): getattr(owner, name) for owner, name in parts}
-    for (owner, name), timed in parts.items():
-        # A plain function binds as a method
-        setattr(owner, name, lambda *args, timed=timed: timed(*args))
+    original, translator_module.decode = translator_module.decode, timed_decode
     try:
-        translator.translate(lines, beam_size=5, **options)
+        with torch.inference_mode():
+            translator.translate(lines, beam_size=5, batch_type="sents", batch_size=64, **options)
     finally:
-        for (owner, name), original in originals.items():
-            setattr(owner, name, original)
-    steps, clock = parts[Beam, "advance"].calls, cost_of_the_clock()
-    return [1e6 * (timed.seconds - timed.calls * clock) / steps for timed in parts.values()]
-
-
-def cost_of_the_clock() -> float:
-    """Seconds that timing adds to a call."""
-    nothing = Timed(lambda: None)
-    for _ in range(10_000):
-        nothing()
-    return nothing.seconds / nothing.calls
+        translator_module.decode = original
+    return 1e6 * spent / n_steps
 
 
 if __name__ == "__main__":
