@@ -47,9 +47,8 @@ class Log:
     def append(self, packed: Tensor) -> list[list[float]]:
         """Keep the lines of a step: the only transfer from the device.  Returns them as numbers."""
         if self.n_steps == len(self.lines):
-            grown = packed.new_empty(
-                max(FIRST_CAPACITY, 2 * self.n_steps), self.n_slots, packed.size(1), device="cpu"
-            )
+            capacity = max(FIRST_CAPACITY, 2 * self.n_steps)
+            grown = torch.empty(capacity, self.n_slots, packed.size(1))
             grown[: self.n_steps] = self.lines.view(self.n_steps, *grown.shape[1:])
             self.lines = grown
         lines = self.lines[self.n_steps, : len(packed)]

@@ -26,7 +26,9 @@ class Pool:
         if self.kind == "all" or len(finished) < self.capacity:
             finished.append(hyp)
         elif self.kind == "best":
-            worst = min(finished, key=lambda other: other.score)
+            # Of equally bad ones, the one that comes last in the policy's order of ties
+            later = self.plan.policy.ties == "later"
+            worst = min(finished if later else finished[::-1], key=lambda other: other.score)
             if hyp.score > worst.score:
                 finished.remove(worst)
                 finished.append(hyp)
