@@ -64,8 +64,9 @@ class KeyValueCache:
         b, heads, n_new, width = v.shape
         if self.keys is None or self.values is None:
             self.capacity = FIRST_CAPACITY * n_new
-            self.keys = k.new_empty(self.n_layers, b, heads, width, self.capacity)
-            self.values = v.new_empty(self.n_layers, b, heads, self.capacity, width)
+            # Zeros: a sentence that joins later never wrote these, and 0 * NaN would be NaN
+            self.keys = k.new_zeros(self.n_layers, b, heads, width, self.capacity)
+            self.values = v.new_zeros(self.n_layers, b, heads, self.capacity, width)
         keys = self.keys[layer, :b, :, :, : self.length]
         values = self.values[layer, :b, :, : self.length]
         keys[..., -n_new:], values[:, :, -n_new:] = k, v
@@ -110,8 +111,8 @@ class KeyValueCache:
             if self.places is not None:
                 self.places = self.places.gather(1, order)
         self.capacity = self.length + max(FIRST_CAPACITY * self.beam_size, self.length // 2)
-        self.keys = keys.new_empty(self.n_layers, b, heads, width, self.capacity)
-        self.values = values.new_empty(self.n_layers, b, heads, self.capacity, width)
+        self.keys = keys.new_zeros(self.n_layers, b, heads, width, self.capacity)
+        self.values = values.new_zeros(self.n_layers, b, heads, self.capacity, width)
         for old, new in zip(keys, self.keys):
             new[..., : self.length] = _taken(old[:b], order, 3)[..., : self.length]
         for old, new in zip(values, self.values):
