@@ -7,6 +7,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -192,6 +193,20 @@ class TestEveryFamily:
         found, events = simulate(on_device(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
         assert faults(events) == {}
+
+
+@pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq"])
+def test_sentences_of_several_languages_start_apart(search):
+    """Their first steps read start tokens; sentences join while others are at later steps."""
+    path = Path(__file__).parent / "data" / "families" / "nllb"
+    given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
+    lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
+    options = dict(search=search, max_length=12, block_ngram_repeat=2, n_best=2)
+    expected = translate(Translator.from_pretrained(path, **given), lines, **options)
+    moved = on_device(Translator.from_pretrained(path, **given))
+    found, events = simulate(moved, lines, **options)
+    assert_same(found, expected)
+    assert faults(events) == {}
 
 
 def run_endless(

@@ -16,7 +16,6 @@ from onmt_lite.errors import CheckpointError
 
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 SPACER = "▁"
-MAX_TOKENS = 4_000_000
 
 
 def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes:
