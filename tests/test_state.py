@@ -254,3 +254,25 @@ def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
     assert {t.size(0) for t in memory()} == {3}
     rows.select([[0, 1, 2, 3], [8, 8, 9, 9]])
     assert {t.size(0) for t in memory()} == {2}
+
+
+def test_keys_and_values_stay_where_they_were_written():
+    rows = Rows(tiny.make_model())
+    rows.select([[0] * 4, [1] * 4, [2] * 4])
+    rows.step([2] * 12)
+    rows.step([3] * 12)
+    past, n = rows.state.past, rows.state.past.length
+
+    def written(b: int) -> list[torch.Tensor]:
+        return [past.keys[:, b, ..., :n].clone(), past.values[:, b, :, :n].clone()]
+
+    def same(b: int, before: list[torch.Tensor]) -> bool:
+        return all(map(torch.equal, written(b), before))
+
+    first = [written(b) for b in range(3)]
+    places = past.keys.data_ptr(), past.values.data_ptr()
+    rows.select([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
+    assert all(map(same, range(3), first))
+    rows.select([[8, 9, 10, 11], [5, 4, 6, 7]])  # the last moves into the place of the first
+    assert same(0, first[2]) and same(1, first[1])
+    assert (past.keys.data_ptr(), past.values.data_ptr()) == places

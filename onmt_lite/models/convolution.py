@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
 from onmt_lite.models.memory import Memory, padding_mask
+from onmt_lite.models.positions import Embedding
 from onmt_lite.models.selection import Selection
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
@@ -106,31 +107,9 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
         return window
 
 
-class Embedding(nn.Module):
-    """Token vectors, plus position vectors where the model has them."""
-
-    def __init__(self, vocab_size: int, d: int, n_positions: int, cfg: ConvolutionConfig):
-        super().__init__()
-        self.token = nn.Embedding(vocab_size, d)
-        self.position = nn.Parameter(torch.zeros(n_positions, d)) if n_positions else None
-        self.offset = cfg.position_offset
-        self.scale = d**0.5 if cfg.scale_embedding else 1.0
-
-    @property
-    def max_positions(self) -> int:
-        return NO_LIMIT if self.position is None else self.position.size(0) - self.offset
-
-    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """ids (N, T) at positions 0 to T-1 -> (N, T, E).
-
-        positions (N,): where all T of a sentence stand, in step-by-step decoding.
-        """
-        x = self.token(ids) * self.scale
-        if self.position is None:
-            return x
-        if positions is not None:
-            return x + self.position[positions + self.offset][:, None]
-        return x + self.position[self.offset : self.offset + ids.size(1)]
+def embedding(vocab_size: int, d: int, n_positions: int, cfg: ConvolutionConfig) -> Embedding:
+    table = nn.Parameter(torch.zeros(n_positions, d)) if n_positions else None
+    return Embedding(vocab_size, d, cfg.scale_embedding, table, cfg.position_offset)
 
 
 class GatedConvolution(nn.Module):
@@ -183,7 +162,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.bottleneck = cfg.bottleneck
         e = cfg.d_src_embedding
-        self.embedding = Embedding(cfg.src_vocab_size, e, cfg.src_positions, cfg)
+        self.embedding = embedding(cfg.src_vocab_size, e, cfg.src_positions, cfg)
         self.inward = nn.Linear(e, cfg.encoder[0].d)
         widths = [cfg.encoder[0].d, *(layer.d for layer in cfg.encoder)]
         self.convolutions = nn.ModuleList(map(GatedConvolution, widths, cfg.encoder))
@@ -213,7 +192,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.bottleneck = cfg.bottleneck
         e = cfg.d_tgt_embedding
-        self.embedding = Embedding(cfg.tgt_vocab_size, e, cfg.tgt_positions, cfg)
+        self.embedding = embedding(cfg.tgt_vocab_size, e, cfg.tgt_positions, cfg)
         self.inward = nn.Linear(e, cfg.decoder[0].d)
         self.widths = [cfg.decoder[0].d, *(layer.d for layer in cfg.decoder)]
         self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, cfg.decoder))
@@ -261,8 +240,9 @@ class Convolution(Family[ConvolutionMemory, ConvolutionState]):
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
         d_out = cfg.d_out if cfg.bottleneck else cfg.decoder[-1].d
         self.output = Head(d_out, cfg.tgt_vocab_size)
-        tables = self.encoder.embedding, self.decoder.embedding
-        self.max_positions = min(table.max_positions for table in tables)
+        sides = self.encoder.embedding, self.decoder.embedding
+        tables = [side.position for side in sides if side.position is not None]
+        self.max_positions = min([NO_LIMIT, *(len(t) - cfg.position_offset for t in tables)])
 
     def read(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         return self.encoder(src, src_lengths)

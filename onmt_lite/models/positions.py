@@ -31,6 +31,34 @@ def sinusoids(n: int, d: int, layout: str) -> Tensor:
     return table.float()
 
 
+class Embedding(nn.Module):
+    """Token vectors, plus position vectors where there is a table of them, weights or computed."""
+
+    position: Tensor | None
+
+    def __init__(self, vocab_size: int, d: int, scaled: bool, table: Tensor | None, offset: int):
+        """scaled: multiply token vectors by sqrt(D); offset: row of the first position."""
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, d)
+        self.scale, self.offset = d**0.5 if scaled else 1.0, offset
+        if isinstance(table, nn.Parameter):
+            self.position = table
+        else:
+            self.register_buffer("position", table, persistent=False)
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """ids (N, T) -> (N, T, D).
+
+        positions (N,): where all T of a sentence stand, in step-by-step decoding; None: 0 to T-1.
+        """
+        x = self.token(ids) * self.scale
+        if self.position is None:
+            return x
+        if positions is None:
+            return x + self.position[self.offset : self.offset + ids.size(1)]
+        return x + self.position[self.offset :][positions][:, None]
+
+
 class Relation(nn.Module):
     """What self-attention knows of the positions of a query and a key.
 

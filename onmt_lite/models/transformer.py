@@ -19,7 +19,7 @@ from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
 from onmt_lite.models.memory import Memory, padding_mask
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.positions import Embedding, sinusoids
 from onmt_lite.models.selection import Selection
 
 
@@ -42,38 +42,22 @@ class TransformerState(DecoderState[TransformerMemory]):
         self.past.select(selection, len(fresh.positions) if fresh else 0)
 
 
-class Embedding(nn.Module):
-    """Token vectors plus position vectors."""
-
-    position: Tensor | None
+class NormedEmbedding(Embedding):
+    """With the norm and the dropout of a Transformer."""
 
     def __init__(self, cfg: TransformerConfig, vocab_size: int, dropout: float):
-        super().__init__()
-        self.token = nn.Embedding(vocab_size, cfg.d_model)
-        self.scale = cfg.d_model**0.5 if cfg.scale_embedding else 1.0
-        self.offset = cfg.position_offset
         n_rows = cfg.max_positions + cfg.position_offset
+        table: Tensor | None = None
         if cfg.positions == "learned":
-            self.position = nn.Parameter(torch.zeros(n_rows, cfg.d_model))
-        else:
-            computed = cfg.positions != "none"
-            table = sinusoids(n_rows, cfg.d_model, cfg.positions) if computed else None
-            self.register_buffer("position", table, persistent=False)
+            table = nn.Parameter(torch.zeros(n_rows, cfg.d_model))
+        elif cfg.positions != "none":
+            table = sinusoids(n_rows, cfg.d_model, cfg.positions)
+        super().__init__(vocab_size, cfg.d_model, cfg.scale_embedding, table, cfg.position_offset)
         self.norm = make_norm(cfg) if cfg.embedding_norm else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """ids (N, T) -> (N, T, D).
-
-        positions (N,): where all T of a sentence stand, in step-by-step decoding; None: 0 to T-1.
-        """
-        x = self.token(ids) * self.scale
-        if self.position is not None:
-            if positions is None:
-                x = x + self.position[self.offset : self.offset + ids.size(1)]
-            else:
-                x = x + self.position[self.offset :][positions][:, None]
-        return self.dropout(self.norm(x))
+        return self.dropout(self.norm(super().forward(ids, positions)))
 
 
 class Transformer(Family[TransformerMemory, TransformerState]):
@@ -85,8 +69,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.max_positions = cfg.max_positions
         self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
-        self.src_embedding = Embedding(cfg, cfg.src_vocab_size, dropout)
-        self.tgt_embedding = Embedding(cfg, cfg.tgt_vocab_size, dropout)
+        self.src_embedding = NormedEmbedding(cfg, cfg.src_vocab_size, dropout)
+        self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
             self.src_embedding.token = self.tgt_embedding.token
         self.encoder = nn.ModuleList(EncoderLayer(cfg, dropout) for _ in range(cfg.enc_layers))
