@@ -125,6 +125,9 @@ class TestRefused:
             (dict(model_type="seamless_m4t_v2"), "SeamlessM4T"),
             (dict(model_type="whisper"), "Whisper"),
             (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "language model"),
+            (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"]), "language model"),
+            (dict(model_type="qwen2", architectures=None), "language model"),
+            (dict(model_type="xlm-roberta", architectures=None), "encoder alone"),
             (dict(model_type="IndicTrans"), "IndicTrans2"),
             (dict(model_type="t5", architectures=["T5EncoderModel"]), "encoder alone"),
             (dict(quantization_config={"load_in_8bit": True}), "quantised"),
@@ -137,6 +140,16 @@ class TestRefused:
         with pytest.raises(CheckpointError, match=words) as caught:
             load_checkpoint(copy)
         assert "\n" not in str(caught.value)
+
+    def test_quantised_by_another_tool(self, copy):
+        (copy / "quantize_config.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="quantised"):
+            load_checkpoint(copy)
+
+    def test_an_adapter_alone(self, tmp_path):
+        (tmp_path / "adapter_config.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="adapter"):
+            load_checkpoint(tmp_path)
 
     def test_small_100(self, tmp_path):
         copy = shutil.copytree(ROOT / "m2m", tmp_path / "copy")

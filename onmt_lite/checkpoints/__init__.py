@@ -38,6 +38,7 @@ ENDS = {
 }
 # Directories of toolkits that are not read, by a file in them
 DIRECTORIES = {
+    "adapter_config.json": "an adapter (LoRA) without the model that it belongs to",
     "*.gguf": "GGUF files of llama.cpp",
     "*.onnx": "an ONNX model",
     "saved_model.pb": "a saved model of TensorFlow",

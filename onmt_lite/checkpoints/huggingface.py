@@ -31,8 +31,20 @@ OTHERS = {
     "seamless": "SeamlessM4T, a model of speech and text",
     "whisper": "Whisper, a model that reads speech",
     "indictrans": "IndicTrans2, whose lines a program of its own prepares",
+    "gpt": "a language model",
+    "llama": "a language model",
+    "mistral": "a language model",
+    "gemma": "a language model",
+    "qwen": "a language model",
+    "bloom": "a language model",
+    "opt": "a language model",
+    "xglm": "a language model",
+    "bert": "BERT, an encoder alone, which translates nothing",
+    "roberta": "RoBERTa, an encoder alone, which translates nothing",
+    "xlm-roberta": "XLM-RoBERTa, an encoder alone, which translates nothing",
 }
-CAUSAL = "ForCausalLM"
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")  # ends of architectures
+QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 # What stands in a directory that has no weights in PyTorch's formats
 OTHER_WEIGHTS = {
     "*.gguf": "GGUF files of llama.cpp",
@@ -74,14 +86,15 @@ def _other_kind(directory: Directory) -> str:
     config, kind = directory.model, directory.family
     architectures = config.get("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
-    if config.get("quantization_config") is not None:
+    files = [name for name in QUANTISED if (directory.path / name).is_file()]
+    if config.get("quantization_config") is not None or files:
         return "a quantised model; give the one it was made from"
     if _is_small_100(directory):
         return "SMaLL-100, which wants the target language before the source"
     if kind in FAMILIES:
-        alone = [name for name in names if name.endswith(("EncoderModel", "EncoderForSequence"))]
+        alone = [name for name in names if name.endswith("EncoderModel")]
         return f"{alone[0][:50]}, an encoder alone, which translates nothing" if alone else ""
-    if any(name.endswith(CAUSAL) for name in names):
+    if any(name.endswith(LANGUAGE_MODELS) for name in names):
         return f"a language model ({kind[:50]})"
     known = (what for start, what in OTHERS.items() if kind.lower().startswith(start))
     return next(known, f"a model of type {kind[:50]!r}, which is not read")
