@@ -107,7 +107,7 @@ def tell(argv: Sequence[str], program: Program) -> str:
 def command() -> str:
     """The words that started this program, as far as the first option."""
     module = sys.modules["__main__"].__spec__  # None but for `python -m`
-    if module is not None:
+    if module is not None and module.origin == sys.argv[0]:
         return f"python -m {module.name.removesuffix('.__main__')}"
     path = Path(sys.argv[0])
     return f"python {path.name}" if path.suffix == ".py" else path.name
