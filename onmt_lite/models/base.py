@@ -1,6 +1,6 @@
 """What a search needs from a model: the interfaces every family implements."""
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,3 +83,6 @@ class EncoderDecoder(Protocol[M, S]):
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...
+
+
+AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # of whatever family

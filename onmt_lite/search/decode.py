@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import AnyModel
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.frontier import Frontier
 from onmt_lite.search.plan import Plan, Sentence
@@ -15,7 +15,7 @@ OnStep = Callable[[Frontier, Tensor], object]
 
 @torch.inference_mode()
 def decode(
-    model: EncoderDecoder,
+    model: AnyModel,
     sentences: Sequence[Sentence],
     plan: Plan,
     n_slots: int | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
@@ -81,9 +81,7 @@ class Encoded:
 class Feed:
     """The sentences of a search in the order in which they join, encoded some at a time."""
 
-    def __init__(
-        self, model: EncoderDecoder, plan: Plan, sentences: Sequence[Sentence], n_slots: int
-    ):
+    def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
@@ -116,7 +114,7 @@ class Feed:
         memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
         sizes = [1] * 5 + [len(starts[0]), n_prefix]
-        table = Table(tokens, scores, torch.zeros_like(tokens), *facts.split(sizes, 1))
+        table = Table(tokens, scores, torch.zeros_like(tokens), *torch.split(facts, sizes, 1))
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
         return Encoded(slots, self.model.init_state(memory), table)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import AnyModel
 
 
 @torch.inference_mode()
 def score_targets(
-    model: EncoderDecoder,
+    model: AnyModel,
     src: Tensor,
     src_lengths: Tensor,
     targets: list[list[int]],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.feed import Encoded, Feed, Slot, Table
@@ -41,9 +41,7 @@ class Frontier:
     table: Table
     state: Any  # the model's `State`
 
-    def __init__(
-        self, model: EncoderDecoder, plan: Plan, sentences: Sequence[Sentence], n_slots: int
-    ):
+    def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
         self.feed = Feed(model, plan, sentences, n_slots)
         self.masks = Masks(plan, self.feed.n_words, self.device)

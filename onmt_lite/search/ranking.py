@@ -65,12 +65,12 @@ class Ranker:
     def _top(self, values: Tensor, norm: Tensor, scores: Tensor, n: int) -> Ranked:
         """The n best of values (B, k, W) less norm (B, k), plus scores (B, k)."""
         b, k, w = values.shape
-        maxima = values.unflatten(2, (-1, self.block)).amax(3)  # (B, k, W / block)
+        maxima = values.view(b, k, -1, self.block).amax(3)  # (B, k, W / block)
         totals = (maxima - norm[:, :, None] + scores[:, :, None]).flatten(1)
         blocks = self._first(totals, min(n, totals.size(1))).sort(1).values
         row = blocks.div(w // self.block, rounding_mode="floor")
         places = (blocks[:, :, None] * self.block + self.offsets).flatten(1)
-        of_blocks = values.flatten(1).gather(1, places).unflatten(1, (-1, self.block))
+        of_blocks = values.flatten(1).gather(1, places).view(b, -1, self.block)
         log_probs = of_blocks - norm.gather(1, row)[:, :, None]
         totals = (log_probs + scores.gather(1, row)[:, :, None]).flatten(1)
         best = self._first(totals, n)
