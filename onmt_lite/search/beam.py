@@ -185,7 +185,8 @@ class Beam:
 
     def _close(self, rows: Candidates) -> None:
         """See whether anything is left to do."""
-        scores = self._open_scores(rows) if self.plan.eos_id in rows.token else rows.score
+        n_ended = rows.token.count(self.plan.eos_id)
+        scores = self._open_scores(rows) if n_ended else rows.score
         if len(self.pools) > 1 and any(pool.done for pool in self.pools):
             # A group that is done leaves the others to race
             closed = [pool.done for pool in self.pools for _ in range(self.plan.width)]

@@ -16,26 +16,26 @@ from onmt_lite.search.records import Candidates, Event, Finished
 class Beam2018(Beam):
     """A `Beam` that ends with its batch, and whose scores each step may change.
 
-    batch   the beams that are searched together, this one among them
+    open    the beams of the batch whose stop rule has not held yet, this one among them
     totals  scores of the newest rows, after all that was subtracted in place
     views   finished hypotheses of the newest step, each with the row whose score it shares
     """
 
-    def __init__(self, plan: Plan, limits: Limits, batch: "list[Beam2018]"):
+    def __init__(self, plan: Plan, limits: Limits, open_beams: "set[Beam2018]"):
         super().__init__(plan, limits)
-        batch.append(self)
-        self.batch = batch
+        open_beams.add(self)
+        self.open = open_beams
         # Without a coverage penalty nothing is subtracted
         self.aliased = self.watching = plan.length_penalty == "none" and plan.has_costs
         self.charges = self.aliased and not plan.stepwise_penalty
         self.views: list[tuple[Finished, int]] = []
         self.totals = plan.first_scores()
-        self.stopped = self.exhausted = False
+        self.exhausted = False
 
     @property
     def done(self) -> bool:
         at_max = self.n_steps >= self.limits.max_steps
-        return self.exhausted or at_max or all([beam.stopped for beam in self.batch])
+        return self.exhausted or at_max or not self.open
 
     def advance(self, event: Event) -> None:
         pool = self.pools[0]
@@ -44,7 +44,9 @@ class Beam2018(Beam):
             for hyp, k in self.views:
                 hyp.score = sum(self.hypothesis(hyp)[1]) - event.costs[k]
         super().advance(event)
-        self.watching, self.stopped = self.aliased, self.stopped or pool.done
+        self.watching = self.aliased
+        if pool.done:
+            self.open.discard(self)
         self.exhausted = max(self._open_scores(event.rows)) == -math.inf
         if self.aliased:
             self._share_scores(event.rows)

@@ -88,7 +88,7 @@ class Feed:
         self.first_scores = torch.tensor([plan.first_scores()]).to(model.device)
         self.encoded: Encoded | None = None
         self.n_encoded = 0
-        self.batch_2018: list[Beam2018] = []
+        self.open_2018: set[Beam2018] = set()
 
     def ready(self, n_free: int) -> int:
         """How many sentences join now, with so many free slots; encodes those that will soon."""
@@ -120,7 +120,7 @@ class Feed:
 
     def _beam(self, sentence: Sentence) -> Beam:
         if self.plan.policy.as_2018:
-            return Beam2018(self.plan, sentence.limits, self.batch_2018)
+            return Beam2018(self.plan, sentence.limits, self.open_2018)
         return Beam(self.plan, sentence.limits)
 
 

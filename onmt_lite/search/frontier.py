@@ -315,8 +315,8 @@ class Frontier:
 
     def over(self) -> Iterator[tuple[int, Beam]]:
         """Sentences whose search this step has ended: their numbers and beams."""
-        together = self.plan.policy.as_2018
-        for b in range(len(self.slots)) if together else self.visited:
+        all_at_once = self.plan.policy.as_2018 and not self.feed.open_2018
+        for b in range(len(self.slots)) if all_at_once else self.visited:
             slot = self.slots[b]
             if slot.beam.done:
                 self._read(b)

@@ -1,11 +1,14 @@
 """Length and coverage penalties: pure functions."""
 
+import functools
+
 import torch
 from torch import Tensor
 
 TINY = torch.finfo(torch.float32).tiny
 
 
+@functools.lru_cache(maxsize=4096)  # the same few lengths, over and over
 def length_norm(form: str, alpha: float, length: int) -> float:
     """What a log-probability is divided by; `length` counts tokens, the end token included.
 
