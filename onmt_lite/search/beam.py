@@ -138,7 +138,9 @@ class Beam:
     def _total(self, candidates: Candidates, rank: int) -> float:
         """The sum of log-probabilities, without the stepwise penalty that the rank was found by."""
         score = candidates.score[rank]
-        return score + self.costs[candidates.row[rank]] if self.plan.stepwise_penalty else score
+        if self.plan.stepwise_penalty:
+            score += self.costs[int(candidates.row[rank])]
+        return score
 
     def _finish(self, pool: Pool, candidates: Candidates, rank: int) -> None:
         if candidates.score[rank] > -math.inf:
@@ -159,8 +161,8 @@ class Beam:
         """
         plan, policy = self.plan, self.plan.policy
         total = self._total(candidates, rank) if total is None else total
-        cost = self.costs[candidates.row[rank]] if cost is None else cost
-        token = candidates.token[rank]
+        row, token = int(candidates.row[rank]), int(candidates.token[rank])
+        cost = self.costs[row] if cost is None else cost
         ended = token == plan.eos_id
         length = step + plan.n_given
         length += policy.length_offset if ended else policy.open_length_offset
@@ -169,8 +171,7 @@ class Beam:
             score = (total - (cost if step >= policy.stepwise_from else 0.0)) / norm
         else:
             score = total / norm - cost
-        row, log_prob = candidates.row[rank], candidates.log_prob[rank]
-        return Finished(score, step, row, token, log_prob, ended)
+        return Finished(score, step, row, token, candidates.log_prob[rank], ended)
 
     def _finish_open(self, pool: Pool, rows: Candidates) -> None:
         """Rows that are open at the last step become hypotheses, if the policy says so."""

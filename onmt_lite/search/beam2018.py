@@ -64,7 +64,7 @@ class Beam2018(Beam):
         """Take the coverage penalty off all rows so many times, and off their views."""
         if self.charges:
             self.totals = [
-                total - self.costs[row] * times for total, row in zip(self.totals, rows.row)
+                total - self.costs[int(row)] * times for total, row in zip(self.totals, rows.row)
             ]
             for hyp, k in self.views:
                 hyp.score = self.totals[k]
@@ -80,5 +80,5 @@ class Beam2018(Beam):
         ranks = [k for k, score in enumerate(rows.score) if score > -math.inf][:n]
         self._charge(len(ranks), rows)
         for k in ranks:
-            cost = 0.0 if self.charges else self.costs[rows.row[k]]
+            cost = 0.0 if self.charges else self.costs[int(rows.row[k])]
             self.pools[0].add(self.complete(rows, k, n_steps, self.totals[k], cost))

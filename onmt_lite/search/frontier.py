@@ -296,11 +296,11 @@ class Frontier:
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
         nothing can follow.  Raises NotANumber."""
-        lines, n_steps, lowest = self.log.append(packed), self.n_steps, self.log.n_rows
+        lines, n_steps = self.log.append(packed), self.n_steps
         self.visited = [
             b
-            for b, (slot, line) in enumerate(zip(self.slots, lines))
-            if (not line[lowest] > -math.inf or slot.last == n_steps or slot.beam.watching)
+            for b, (slot, lowest) in enumerate(zip(self.slots, self.log.lowest(lines)))
+            if (not lowest > -math.inf or slot.last == n_steps or slot.beam.watching)
             and n_steps > slot.started  # others read start tokens
         ]
         for b in self.visited:

@@ -44,8 +44,8 @@ class Log:
             parts += [candidates.score, *ids, candidates.log_prob]
         return torch.cat(parts, 1)
 
-    def append(self, packed: Tensor) -> list[list[float]]:
-        """Keep the lines of a step: the only transfer from the device.  Returns them as numbers."""
+    def append(self, packed: Tensor) -> Tensor:
+        """Keep the lines of a step: the only transfer from the device.  Returns them (B, M)."""
         if self.n_steps == len(self.lines):
             capacity = max(FIRST_CAPACITY, 2 * self.n_steps)
             grown = torch.empty(capacity, self.n_slots, packed.size(1))
@@ -54,15 +54,20 @@ class Log:
         lines = self.lines[self.n_steps, : len(packed)]
         lines.copy_(packed)
         self.n_steps += 1
-        return lines.tolist()
+        return lines
 
-    def event(self, line: list[float], step: int) -> Event:
+    def lowest(self, lines: Tensor) -> list[float]:
+        """The lowest score of a candidate in each slot, -inf where one has ended; NaN is lower."""
+        return lines[:, self.n_rows].tolist()
+
+    def event(self, line: Tensor, step: int) -> Event:
         """A line as an event; `step` counts the sentence's own steps."""
-        rows = as_columns(line[: 4 * self.plan.beam_size])
-        candidates = as_columns(line[self.n_rows + 1 :]) if len(line) > self.n_rows + 1 else rows
-        return Event(
-            step, candidates, rows, line[self.costs] if self.plan.has_costs else self.no_costs
-        )
+        numbers = line.tolist()
+        rows = candidates = as_columns(numbers[: 4 * self.plan.beam_size])
+        if len(numbers) > self.n_rows + 1:
+            candidates = as_columns(numbers[self.n_rows + 1 :])
+        costs = numbers[self.costs] if self.plan.has_costs else self.no_costs
+        return Event(step, candidates, rows, costs)
 
     def read(self, slot: int, start: int) -> Tensor:
         """The lines about the rows of a slot from step `start` on, (T, M')."""
@@ -72,5 +77,4 @@ class Log:
 def as_columns(numbers: list[float]) -> Candidates:
     """Four columns, one after the other."""
     n = len(numbers) // 4
-    ids = list(map(int, numbers[n : 3 * n]))
-    return Candidates(numbers[:n], ids[:n], ids[n:], numbers[3 * n :])
+    return Candidates(numbers[:n], numbers[n : 2 * n], numbers[2 * n : 3 * n], numbers[3 * n :])

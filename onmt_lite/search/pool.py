@@ -26,11 +26,13 @@ class Pool:
         if self.kind == "all" or len(finished) < self.capacity:
             finished.append(hyp)
         elif self.kind == "best":
-            # Of equally bad ones, the one that comes last in the policy's order of ties
-            later = self.plan.policy.ties == "later"
-            worst = min(finished if later else finished[::-1], key=lambda other: other.score)
-            if hyp.score > worst.score:
-                finished.remove(worst)
+            scores = [other.score for other in finished]
+            worst = min(scores)
+            if hyp.score > worst:
+                # Of equally bad ones, the last in the policy's order of ties goes
+                later = self.plan.policy.ties == "later"
+                n = len(scores) - 1
+                del finished[scores.index(worst) if later else n - scores[::-1].index(worst)]
                 finished.append(hyp)
 
     @property
@@ -64,7 +66,7 @@ class Pool:
         length = max_steps if far else step
         reach = best / length_norm(plan.length_penalty, plan.alpha, length + plan.n_given)
         pick = min if bound.beats == "worst" else max
-        rival = pick(hyp.score for hyp in self.finished)
+        rival = pick([hyp.score for hyp in self.finished])
         return rival > reach if bound.strictly else rival >= reach
 
 

@@ -1,5 +1,6 @@
 """The plain numbers that the device's side of a search hands to a `Beam`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,14 +8,16 @@ from typing import NamedTuple
 class Candidates(NamedTuple):
     """Continuations of a sentence's rows, best first, in columns.
 
+    All columns are floats, as the device has sent them: most are never looked at.
+
     score     sum of log-probabilities, less a stepwise penalty; -inf: no such candidate
     row       the row of this sentence that the candidate continues
     log_prob  the model's log-probability of this token
     """
 
     score: list[float]
-    row: list[int]
-    token: list[int]
+    row: Sequence[float]
+    token: Sequence[float]
     log_prob: list[float]
 
     def part(self, start: int, end: int) -> "Candidates":
