@@ -73,8 +73,8 @@ def _with_foreign(own: Schema, other: Foreign) -> Schema:
 
 
 def _values(other: Foreign) -> list[Any]:
-    """How YAML may write the words: numbers, switches and empty lists too."""
-    found: list[Any] = [None, True] if other.switch else [None]
+    """How YAML may write the words: numbers, switches, empty lists and lists of one too."""
+    found: list[Any] = [None, True, "true"] if other.switch else [None]
     for word in other.off or ():
         found.append(word)
         if word in ("true", "false"):
@@ -86,7 +86,7 @@ def _values(other: Foreign) -> list[Any]:
                 found.append(json.loads(word))
             except ValueError:
                 pass
-    return found
+    return [*found, *([value] for value in found if value not in (None, []))]
 
 
 def _either(shapes: list[Schema]) -> Schema:

@@ -6,13 +6,23 @@ import os
 import re
 import signal
 import struct
+import subprocess
+import sys
 import termios
+from pathlib import Path
 
 import pytest
 
 from onmt_lite import progress as module
 from onmt_lite.progress import Meter, counted
 
+ROOT = Path(__file__).parents[2]
+SLOW = """
+import sys, time
+from onmt_lite import __main__, translator
+translator.load_checkpoints = lambda *args: time.sleep(300)
+sys.exit(__main__.main())
+"""
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 END = r"4 lines -> {} \(\d+\.\d s\)\n"
 
@@ -260,14 +270,16 @@ class TestStopped:
         assert err.decode() in (said.format("1 line"), said.format("2 lines"))
         assert (job.returncode, out) == (143, b"")
 
-    def test_while_the_model_is_loaded(self, process, src, until, tmp_path):
-        """The model is a pipe, and nobody writes to it."""
-        os.mkfifo(tmp_path / "model")
+    def test_while_the_model_is_loaded(self, src, until, tmp_path, env):
+        """A program whose model never comes."""
+        (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
         (tmp_path / "out").write_bytes(b"older\n")
-        job = process("-model", "model", "-src", src, "-output", "out")
-        until(lambda: job.poll() is not None or (tmp_path / "out.part").exists())
-        job.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=200)
+        words = [sys.executable, "slow.py", "-src", str(src), "-output", "out"]
+        env = {**env, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as job:
+            until(lambda: job.poll() is not None or (tmp_path / "out.part").exists())
+            job.send_signal(signal.SIGINT)
+            _, err = job.communicate(timeout=200)
         assert job.returncode == 130
         expected = "before the first line; out is as it was before, nothing of this run is kept"
         assert err.decode() == f"onmt_lite: stopped by SIGINT {expected}\n"
