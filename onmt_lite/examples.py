@@ -56,7 +56,7 @@ class ExampleMaker:
         plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
         n_unknown = self._n_unknown(plain)
         if reading.passes:
-            return self._passed(line, n_unknown)
+            return self._passed(line, text, n_unknown)
         if tokens and frame.text:
             tokens = self.tokenizer.encode(frame.text + reading.text)
         before, after = list(frame.src_start), list(frame.src_end)
@@ -104,11 +104,11 @@ class ExampleMaker:
             notes = (*notes, "truncated")
         return tokens[:room], notes
 
-    def _passed(self, line: Line, n_unknown: int) -> Example:
-        """A line that is not translated."""
-        n = len(self.tokenizer.encode(line.text))
-        notes = (*line.notes, "unknown-script")
-        return Example(line, [], n, n_unknown, notes=notes, passes=True)
+    def _passed(self, line: Line, text: str, n_unknown: int) -> Example:
+        """A line that is not translated; `text` is the line without its tag."""
+        n = len(self.tokenizer.encode(text))
+        notes, reading = (*line.notes, "unknown-script"), Reading(text, (text,), passes=True)
+        return Example(line, [], n, n_unknown, notes=notes, reading=reading, passes=True)
 
     def _n_unknown(self, tokens: list[str]) -> int:
         """How many tokens the model does not know; of a line's start, if it is too long."""

@@ -267,7 +267,8 @@ class Translator:
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
         # What a blank line translates to, or one that is passed through
-        hyps = [[replace(NOTHING, text=e.line.text if e.passes else "")] for e in examples]
+        texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
+        hyps = [[replace(NOTHING, text=text)] for text in texts]
         with cpu_threads(options.speed.threads):
             batches = self._batches(full, options)
             refills = self.refills and not rules.policy.as_2018

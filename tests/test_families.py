@@ -232,6 +232,13 @@ class TestLanguages:
         ids = sources_of(translators["nllb"], [">>xyz<< a", "a >>fra_Latn<<", ">>eng_Latn<< a"])
         assert len(ids[0]) > len(ids[2]) and len(ids[1]) > len(ids[2])
 
+    def test_a_line_that_passes_leaves_its_tag_behind(self):
+        """A script of which the model knows nothing."""
+        translator = load("nllb", tgt_lang="eng_Latn", unknown="copy")
+        found = translator.translate([">>fra_Latn<< \u12f0\u1205\u1293", "\u12f0\u1205\u1293"])
+        assert [t.text for t in found] == ["\u12f0\u1205\u1293"] * 2
+        assert found[0].notes == found[1].notes == ("unknown-script",)
+
     def test_teacher_forcing_starts_in_the_language_of_the_tag(self, translators):
         french = load("nllb", tgt_lang="fra_Latn").score(["Das Haus"], ["la"])
         mixed = translators["nllb"].score([">>fra_Latn<< Das Haus", "Das Haus"], ["la", "la"])
