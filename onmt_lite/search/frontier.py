@@ -81,12 +81,8 @@ class Frontier:
         """Let all encoded sentences join, each with its row K times."""
         fresh, self.feed.encoded = self.feed.encoded, None
         assert fresh is not None
-        self.slots, self.table, self.state, n = (
-            fresh.slots,
-            fresh.table,
-            fresh.state,
-            len(fresh.slots),
-        )
+        self.slots, self.table, self.state = fresh.slots, fresh.table, fresh.state
+        n = len(self.slots)
         for slot in self.slots:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
