@@ -73,9 +73,17 @@ class Frontier:
         elif n_joining or self.leaving:
             self._move(n_joining)
         elif self.plan.beam_size > 1:
-            self._select(Selection(self.table.parents + self.bases[:n_old]))
+            self._select(Selection(self.select_indices()))
         self.leaving = []
         return bool(self.slots)
+
+    def select_indices(self) -> Tensor:
+        """The row of the batch that each new row continues (B, K), as the last step chose.
+
+        Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
+        """
+        parents = self.table.parents
+        return parents + self.bases[: len(parents)]
 
     def _begin(self) -> None:
         """Let all encoded sentences join, each with its row K times."""
@@ -114,7 +122,7 @@ class Frontier:
         if not order:
             return
         selection = Selection.of(self.table.parents, n_old, order)
-        rows, fresh_rows = self.table.parents + self.bases[:n_old], None
+        rows, fresh_rows = self.select_indices(), None
         if fresh:
             fresh.joined += n_joining
             fresh.table.started.fill_(self.n_steps + self.n_before)
