@@ -46,6 +46,9 @@ class Beam:
         self.unread: list[Tensor] = []  # lines of the log that the books do not have yet
         self.pools = [Pool(plan) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
+        # Tokens that count in the length of a hypothesis, beside its own
+        self.offset = plan.n_given + plan.policy.length_offset
+        self.open_offset = plan.n_given + plan.policy.open_length_offset
         self.n_steps = 0  # of the last event
         self.watching = False  # a stop rule must be asked at every step
         self.bounded = isinstance(plan.stop, Bound)
@@ -135,13 +138,6 @@ class Beam:
         best = self.complete(candidates, 0, step).score
         return pool.at_ratio(stop, best / self.limits.expected)
 
-    def _total(self, candidates: Candidates, rank: int) -> float:
-        """The sum of log-probabilities, without the stepwise penalty that the rank was found by."""
-        score = candidates.score[rank]
-        if self.plan.stepwise_penalty:
-            score += self.costs[int(candidates.row[rank])]
-        return score
-
     def _finish(self, pool: Pool, candidates: Candidates, rank: int) -> None:
         if candidates.score[rank] > -math.inf:
             pool.add(self.complete(candidates, rank, self.n_steps))
@@ -159,18 +155,17 @@ class Beam:
         total, cost: the sum of its log-probabilities and its coverage penalty, where they are not
         those of the last event.
         """
-        plan, policy = self.plan, self.plan.policy
-        total = self._total(candidates, rank) if total is None else total
-        row, token = int(candidates.row[rank]), int(candidates.token[rank])
+        plan, row, token = self.plan, int(candidates.row[rank]), int(candidates.token[rank])
         cost = self.costs[row] if cost is None else cost
+        if total is None:  # a stepwise penalty has steered the ranking and is not paid
+            total = candidates.score[rank] + (cost if plan.stepwise_penalty else 0.0)
         ended = token == plan.eos_id
-        length = step + plan.n_given
-        length += policy.length_offset if ended else policy.open_length_offset
+        length = step + (self.offset if ended else self.open_offset)
         norm = length_norm(plan.length_penalty, plan.alpha, length)
-        if plan.stepwise_penalty:
-            score = (total - (cost if step >= policy.stepwise_from else 0.0)) / norm
-        else:
+        if not plan.stepwise_penalty:
             score = total / norm - cost
+        else:
+            score = (total - (cost if step >= plan.policy.stepwise_from else 0.0)) / norm
         return Finished(score, step, row, token, candidates.log_prob[rank], ended)
 
     def _finish_open(self, pool: Pool, rows: Candidates) -> None:

@@ -47,7 +47,8 @@ class Beam2018(Beam):
         self.watching = self.aliased
         if pool.done:
             self.open.discard(self)
-        self.exhausted = max(self._open_scores(event.rows)) == -math.inf
+        eos, rows = self.plan.eos_id, zip(event.rows.score, event.rows.token)
+        self.exhausted = not any([score > -math.inf and token != eos for score, token in rows])
         if self.aliased:
             self._share_scores(event.rows)
 
