@@ -123,9 +123,9 @@ class Policy:
 
     # Which ones are kept, and when the search is over
     pool: Literal["all", "first", "best"] = "best"  # all, the first k, the best k
-    at_max: Literal["rows", "compete", "if_none", "end", "lost"] = (
-        "compete"  # open ones, at the end
-    )
+    # Open rows at the last step: finish as they rank among the candidates, compete with what is
+    # finished, count where nothing is, must end, or are lost
+    at_max: Literal["rows", "compete", "if_none", "end", "lost"] = "compete"
     steps_offset: int = 0  # steps = max_length + this
     as_2018: bool = False  # with the accidents of that year, see onmt_lite.search.beam2018
     ties: Literal["earlier", "later"] = "earlier"  # of equal scores: which finished first

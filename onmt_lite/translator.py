@@ -96,7 +96,7 @@ class Translator:
             )
         self._direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
-        # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/speed.md)
+        # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/design.md)
         self.refills = self.device.type == "cuda"
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")
@@ -271,9 +271,8 @@ class Translator:
         hyps = [[replace(NOTHING, text=text)] for text in texts]
         with cpu_threads(options.speed.threads):
             batches = self._batches(full, options)
-            refills = self.refills and not rules.policy.as_2018
-            buckets = join_batches(batches) if refills else [(b, len(b)) for b in batches]
-            for group, n_slots in buckets:
+            alone = [(batch, len(batch)) for batch in batches]
+            for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
                 found = self._decode(group, n_slots, rules)
                 for example, best in zip(group, found, strict=True):
                     hyps[place[id(example)]] = best
@@ -343,14 +342,17 @@ class Translator:
 
         return self.room.run(group, n_slots, width, partial(self._search, rules))
 
+    def _refills(self, rules: SearchRules) -> bool:
+        """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
+        return self.refills and not rules.policy.as_2018
+
     def _search(
         self, rules: SearchRules, group: list[Example], n_slots: int
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The place of each example in the group and its hypotheses, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)
         plan = replace(rules.plan, aligns=aligns)
-        refills = self.refills and not rules.policy.as_2018
-        n_joint = len(group) if refills else n_slots
+        n_joint = len(group) if self._refills(rules) else n_slots
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
             try:
