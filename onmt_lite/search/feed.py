@@ -111,7 +111,8 @@ class Feed:
         ids, width = None, None
         if chosen[0].copy_ids is not None:
             ids, width = padded([s.copy_ids or [] for s in chosen]).to(device), self.n_words
-        memory = self.model.encode(src, facts[:, 4], ids, width)
+        with self.plan.clock.phase("encode"):
+            memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
         sizes = [1] * 5 + [len(starts[0]), n_prefix]
         table = Table(tokens, scores, torch.zeros_like(tokens), *torch.split(facts, sizes, 1))

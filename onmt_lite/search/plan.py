@@ -1,7 +1,8 @@
 """The plan of a search: every decision of a job, made once and given to both sides of the loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from onmt_lite.clock import Clock
 from onmt_lite.policy import Policy, Sampling, Stop
 
 
@@ -20,6 +21,7 @@ class Plan:
     sums_to_one    the model returns logits; False: log-probabilities that count as they are
     aligns         record which source token each row attends to most
     src_margins    tokens before and after a source line that alignments pass over
+    clock          decides nothing: counts the seconds of encoding
     """
 
     policy: Policy
@@ -52,6 +54,7 @@ class Plan:
     src_pad_id: int = 0
     aligns: bool = False
     src_margins: tuple[int, int] = (0, 0)
+    clock: Clock = field(default_factory=Clock, compare=False, repr=False)
 
     @property
     def n_pools(self) -> int:

@@ -1,0 +1,75 @@
+"""Seconds by phase, on a clock that the test sets."""
+
+import pytest
+
+from onmt_lite import clock as module
+from onmt_lite.clock import Clock
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """now[0] is the time."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_an_inner_phase_stops_the_outer_one(now):
+    clock = Clock()
+    now[0] += 5  # of no phase
+    with clock.phase("decode"):
+        now[0] += 2
+        with clock.phase("encode"):
+            now[0] += 8
+        with clock.phase("encode"):
+            now[0] += 1
+        now[0] += 16
+    now[0] += 32
+    with clock.phase("tokenise"):
+        now[0] += 64
+    assert clock.take() == {"decode": 18, "encode": 9, "tokenise": 64}
+    assert clock.take() == {}
+
+
+def test_a_phase_that_fails_is_over(now):
+    clock = Clock()
+    with pytest.raises(KeyError), clock.phase("decode"), clock.phase("encode"):
+        now[0] += 4
+        raise KeyError
+    now[0] += 8
+    with clock.phase("write"):
+        now[0] += 1
+    assert clock.take() == {"encode": 4, "decode": 0, "write": 1}
+
+
+def test_a_device_is_waited_for_before_each_reading(now):
+    def work_on():
+        now[0] += 1
+
+    clock = Clock(wait=work_on)
+    with clock.phase("encode"):
+        now[0] += 10
+    assert clock.take() == {"encode": 11}
+
+
+def test_a_translator_counts_its_phases(translator, monkeypatch):
+    """Every phase takes as long as the work in it, on a clock that only that work moves."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+
+    def slowed(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def work(*args, **kwargs):
+            now[0] += seconds
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, work)
+
+    slowed(translator.examples, "make", 1.0)
+    slowed(translator.model, "encode", 1000.0)
+    slowed(translator.model, "init_state", 1_000_000.0)  # once a batch, as encode
+    translator.clock.take()
+    translator.translate(["der hund", "", "die katze sieht"], batch_size=1, batch_type="sents")
+    seconds = translator.clock.take()
+    assert seconds == {"tokenise": 3.0, "encode": 2000.0, "decode": 2_000_000.0}
