@@ -9,6 +9,7 @@ from onmt_lite.languages import read_tag
 from onmt_lite.records import Example, Line, Reading
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.tokenizers import LINE_BREAKS
 from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
@@ -37,7 +38,8 @@ class ExampleMaker:
         forced: Sequence[int] = (),
         direction: Direction = NEITHER,
     ) -> Example:
-        """Ids of a line, cut to what the model takes; a blank line has none.
+        """Ids of a line, cut to what the model takes; a blank line has none.  Line separators
+        inside a line are spaces to the model.
 
         tgt        its reference
         prefix     what its translation begins with, as text
@@ -47,7 +49,8 @@ class ExampleMaker:
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, notes = self.checkpoint, line.notes
-        text, direction = read_tag(line.text, checkpoint.languages, direction)
+        text = LINE_BREAKS.sub(" ", line.text)
+        text, direction = read_tag(text, checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
         reading = self._read(text)
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
@@ -135,10 +138,11 @@ class ExampleMaker:
         """Ids of a line in the target language; capitals: whether its source is written so."""
         if line is None:
             return None
-        if not line.text.strip():
+        text = LINE_BREAKS.sub(" ", line.text)
+        if not text.strip():
             return []
-        lower = capitals and in_capitals(line.text)
-        text = reading.of_target(line.text.lower() if lower else line.text)
+        text = text.lower() if capitals and in_capitals(text) else text
+        text = reading.of_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
 

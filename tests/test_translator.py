@@ -190,6 +190,17 @@ class TestLines:
         assert [t.notes == ("empty",) for t in found] == [True, False, True, True, True]
         assert "empty" not in found[1].notes
 
+    @pytest.mark.parametrize("char", "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+    def test_line_separators_inside_a_line_are_spaces_to_the_model(self, translator, char):
+        text = f"das{char}haus steht{char} neben"
+        spaced = text.replace(char, " ")
+        (found,), (expected,) = translator.translate([text]), translator.translate([spaced])
+        assert found.src == text and found.hyps == expected.hyps
+        assert translator.score([text], [text]) == translator.score([spaced], [spaced])
+        (begun,) = translator.translate(["der hund"], [text])
+        (expected,) = translator.translate(["der hund"], [spaced])
+        assert begun.hyps == expected.hyps
+
     def test_only_blank_lines_and_none_at_all(self, translator):
         for t in translator.translate(["", ""], n_best=3):
             (hyp,) = t.hyps
