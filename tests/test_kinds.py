@@ -86,6 +86,9 @@ KINDS = {
     "bzip2": (bz2.compress(TEXT.encode()), "a bzip2 file"),
     "empty bzip2": (bz2.compress(b""), "a bzip2 file"),
     "xz": (lzma.compress(TEXT.encode()), "an xz file"),
+    "zstd": (codecs.decode("28b52ffd0458010000", "hex"), "a zstd file"),
+    "zstd of several parts": (codecs.decode("502a4d1804000000", "hex") + bytes(4), "a zstd file"),
+    "parquet": (b"PAR1\x15\0\x15\x1a\x15\x1e", "a Parquet file"),
     "tar": (tarred(), "a tar archive"),
     "wav": (sound(), "a WAV recording"),
     "png": (picture(), "a PNG picture"),
@@ -153,6 +156,26 @@ def test_wide_characters(name, size, order, end):
     assert (found.what, found.remedy) == (
         f"UTF-{size}", f"convert it: iconv -f utf-{size} -t utf-8"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be", "utf-32le", "utf-32be"])
+@pytest.mark.parametrize(
+    "odd",
+    ["\xad", "\ufeff", "\u200b", "\ue000", "\x01", "\ud83d"],
+    ids=lambda char: f"{ord(char):x}",
+)
+def test_wide_characters_some_of_which_are_odd(odd, encoding):
+    """Soft hyphens, marks inside, private characters, half a character."""
+    text = TEXT * 2 + odd + TEXT
+    found = kind_of(text.encode(encoding, "surrogatepass"))
+    assert found.remedy == f"convert it: iconv -f {encoding} -t utf-8 {{}}"
+
+
+@given(st.integers(32, LOOKED_AT), st.randoms(use_true_random=False))
+def test_a_quarter_of_nuls_is_no_text(size, random):
+    nuls = set(random.sample(range(size), -(-size // 4)))
+    data = bytes(0 if i in nuls else random.choice(b"aeiou \n\xfc") for i in range(size))
+    assert kind_of(data) is not None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-7"])

@@ -1,5 +1,6 @@
 """Bytes to lines, compared with `bytes.split(b"\\n")` and nothing cleverer."""
 
+import gzip
 import os
 import threading
 
@@ -187,6 +188,18 @@ def test_a_line_is_handed_out_before_the_next_is_written():
         assert next(windows, None) is None
     finally:
         os.close(reading)
+
+
+@pytest.mark.timeout(60)
+def test_gzip_data_of_which_the_first_byte_comes_alone():
+    data = gzip.compress(b"one\ntwo\n")
+    reading, writing = os.pipe()
+    os.write(writing, data[:1])
+    later = threading.Timer(0.2, lambda: (os.write(writing, data[1:]), os.close(writing)))
+    later.start()
+    assert flat(LineReader(reading, "pipe").windows()) == [("one", ()), ("two", ())]
+    later.join()
+    os.close(reading)
 
 
 @pytest.mark.parametrize("change", [b"a\nb\nc\n", b"a\n", b"b\nb\n"])

@@ -2,6 +2,7 @@
 
 import codecs
 import re
+import unicodedata
 from typing import NamedTuple
 
 LOOKED_AT = 4096  # bytes
@@ -27,7 +28,10 @@ MAGIC = [
     (rb"\x1f\x9d", Kind("a compress file", "unpack it first: zcat {}")),
     (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", Kind("a bzip2 file", "unpack it first: bzcat {}")),
     (rb"\xfd7zXZ\0", Kind("an xz file", "unpack it first: xzcat {}")),
-    (rb"\x28\xb5\x2f\xfd", Kind("a zstd file", "unpack it first: zstdcat {}")),
+    (
+        rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+        Kind("a zstd file", "unpack it first: zstdcat {}"),
+    ),
     (rb"\x04\x22\x4d\x18", Kind("an lz4 file", "unpack it first: lz4 -dc {}")),
     (rb"LZIP", Kind("an lzip file", "unpack it first: lzip -dc {}")),
     (rb"7z\xbc\xaf\x27\x1c", Kind("a 7-Zip archive", "unpack it first: 7z x {}")),
@@ -85,7 +89,7 @@ def kind_of(head: bytes) -> Kind | None:
     """Tell the kind of an input by its first bytes; None for text in any 8-bit encoding.
 
     Text may have single NUL bytes.  Binary data has four NULs in a row, or NULs and one control
-    character in 32 bytes.
+    character, which a NUL is too, in 32 bytes.
     """
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
@@ -116,8 +120,8 @@ def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
         return Kind("UTF-16", "convert it: iconv -f utf-16 -t utf-8")
     likely = []
     for name in ("utf-32le", "utf-32be", "utf-16le", "utf-16be"):
-        text = _decoded(head, name)
-        if not text.strip() or not all(char.isprintable() or char.isspace() for char in text):
+        text = _decoded(head, name, "replace")
+        if not text.strip() or _n_odd(text) > (len(text) / 32 if binary else 0):
             continue
         # Other bytes may decode too, but to characters of rare scripts
         latin = sum(char < "\u0100" for char in text) / len(text)
@@ -131,12 +135,19 @@ def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
     return Kind(what, f"convert it: iconv -f {name} -t utf-8 {{}}")
 
 
-def _decoded(head: bytes, encoding: str) -> str:
+def _decoded(head: bytes, encoding: str, errors: str = "strict") -> str:
     """Decode; "" for bytes in another encoding.  A character cut at the end is dropped."""
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(head)
+        return codecs.getincrementaldecoder(encoding)(errors).decode(head)
     except UnicodeDecodeError:
         return ""
+
+
+def _n_odd(text: str) -> int:
+    """Count the characters that text in its right encoding hardly has."""
+    odd = [char for char in text if not (char.isprintable() or char.isspace())]
+    n_format = sum(unicodedata.category(char) == "Cf" for char in odd)  # such as soft hyphens
+    return len(odd) - n_format + text.count("\ufffd")
 
 
 # Encodings of Western Europe; the first one is chosen where several fit equally well

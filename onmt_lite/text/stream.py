@@ -26,7 +26,9 @@ class Stream:
 
     def peek(self) -> bytes:
         """The next LOOKED_AT bytes, fewer where the input ends or pauses before."""
-        while not self._over and len(self._seen) < LOOKED_AT and (not self._seen or self._waits()):
+        while not self._over and len(self._seen) < LOOKED_AT:
+            if not (self._seen in (b"", GZIP[:1]) or self._waits()):
+                break
             more = self._read(LOOKED_AT)
             self._seen, self._over = self._seen + more, not more
         return self._seen[:LOOKED_AT]
