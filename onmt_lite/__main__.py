@@ -27,23 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def translate(options: TranslateOptions) -> None:
-    from onmt_lite.cli import print_out
-    from onmt_lite.console import CONSOLE, is_typed
-    from onmt_lite.interrupt import Interrupted
-
-    shows_wait = not (options.jobs.quiet or options.information.print_model)
-    try:
-        if shows_wait and is_typed(options.data.src):
-            print("loading the model ...", file=CONSOLE)
-        # Imported late: wrong options must not wait for torch
-        from onmt_lite.job import describe_models, run_job
-    except Interrupted as stop:
-        stop.kept = "before the first line; nothing was written"
-        raise
+    # Imported late: wrong options must not wait for what a job needs, least of all for torch
     if options.information.print_model:
+        from onmt_lite.cli import print_out
+        from onmt_lite.work import describe_models
+
         print_out(describe_models(options))
-    else:
-        run_job(options)
+        return
+    from onmt_lite.console import CONSOLE, is_typed
+    from onmt_lite.job import run_job
+
+    if is_typed(options.data.src) and not options.jobs.quiet:
+        print("loading the model ...", file=CONSOLE)
+    run_job(options)
 
 
 def train() -> int:

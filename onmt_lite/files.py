@@ -269,14 +269,14 @@ def _take_over_rights(fd: int, replaced: os.stat_result) -> None:
         os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
 
 
-def write_all(out: IO[bytes], text: str, path: str) -> None:
+def write_all(out: IO[bytes], data: bytes, path: str) -> None:
     """All of it, now: what is written must not wait in a buffer for a failure nobody sees."""
-    data = memoryview(text.encode("utf-8"))
+    left = memoryview(data)
     try:
         out.flush()  # what the program itself has printed
-        while data:
+        while left:
             try:
-                data = data[os.write(out.fileno(), data) :]
+                left = left[os.write(out.fileno(), left) :]
             except BlockingIOError:  # of a pipe or terminal that another program has set so
                 waiting = select.poll()
                 waiting.register(out, select.POLLOUT)

@@ -1,22 +1,29 @@
-"""One file job: windows of lines through a translator, from -src to -output."""
+"""One file job: buckets of lines through an engine, from -src to -output.
+
+What a job itself does, reading and writing, needs no torch: only the engine does.
+"""
 
 import contextlib
 import os
 import shlex
 import time
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.checkpoints.summary import describe
+from onmt_lite.buckets import (
+    BUCKET_LINES,
+    Engine,
+    Progress,
+    Shard,
+    choose_shard,
+    open_buckets,
+)
 from onmt_lite.console import is_typed
-from onmt_lite.errors import DataError
+from onmt_lite.errors import OptionError
 from onmt_lite.files import (
-    MATCH,
     check_paths,
     count_input,
     name_of,
-    open_input,
     open_output,
     replaces_a_file,
     write_all,
@@ -24,15 +31,14 @@ from onmt_lite.files import (
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
-from onmt_lite.records import Line, Translation
-from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
-from onmt_lite.rules import model_notes
-from onmt_lite.shipped import find_config
+from onmt_lite.reports import LOG, Summary
+from onmt_lite.shipped import find_config, model_paths
 from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.stream import STANDARD_INPUT
-from onmt_lite.tokenization import fit, read_own
-from onmt_lite.translator import Progress, Translator, model_paths
+
+if TYPE_CHECKING:
+    from onmt_lite.translator import Translator
 
 # Options that name a file to read, besides models and configurations
 READ = (
@@ -45,7 +51,7 @@ FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 def run_job(
     options: TranslateOptions,
-    translator: Translator | None = None,
+    translator: "Translator | None" = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind.
@@ -59,22 +65,27 @@ def run_job(
 
 
 def run_logged(
-    options: TranslateOptions, translator: Translator | None, progress: Progress | None
+    options: TranslateOptions, translator: "Translator | None", progress: Progress | None
 ) -> Summary:
     """As `run_job`, with the log set up."""
     data, report = options.data, options.information
     meter, started = None, time.monotonic()
     total = count_input(data.src, data.tgt)
+    if options.jobs.shard and total is None:
+        raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
     try:
         with open_output(data.output) as out:
             for note in options.notes:
                 LOG.info("NOTE: %s", note)
-            translator = translator or Translator.load(options)
-            for note in model_notes(options, translator.checkpoint, translator.device):
-                LOG.info("NOTE: %s", note)
-            with Meter(total, options.jobs.quiet, is_typed(data.src), progress) as meter:
-                summary = translate_stream(translator, options, out, meter)
-                seconds = meter.seconds()
+            with choose_engine(options, translator) as engine:
+                for note in engine.notes:
+                    LOG.info("NOTE: %s", note)
+                n = lines_per_bucket(options, engine)
+                shard = choose_shard(data.src, options.jobs, n, total)
+                typed = is_typed(data.src)
+                with Meter(shard.n_lines, options.jobs.quiet, typed, progress) as meter:
+                    summary = translate_buckets(engine, options, shard, out, meter)
+                    seconds = meter.seconds()
             summary.log(scores=report.verbose or report.report_time)
             if report.report_time:
                 LOG.info(
@@ -97,7 +108,9 @@ def what_is_kept(output: str, meter: Meter | None) -> str:
     n_lines = 0 if meter is None else meter.n_lines if replaced else meter.n_written
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
     if not replaced:
-        return f"{done}, written to {name_of(output)}" if n_lines else f"{done} was written"
+        return (
+            f"{done}, written to {name_of(output)}" if n_lines else f"{done}; nothing was written"
+        )
     state = "is as it was before" if os.path.exists(output) else "was not written"
     return f"{done}; {name_of(output)} {state}, nothing of this run is kept"
 
@@ -107,58 +120,35 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     values = {**vars(options.data), **vars(options.text)}
     yield from ((name, values[name]) for name in READ if values[name])
     yield from ((f"config {path}", find_config(path)) for path in options.configs)
-    yield from ((f"model {path}", str(path)) for path in model_paths(options))
+    yield from ((f"model {path}", str(path)) for path in model_paths(options.model.model))
 
 
-def describe_models(options: TranslateOptions) -> str:
-    """What the models that the options name are, a block each, with the tokenizer that would be
-    used.  Raises CheckpointError or OptionError."""
-    own = read_own(options)
-    blocks = [
-        describe(fit(load_checkpoint(path), options, own), str(path))
-        for path in model_paths(options)
-    ]
-    return "\n".join(blocks)
+def choose_engine(options: TranslateOptions, translator: "Translator | None") -> Engine:
+    """What translates the buckets of this job."""
+    from onmt_lite.work import InProcess  # imported late: torch takes seconds
+
+    return InProcess(options, translator)
 
 
-def translate_stream(
-    translator: Translator, options: TranslateOptions, out: IO[bytes], meter: Meter
+def translate_buckets(
+    engine: Engine, options: TranslateOptions, shard: Shard, out: IO[bytes], meter: Meter
 ) -> Summary:
-    """Window after window, so that memory does not grow with the input."""
+    """Bucket after bucket, so that memory does not grow with the input."""
     data, summary = options.data, Summary()
-    writer = build_writer(data, options.search.n_best)
-    with open_input(data.src) as src_fd:
-        reader = LineReader(src_fd, STANDARD_INPUT if data.src == "-" else data.src)
-        for lines, tgt_lines in with_targets(reader.windows(), data.tgt):
-            prefixes = tgt_lines if data.tgt_file_prefix else None
-            gold_lines = None if data.tgt_file_prefix else tgt_lines
-            translations = translator.translate_lines(
-                lines, gold_lines, options, meter.add, prefixes
-            )
+    with open_buckets(data, lines_per_bucket(options, engine), shard) as reader:
+        for done in engine.run(reader.buckets(), meter.add):
             with meter.hidden():  # the output may go to the same terminal
-                write_all(out, "".join(map(writer, translations)), data.output)
-                meter.n_written += len(lines)
-            for i, translation in enumerate(translations):
-                summary.add(translation)
-                gold = None if gold_lines is None else gold_lines[i].text
-                log_sentence(translation, gold, options.information.verbose)
-            if lines[0].id == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
-                note_raw_text(translations)
-    note_encoding(reader, summary)
+                write_all(out, done.data, data.output)
+                meter.n_written += done.n_lines
+            summary.join(done.summary)
+            for line in done.log:
+                LOG.info("%s", line)
+        note_encoding(reader.source, summary)
     return summary
 
 
-def note_raw_text(translations: list[Translation]) -> None:
-    """Text given to a model of tokens: most of its first words are unknown."""
-    n_tokens = sum(translation.n_src_tokens for translation in translations)
-    n_unknown = sum(translation.n_unknown for translation in translations)
-    if n_unknown > n_tokens / 2:
-        LOG.info(
-            "NOTE: %d of the first %d words are unknown to the model, which takes tokens separated "
-            "by spaces; for text as it is, give -src_subword_model with -tokenizer bpe or "
-            "sentencepiece, or -transforms",
-            *(n_unknown, n_tokens),
-        )
+def lines_per_bucket(options: TranslateOptions, engine: Engine) -> int:
+    return options.jobs.bucket_lines or BUCKET_LINES[engine.machine["device"]]
 
 
 def note_encoding(reader: LineReader, summary: Summary) -> None:
@@ -174,24 +164,3 @@ def note_encoding(reader: LineReader, summary: Summary) -> None:
         remedy = f"iconv -f {encoding} -t utf-8 {file}" if encoding else f"see file -i {file}"
     likely = f" but look like {encoding}" if encoding else ""
     LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)
-
-
-def with_targets(
-    sources: Iterator[list[Line]], tgt: str | None
-) -> Iterator[tuple[list[Line], list[Line] | None]]:
-    """Windows of source lines, with the lines of the file `tgt` that belong to them."""
-    if tgt is None:
-        yield from ((window, None) for window in sources)
-        return
-    with open_input(tgt) as tgt_fd:
-        reader = LineReader(tgt_fd, STANDARD_INPUT if tgt == "-" else tgt)
-        targets = (line for window in reader.windows() for line in window)
-        n = 0
-        for window in sources:
-            paired = [target for _, target in zip(window, targets)]
-            n += len(paired)
-            if len(paired) < len(window):
-                raise DataError(f"src has more lines than tgt, which has {n}; {MATCH}")
-            yield window, paired
-        if next(targets, None) is not None:
-            raise DataError(f"tgt has more lines than src, which has {n}; {MATCH}")

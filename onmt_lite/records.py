@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class Batch:
     model's device."""
 
     examples: list[Example]
-    src: Tensor
-    src_lengths: Tensor
-    copy_ids: Tensor | None = None
+    src: "Tensor"
+    src_lengths: "Tensor"
+    copy_ids: "Tensor | None" = None
 
 
 @dataclass(frozen=True)

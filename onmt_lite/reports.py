@@ -3,7 +3,8 @@
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from onmt_lite.options import DataOptions
 from onmt_lite.records import Translation
@@ -13,6 +14,8 @@ LOG = logging.getLogger("onmt_lite")
 
 # Not escaped by json, yet line ends to many readers
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
+
+SHOWN = 5  # numbers of lines with a note
 
 Writer = Callable[[Translation], str]
 
@@ -55,48 +58,63 @@ def _padded(lines: list[str], n_best: int, filler: str) -> str:
     return "".join(f"{line}\n" for line in lines + [filler] * (n_best - len(lines)))
 
 
+@dataclass
 class Noted:
-    """The lines that have a note: how many, and which are the first."""
+    """The lines that have a note: how many, the first of them, counted from 1, and how many tokens
+    that the model does not know."""
 
-    SHOWN = 5
+    n_lines: int = 0
+    n_unknown: int = 0
+    first: list[int] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.n_lines = self.n_unknown = 0
-        self.first: list[int] = []
-
-    def add(self, line: int, n_unknown: int) -> None:
-        """`line` counts from 1."""
-        self.n_lines += 1
-        self.n_unknown += n_unknown
-        if len(self.first) < self.SHOWN:
-            self.first.append(line)
+    def join(self, later: "Noted") -> None:
+        """Count the lines of a later part of the input too."""
+        self.n_lines += later.n_lines
+        self.n_unknown += later.n_unknown
+        self.first = [*self.first, *later.first][:SHOWN]
 
     def shown(self) -> str:
-        more = ["..."] * (self.n_lines > self.SHOWN)
+        more = ["..."] * (self.n_lines > SHOWN)
         return ", ".join([*map(str, self.first), *more])
 
 
+@dataclass
 class Summary:
-    """What is counted over a job, and logged at its end in OpenNMT's words."""
+    """What is counted over lines, and logged at the end of a job in OpenNMT's words.
 
-    def __init__(self) -> None:
-        self.n_lines = self.n_scored = self.n_words = self.n_gold = 0
-        self.score = self.log_prob = self.gold = 0.0
-        self.notes: dict[str, Noted] = {}
+    n_lines            all lines; of these
+    n_scored, n_gold   those that have a translation with a score, a scored reference
+    n_words            tokens of the best hypotheses
+    score, log_prob    sums over these; `gold`: over the references
+    """
 
-    def add(self, translation: Translation) -> None:
-        self.n_lines += 1
-        for note in translation.notes:
-            noted = self.notes.setdefault(note, Noted())
-            noted.add(translation.id + 1, translation.n_unknown)
-        for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
-            self.n_scored += 1
-            self.n_words += len(hyp.tokens)
-            self.score += hyp.score
-            self.log_prob += hyp.log_prob
-        if translation.gold_log_prob is not None:
-            self.n_gold += 1
-            self.gold += translation.gold_log_prob
+    n_lines: int = 0
+    n_scored: int = 0
+    n_words: int = 0
+    n_gold: int = 0
+    score: float = 0.0
+    log_prob: float = 0.0
+    gold: float = 0.0
+    notes: dict[str, Noted] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, translations: Iterable[Translation]) -> "Summary":
+        summary = cls()
+        for translation in translations:
+            summary.join(summary_of(translation))
+        return summary
+
+    def join(self, later: "Summary") -> None:
+        """Count the lines of a later part of the input too."""
+        self.n_lines += later.n_lines
+        self.n_scored += later.n_scored
+        self.n_words += later.n_words
+        self.n_gold += later.n_gold
+        self.score += later.score
+        self.log_prob += later.log_prob
+        self.gold += later.gold
+        for note, noted in later.notes.items():
+            self.notes.setdefault(note, Noted()).join(noted)
 
     def log(self, scores: bool) -> None:
         """What was done to lines; `scores`: the averages too."""
@@ -122,20 +140,30 @@ class Summary:
             )
 
 
-def log_sentence(translation: Translation, gold: str | None, verbose: bool) -> None:
+def summary_of(translation: Translation) -> Summary:
+    """Of one line."""
+    line, n_unknown = translation.id + 1, translation.n_unknown
+    summary = Summary(1, notes={n: Noted(1, n_unknown, [line]) for n in translation.notes})
+    for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
+        summary.n_scored, summary.n_words = 1, len(hyp.tokens)
+        summary.score, summary.log_prob = hyp.score, hyp.log_prob
+    if translation.gold_log_prob is not None:
+        summary.n_gold, summary.gold = 1, translation.gold_log_prob
+    return summary
+
+
+def sentence_log(translation: Translation, gold: str | None, verbose: bool) -> list[str]:
     """What OpenNMT says of a sentence with -verbose; its reference in any case."""
-    i = translation.id + 1
+    i, lines = translation.id + 1, []
     if verbose:
-        LOG.info("")
-        LOG.info("SENT %d: %s", i, translation.src.split())
+        lines += ["", f"SENT {i}: {translation.src.split()}"]
         for hyp in translation.hyps[:1]:
-            LOG.info("PRED %d: %s", i, hyp.text)
-            LOG.info("PRED SCORE: %.4f", hyp.score)
+            lines += [f"PRED {i}: {hyp.text}", f"PRED SCORE: {hyp.score:.4f}"]
     if gold is not None:
-        LOG.info("GOLD %d: %s", i, gold)
+        lines.append(f"GOLD {i}: {gold}")
         if translation.gold_log_prob is not None:
-            LOG.info("GOLD SCORE: %.4f", translation.gold_log_prob)
+            lines.append(f"GOLD SCORE: {translation.gold_log_prob:.4f}")
     if verbose and len(translation.hyps) > 1:
-        LOG.info("BEST HYP:")
-        for hyp in translation.hyps:
-            LOG.info("[%.4f] %s", hyp.score, hyp.tokens)
+        lines.append("BEST HYP:")
+        lines += [f"[{hyp.score:.4f}] {hyp.tokens}" for hyp in translation.hyps]
+    return lines

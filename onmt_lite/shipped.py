@@ -5,6 +5,7 @@ model of that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` the shippe
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 _HERE = Path(__file__).resolve().parent
@@ -18,6 +19,11 @@ def find_model(path: str | Path) -> Path:
     """The path itself if it exists or names no shipped model."""
     path = Path(path)
     return DATA / path.name if path.name in model_names() and _may_mean(path, DATA) else path
+
+
+def model_paths(names: Iterable[str]) -> list[Path]:
+    """What -model names, or the default model."""
+    return list(map(Path, names)) or [DEFAULT_MODEL]
 
 
 def find_config(path: str) -> str:

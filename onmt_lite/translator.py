@@ -26,7 +26,7 @@ from onmt_lite.search.beam import Beam
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.search.frontier import NotANumber
-from onmt_lite.shipped import DEFAULT_MODEL
+from onmt_lite.shipped import model_paths
 from onmt_lite.text.batching import (
     Pair,
     growing_windows,
@@ -129,7 +129,7 @@ class Translator:
         # Modules draw first weights at random, before they get those of the file
         with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
             checkpoint = load_checkpoints(
-                model_paths(options),
+                model_paths(options.model.model),
                 weights,
                 of_probs,
                 lambda known: choose_languages(known, given),
@@ -471,8 +471,3 @@ def _phrases(options: TranslateOptions) -> dict[str, str]:
     """What takes the place of unknown tokens, by source token."""
     table = options.text.phrase_table
     return read_phrases(table) if table else {}
-
-
-def model_paths(options: TranslateOptions) -> list[Path]:
-    """The models that the options name, or the shipped one."""
-    return list(map(Path, options.model.model)) or [DEFAULT_MODEL]

@@ -64,6 +64,7 @@ OUTPUTS = {
     "with_score": ("", "-with_score"),
     "src": ("", "-src {other}"),
     "output": ("", "-output {out}"),
+    "shard": ("-src {other}", "-src {other} -shard 2/2 -bucket_lines 1"),
     "config": ("", "-config {config}"),
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
@@ -81,6 +82,7 @@ LOGS = {
 }
 APART = "model device gpu precision threads batch_size batch_type log_file".split()
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
+APART += ["bucket_lines"]  # see test_buckets.py
 APART += vars(TextOptions())  # see test_transforms.py
 
 

@@ -167,6 +167,7 @@ def test_the_line_ending_does_not_count_as_length(path, monkeypatch, chunk):
 def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
     """Few long lines fill a window as many short ones do."""
     monkeypatch.setattr(lines_module, "MAX_WINDOW_BYTES", 10)
+    monkeypatch.setattr(lines_module, "MAX_MEAN_BYTES", 0)
     windows = read_file(path, b"abcdef\n" * 5 + b"a\n" * 3)
     assert [len(window) for window in windows] == [2, 2, 4]
 

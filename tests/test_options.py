@@ -72,9 +72,10 @@ BESIDE = {
     "random_sampling_temp": "-do_sample",
     "tgt_file_prefix": "-tgt prefixes.txt",
     "phrase_table": "-replace_unk",
+    "shard": "-src input.de",
 }
 # Words that are taken where any text is not
-WORDS_OF = {"device": "cpu", "tokenizer": "space", "transforms": "suffix"}
+WORDS_OF = {"device": "cpu", "shard": "1/1", "tokenizer": "space", "transforms": "suffix"}
 WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.options import DataOptions
 from onmt_lite.records import Hypothesis, Translation
-from onmt_lite.reports import LOG, Summary, build_writer, log_sentence
+from onmt_lite.reports import LOG, Summary, build_writer, sentence_log
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -138,10 +138,9 @@ def test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl():
         assert escape in line
 
 
-def test_verbose_log_in_opennmts_form(log):
+def test_verbose_log_in_opennmts_form():
     translation = Translation(4, "x y", [hyp("a b", -0.25), hyp("c", -1.5)], (), -2.5, True)
-    log_sentence(translation, "the reference", verbose=True)
-    assert log == [
+    assert sentence_log(translation, "the reference", verbose=True) == [
         "",
         "SENT 5: ['x', 'y']",
         "PRED 5: a b",
@@ -154,29 +153,28 @@ def test_verbose_log_in_opennmts_form(log):
     ]
 
 
-def test_verbose_log_of_one_hypothesis_and_of_none(log):
-    log_sentence(Translation(0, "x", [hyp("a", -1.0)]), None, verbose=True)
+def test_verbose_log_of_one_hypothesis_and_of_none():
+    log = sentence_log(Translation(0, "x", [hyp("a", -1.0)]), None, verbose=True)
     assert log == ["", "SENT 1: ['x']", "PRED 1: a", "PRED SCORE: -1.0000"]
-    log.clear()
-    log_sentence(Translation(0, "", [NOTHING]), None, verbose=True)
+    log = sentence_log(Translation(0, "", [NOTHING]), None, verbose=True)
     assert log[:2] == ["", "SENT 1: []"]
     assert "BEST HYP:" not in log
 
 
-def test_a_reference_is_logged_without_verbose_too(log):
-    log_sentence(Translation(1, "x", [hyp(), hyp()], (), -2.5, True), "ref", verbose=False)
-    assert log == ["GOLD 2: ref", "GOLD SCORE: -2.5000"]
-    log.clear()
-    log_sentence(Translation(1, "", [NOTHING], ("empty",), None, True), "ref", verbose=False)
-    assert log == ["GOLD 2: ref"]
+def test_a_reference_is_logged_without_verbose_too():
+    scored = Translation(1, "x", [hyp(), hyp()], (), -2.5, True)
+    assert sentence_log(scored, "ref", verbose=False) == ["GOLD 2: ref", "GOLD SCORE: -2.5000"]
+    blank = Translation(1, "", [NOTHING], ("empty",), None, True)
+    assert sentence_log(blank, "ref", verbose=False) == ["GOLD 2: ref"]
 
 
 def test_summary_averages_over_sentences_and_words(log):
-    summary = Summary()
-    summary.add(Translation(0, "x", [hyp("a b", -1.0, -3.0), hyp("z", -9.0, -9.0)], (), -4.0, True))
-    summary.add(Translation(1, "x", [hyp("a b c d", -2.0, -6.0)], ("truncated",), -8.0, True))
-    summary.add(Translation(2, "", [NOTHING], ("empty",), None, True))
-    summary.log(scores=True)
+    translations = [
+        Translation(0, "x", [hyp("a b", -1.0, -3.0), hyp("z", -9.0, -9.0)], (), -4.0, True),
+        Translation(1, "x", [hyp("a b c d", -2.0, -6.0)], ("truncated",), -8.0, True),
+        Translation(2, "", [NOTHING], ("empty",), None, True),
+    ]
+    Summary.of(translations).log(scores=True)
     assert log == [
         "empty: 1 of 3 lines (3)",
         "truncated: 1 of 3 lines (2)",
@@ -186,25 +184,32 @@ def test_summary_averages_over_sentences_and_words(log):
 
 
 def test_summary_without_scores_and_of_nothing(log):
-    summary = Summary()
-    summary.log(scores=True)
+    Summary().log(scores=True)
     assert log == []
-    summary.add(Translation(0, "x", [hyp()]))
-    summary.log(scores=False)
+    Summary.of([Translation(0, "x", [hyp()])]).log(scores=False)
     assert log == []
 
 
 def test_summary_names_the_first_five_lines_and_counts_tokens(log):
-    summary = Summary()
+    translations = []
     for i in range(20):
         unknown = i % 3 == 0
         notes = ("unknown-tokens",) * unknown + ("repeats",) * (i in (4, 19))
-        summary.add(Translation(i, "x", [hyp()], notes, n_unknown=2 * unknown))
-    summary.log(scores=False)
-    assert log == [
+        translations.append(Translation(i, "x", [hyp()], notes, n_unknown=2 * unknown))
+    expected = [
         "repeats: 2 of 20 lines (5, 20)",
         "unknown-tokens: 7 of 20 lines, 14 tokens (1, 4, 7, 10, 13, ...)",
     ]
+    Summary.of(translations).log(scores=False)
+    assert log == expected
+    log.clear()
+    for n in (1, 3, 6, 19):  # the same, cut into parts
+        whole = Summary()
+        for start in range(0, 20, n):
+            whole.join(Summary.of(translations[start : start + n]))
+        whole.log(scores=False)
+        assert log == expected
+        log.clear()
 
 
 def test_jsonl_counts_unknown_tokens_where_there_are_any():

@@ -2,7 +2,9 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 
 from onmt_lite.errors import FileError
 from onmt_lite.records import Line
@@ -12,41 +14,83 @@ CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
 WINDOW_LINES = 1024
 MAX_WINDOW_BYTES = 4 << 20
+MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
+
+
+@dataclass(frozen=True)
+class Window:
+    """Lines in a row; `lines` is empty where they are passed over."""
+
+    number: int
+    n_lines: int
+    lines: list[Line]
 
 
 class LineReader:
     """Reads lines from a file descriptor, in windows of bounded size.
 
     A window ends early when no more input is waiting, so that a program that writes one line to a
-    pipe gets the translation without closing the pipe.
+    pipe gets the translation without closing the pipe.  Of a file, windows depend on its lines
+    alone.
     """
 
     def __init__(self, fd: int, name: str, window_lines: int = WINDOW_LINES):
         """`name` is the input's name in messages."""
-        self.fd, self.name, self.window_lines = fd, name, window_lines
+        self.name, self.window_lines = name, window_lines
+        self.max_bytes = max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * window_lines)
+        self.n_lines = 0  # read, or passed over
         self.not_utf8 = b""  # lines that are not UTF-8, up to about MAX_SAMPLE bytes
         self.n_utf8 = 0  # lines in UTF-8 that are not ASCII
+        self._raw = self._raw_lines(fd)
 
     def windows(self) -> Iterator[list[Line]]:
         """Yield lists of lines, numbered from 0.
 
         Raises FileError where reading fails, DataError for an input that is not text.
         """
-        window: list[Line] = []
-        n_lines = n_bytes = 0
-        for raw, cut in self._raw_lines():
+        return (window.lines for window in self.cut())
+
+    def cut(self, wanted: Container[int] | None = None) -> Iterator[Window]:
+        """Yield all windows; lines only of those whose numbers are `wanted`.  Errors as above."""
+        number = n_lines = n_bytes = 0
+        lines: list[Line] = []
+        for raw, cut in self._raw:
             if raw is not None:
-                window.append(to_line(raw, n_lines, cut))
-                self._look_at(window[-1], raw)
+                if wanted is None or number in wanted:
+                    lines.append(self._line(raw, cut))
+                self.n_lines += 1
                 n_lines, n_bytes = n_lines + 1, n_bytes + len(raw)
-            full = len(window) >= self.window_lines or n_bytes >= MAX_WINDOW_BYTES
-            if window and (full or raw is None):
-                yield window
-                window, n_bytes = [], 0
-        if window:
-            yield window
+            full = n_lines >= self.window_lines or n_bytes >= self.max_bytes
+            if n_lines and (full or raw is None):
+                yield Window(number, n_lines, lines)
+                number, n_lines, n_bytes, lines = number + 1, 0, 0, []
+        if n_lines:
+            yield Window(number, n_lines, lines)
+
+    def take(self, n: int) -> list[Line]:
+        """Read the next n lines; fewer at the end.  Errors as above."""
+        lines: list[Line] = []
+        for raw, cut in self._next(n):
+            lines.append(self._line(raw, cut))
+            self.n_lines += 1
+        return lines
+
+    def skip(self, n: int) -> int:
+        """Pass over n lines, fewer at the end: their number.  Errors as above."""
+        n_skipped = sum(1 for _ in self._next(n))
+        self.n_lines += n_skipped
+        return n_skipped
+
+    def _next(self, n: int) -> Iterator[tuple[bytes, bool]]:
+        lines = ((raw, cut) for raw, cut in self._raw if raw is not None)
+        return islice(lines, n)
+
+    def _line(self, raw: bytes, cut: bool) -> Line:
+        line = to_line(raw, self.n_lines, cut)
+        self._look_at(line, raw)
+        return line
 
     def _look_at(self, line: Line, raw: bytes) -> None:
         if "invalid-utf8" not in line.notes:
@@ -54,9 +98,9 @@ class LineReader:
         elif len(self.not_utf8) < MAX_SAMPLE:
             self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
 
-    def _raw_lines(self) -> Iterator[tuple[bytes | None, bool]]:
+    def _raw_lines(self, fd: int) -> Iterator[tuple[bytes | None, bool]]:
         """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
-        stream = text_stream(self.fd, self.name)
+        stream = text_stream(fd, self.name)
         pending, cut = b"", False
         while chunk := stream.read(CHUNK):
             *complete, rest = chunk.split(b"\n")

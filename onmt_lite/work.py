@@ -1,0 +1,90 @@
+"""What a process does that has the models: describe them, translate buckets."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from onmt_lite.buckets import Bucket, Done, Progress
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.summary import describe
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Translation
+from onmt_lite.reports import Summary, build_writer, sentence_log
+from onmt_lite.rules import model_notes
+from onmt_lite.runtime import choose
+from onmt_lite.shipped import model_paths
+from onmt_lite.tokenization import fit, read_own
+from onmt_lite.translator import Translator
+
+
+def describe_models(options: TranslateOptions) -> str:
+    """What the models that the options name are, a block each, with the tokenizer that would be
+    used.  Raises CheckpointError or OptionError."""
+    own = read_own(options)
+    blocks = [
+        describe(fit(load_checkpoint(path), options, own), str(path))
+        for path in model_paths(options.model.model)
+    ]
+    return "\n".join(blocks)
+
+
+def translate_bucket(
+    translator: Translator, options: TranslateOptions, bucket: Bucket, progress: Progress
+) -> Done:
+    """Translate the lines of a bucket and format them as the options say.
+
+    `progress` is called after each batch with the lines and target tokens that it adds.
+    """
+    data = options.data
+    prefixes = bucket.tgt_lines if data.tgt_file_prefix else None
+    gold_lines = None if data.tgt_file_prefix else bucket.tgt_lines
+    translations = translator.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
+    writer = build_writer(data, options.search.n_best)
+    log = []
+    for i, translation in enumerate(translations):
+        gold = None if gold_lines is None else gold_lines[i].text
+        log += sentence_log(translation, gold, options.information.verbose)
+    if bucket.number == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
+        log += note_raw_text(translations)
+    return Done(
+        bucket.number,
+        len(bucket.lines),
+        "".join(map(writer, translations)).encode("utf-8"),
+        Summary.of(translations),
+        log=log,
+    )
+
+
+def note_raw_text(translations: list[Translation]) -> list[str]:
+    """Text given to a model of tokens: most of its first words are unknown."""
+    n_tokens = sum(translation.n_src_tokens for translation in translations)
+    n_unknown = sum(translation.n_unknown for translation in translations)
+    if n_unknown <= n_tokens / 2:
+        return []
+    return [
+        f"NOTE: {n_unknown} of the first {n_tokens} words are unknown to the model, which takes "
+        "tokens separated by spaces; for text as it is, give -src_subword_model with -tokenizer "
+        "bpe or sentencepiece, or -transforms"
+    ]
+
+
+class InProcess:
+    """The engine of this process; see `onmt_lite.buckets.Engine`."""
+
+    def __init__(self, options: TranslateOptions, translator: Translator | None = None):
+        """With a `translator`, nothing is loaded."""
+        self.options, self.given = options, translator
+
+    def __enter__(self) -> "InProcess":
+        self.translator = translator = self.given or Translator.load(self.options)
+        device, dtype = choose(translator.options.speed)
+        self.machine = {"device": device.type, "precision": str(dtype).removeprefix("torch.")}
+        self.notes = model_notes(self.options, translator.checkpoint, translator.device)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def run(self, buckets: Iterable[Bucket], progress: Progress) -> Iterator[Done]:
+        """Yield results in the order of the buckets."""
+        for bucket in buckets:
+            yield translate_bucket(self.translator, self.options, bucket, progress)
