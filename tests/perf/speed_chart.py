@@ -30,7 +30,7 @@ from onmt_lite import Translator
 from onmt_lite.chart import bar_chart
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.translator import DEFAULT_MODEL
+from onmt_lite.shipped import DEFAULT_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 BEAMS = (5, 1)
