@@ -13,12 +13,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from onmt_lite import Translator
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.schema.option import META_NAMES
 from onmt_lite.train import Trainer
 from onmt_lite.training.data import read_pairs
 from onmt_lite.training.options import CHANGES, load_train_options
-from recipes.de_en import slots
+from recipes.de_en import evaluate, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
@@ -132,6 +133,61 @@ def test_nothing_is_written_where_something_fails(corpus, tmp_path):
         written(corpus, tmp_path, "-output", tmp_path / "file" / "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
     assert main(["-train", "none", "-output", str(tmp_path / "text")]) == 5
+
+
+# Evaluation
+
+
+def test_evaluation_prints_scores_and_copies(tmp_path, capsys):
+    sources = ["Guten Morgen.", "Wie geht es dir?", "Ich habe Hunger.", "Wo ist der Bahnhof?"] * 2
+    outputs = Translator.from_pretrained("data/de-en", precision="fp32").translate(sources)
+    pairs = [f"{src}\t{out.hyps[0].text}\n" for src, out in zip(sources, outputs, strict=True)]
+    (tmp_path / "test.tsv").write_text("".join(pairs), encoding="utf-8")
+    argv = ["-test", str(tmp_path / "test.tsv"), "-strings", "2", "-output", str(tmp_path / "out")]
+    assert evaluate.main(argv) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert re.match(r"test.tsv +8 lines  BLEU 100.0  chrF 100.0  empty 0  loops 0$", rows[0])
+    assert any(re.match(r"joined by 8 +1 lines  BLEU", row) for row in rows)
+    made = {path.stem: read_pairs(path) for path in (tmp_path / "out").iterdir()}
+    assert made["capitals"][0] == ("GUTEN MORGEN.", pairs[0].strip().split("\t")[1].upper())
+    assert made["joined-by-8"][0][0] == " ".join(sources)
+    copied = {row.split()[0]: int(row.split()[-1]) for row in rows if "copied" in row}
+    for kind, n in copied.items():
+        lines = (tmp_path / "out" / f"{kind}.tsv").read_text(encoding="utf-8").splitlines()
+        found = [string in output for _, string, output in (line.split("\t") for line in lines)]
+        assert n >= sum(found) and len(found) == 2
+        if kind != "decimal":
+            assert n == sum(found)
+    assert copied.keys() == evaluate.SENTENCES.keys()
+
+
+def test_strings_to_copy_are_new_to_the_model():
+    learned = {src for src, _ in read_pairs(RECIPE / "slots.tsv")}
+    shape = re.compile(r"\{\w+\}")
+    frames = {shape.sub("{}", src) for src in learned}
+    assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
+
+
+@pytest.mark.parametrize(
+    ("string", "output", "same"),
+    [
+        ("1,5", "It is 1.5 m.", True),
+        ("1,5", "It is 1,5 m.", True),
+        ("1,5", "It is 15 m.", False),
+        ("4.4.1996", "On 4.4.1996", True),
+        ("4.4.1996", "On 4.4.196", False),
+    ],
+)
+def test_what_counts_as_copied(string, output, same):
+    assert evaluate.copies(string, output) is same
+
+
+@pytest.mark.parametrize(
+    ("output", "loops"),
+    [("no no no no no", True), ("He said that he, he said that he, " * 3, True), ("no no", False)],
+)
+def test_loops_are_found(output, loops):
+    assert bool(evaluate.LOOP.search(output)) is loops
 
 
 # Configurations

@@ -49,6 +49,8 @@ READINGS = [
     ("Hallo %(name)s, du", "Hallo Tom, du", ["%(name)s"]),
     ("Siehe https://a.de/b?c=d.", "Siehe Tom.", ["https://a.de/b?c=d"]),
     ("Mail an max@a.de!", "Mail an Tom!", ["max@a.de"]),
+    ("Alles steht auf uni-jena.de.", "Alles steht auf Tom.", ["uni-jena.de"]),
+    ("Unter a.example.com/b/c, bitte", "Unter Tom, bitte", ["a.example.com/b/c"]),
     ("Die Variable max_size fehlt", "Die Variable Tom fehlt", ["max_size"]),
     ("Es gilt a² + b² = c² hier", "Es gilt Tom hier", ["a² + b² = c²"]),
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
@@ -76,7 +78,19 @@ def test_what_the_model_reads(line, text, taken):
     assert not reading.passes
 
 
-@pytest.mark.parametrize("line", ["Guten Tag.", "Es sind 50 % mehr", "Um 14:30 Uhr", "", "123"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Guten Tag.",
+        "Es sind 50 % mehr",
+        "Um 14:30 Uhr",
+        "",
+        "123",
+        "z.B. am 4.4.1996",
+        "usw.de-luxe",
+        "Er kam.dann",
+    ],
+)
 def test_lines_that_a_model_can_read_are_left_alone(line):
     known = KNOWN | {"%"}
     reading = Reader(encode, lambda token: token in known, GERMAN).read(line)

@@ -42,6 +42,10 @@ SPACER = "▁"  # what sentencepiece writes for a space
 TAG = r"</?[A-Za-z][^<>]*>|<!--[^<>]*-->"
 ENTITY = r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
+SITE = (
+    r"(?<![\w.@-])\w+(?:[.-]\w+)*\.(?:at|ch|com|de|edu|eu|fr|gov|info|io|net|org|tv|uk)"
+    r"(?:/[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»'])?(?![\w-]|\.\w)"
+)  # uni-jena.de/hilfe
 MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
 BRACES = r"[$#]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
 PRINTF = (
@@ -54,9 +58,10 @@ CODE = (
     rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
     r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
 )
-WORD_PATTERNS = "|".join((URL, MAIL, BRACES, PRINTF, VARIABLE, PATH, CODE))
+WORD_PATTERNS = "|".join((URL, MAIL, SITE, BRACES, PRINTF, VARIABLE, PATH, CODE))
 PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
-HINT = re.compile(r"[<&{%$@_=#\\~|]|://|www\.|mailto:")  # no pattern is without one of these
+# No pattern is without one of these
+HINT = re.compile(r"[<&{%$@_=#\\~|]|://|www\.|mailto:|\w\.[a-z]{2}")
 
 # Patterns of unknown items in a line given as classes of characters: a known letters, d known
 # digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
