@@ -1,0 +1,302 @@
+"""Kits of jobs that are killed, stopped, torn and doubled: K1, K2, K3, K11, K12."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from tests.jobs.bench import Bench, Ended, Job, Row, expect, fail, only, printed_command
+
+POLITE = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+PATIENCE = 5.0  # seconds that a polite signal may take
+OURS = ("out", "out.part", "out.part.journal")
+
+
+def size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def written(room: Path) -> int:
+    """Bytes of the output that are on their way or there."""
+    return max(size(room / "out.part"), size(room / "out"))
+
+
+def begun(room: Path) -> bool:
+    return (room / "out.part").exists() or (room / "out").exists()
+
+
+def timed(bench: Bench, *argv: object) -> tuple[float, float]:
+    """Seconds of a clean run until there is a part, and in all."""
+    room = bench.room()
+    job = bench.start(room, "-output", "out", *argv)
+    job.until(lambda: begun(room))
+    loaded = time.monotonic() - job.started
+    ended = job.wait()
+    row = bench.judge(expect(Row("clean", 0, ""), ended, 0), room / "out")
+    assert not row.problem, f"a clean run fails: {row.json()}"
+    bench.clear(room)
+    return loaded, ended.seconds
+
+
+def meet(bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded: float) -> None:
+    """Wait for a moment of the job: while it loads, when so much is written, at its rename."""
+    if moment == "load":
+        time.sleep(random.uniform(0, loaded))
+    elif moment == "rename":
+        job.until(lambda: written(room) >= len(bench.truth))
+        time.sleep(random.choice([0.0, 0.001, 0.004, 0.01, 0.03]))
+    else:
+        before = written(room)
+        wanted = before + random.random() * (len(bench.truth) - before)
+        job.until(lambda: written(room) > wanted)
+        time.sleep(random.uniform(0, 0.02))
+
+
+MOMENTS = ["work", "work", "load", "work", "rename"]
+
+
+def whole_or_absent(bench: Bench, row: Row, room: Path) -> Row:
+    """An output is never there in part."""
+    return bench.judge(row, room / "out") if (room / "out").exists() else row
+
+
+def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """SIGKILL, then -resume; every 5th resume is killed too.  With `-workers 2` in `argv`, every
+    10th kill hits one worker alone."""
+    loaded, _ = timed(bench, *argv)
+    for i in range(n):
+        moment, room = MOMENTS[i % len(MOMENTS)], bench.room()
+        row = Row("K1", i, f"SIGKILL, {moment}" + (f", {' '.join(map(str, argv))}" if argv else ""))
+        job = bench.start(room, "-output", "out", *argv)
+        meet(bench, random, room, job, moment, loaded)
+        if argv and i % 10 == 9:
+            yield kill_a_worker(bench, random, row, room, job)
+            continue
+        job.signal(signal.SIGKILL, everyone=i % 2 == 0)  # else its workers must see to themselves
+        job.wait()
+        whole_or_absent(bench, row, room)
+        if left := job.orphans():
+            fail(row, f"processes left: {left}")
+        if i % 5 == 4:
+            again = bench.start(room, "-output", "out", *argv, "-resume")
+            meet(bench, random, room, again, random.choice(MOMENTS), loaded)
+            again.signal(signal.SIGKILL)
+            again.wait()
+            again.orphans()
+            whole_or_absent(bench, row, room)
+        yield resume(bench, row, room, *argv)
+
+
+def kill_a_worker(bench: Bench, random: Random, row: Row, room: Path, job: Job) -> Row:
+    row.action = "SIGKILL of a worker"
+    if workers := workers_of(job):
+        os.kill(random.choice(workers), signal.SIGKILL)
+    return finish(bench, row, room, job.wait())
+
+
+def workers_of(job: Job) -> list[int]:
+    """Processes that translate: those of the session that have loaded torch, but not the one that
+    has most children among them, which made the others."""
+    others = set(job.others())
+    parents = {pid: parent_of(pid) for pid in others}
+    return [pid for pid in sorted(others) if pid not in parents.values() and translates(pid)]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def translates(pid: int) -> bool:
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def resume(bench: Bench, row: Row, room: Path, *argv: object, codes: tuple[int, ...] = (0,)) -> Row:
+    ended = bench.run(room, "-output", "out", *argv, "-resume")
+    return finish(bench, row, room, ended, codes)
+
+
+def finish(
+    bench: Bench, row: Row, room: Path, ended: Ended, codes: tuple[int, ...] = (0,)
+) -> Row:
+    """Judge the last run of a trial, which must leave the whole output and nothing else."""
+    expect(row, ended, *codes)
+    if ended.code == 0 and not row.problem:
+        only(bench.judge(row, room / "out"), room, "out")
+    if not row.problem:
+        bench.clear(room)
+    return row
+
+
+def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """SIGINT, SIGTERM, SIGHUP: an end within seconds, and a command that goes on."""
+    loaded, _ = timed(bench, *argv)
+    for i in range(n):
+        number, moment, room = list(POLITE)[i % 3], MOMENTS[(i // 3) % 4], bench.room()
+        row = Row("K2", i, f"{number.name}, {moment}")
+        if i % 4 == 3:
+            (room / "out").write_bytes(b"older\n")
+        job = bench.start(room, "-output", "out", *argv)
+        meet(bench, random, room, job, moment, loaded)
+        told = time.monotonic()
+        job.signal(number, everyone=i % 2 == 0)
+        ended = job.wait()
+        took = time.monotonic() - told
+        if ended.code == 0:  # it was done before the signal came
+            yield finish(bench, row, room, ended)
+            continue
+        # A signal may come before the program is there to take it
+        codes = [POLITE[number]] if (room / "out.part").exists() else [POLITE[number], -number]
+        expect(row, ended, *codes)
+        if took > PATIENCE:
+            fail(row, f"the end came {took:.1f} s after the signal")
+        if left := job.orphans():
+            fail(row, f"processes left: {left}")
+        if i % 4 != 3:
+            whole_or_absent(bench, row, room)
+        elif (room / "out").read_bytes() not in (b"older\n", bench.truth):
+            fail(row, "the older output is not as it was")
+        yield go_on(bench, row, room, ended)
+
+
+def go_on(bench: Bench, row: Row, room: Path, ended: Ended) -> Row:
+    """Let a shell run the printed command; a job without a part began nothing and prints none."""
+    command = printed_command(ended)
+    if command is None:
+        if (room / "out.part").exists():
+            return fail(row, "no command that goes on")
+        return resume(bench, row, room)
+    row.seconds = round(ended.seconds, 2)
+    line = ended.err[ended.err.rindex(command[0]) :]
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=room, capture_output=True, timeout=200, env=bench.env
+    )
+    if done.returncode != 0:
+        return fail(row, f"the command ended with {done.returncode}: {done.stderr[-200:]!r}")
+    only(bench.judge(row, room / "out"), room, "out")
+    if not row.problem:
+        bench.clear(room)
+    return row
+
+
+def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """A job is killed, its journal or part damaged, then resumed: the truth, or exit 2 or 5."""
+    for i in range(n):
+        room = bench.room()
+        job = bench.start(room, "-output", "out", *argv)
+        meet(bench, random, room, job, "work", 0.0)
+        job.signal(signal.SIGKILL)
+        job.wait()
+        if not (room / "out.part").exists():
+            yield resume(bench, Row("K3", i, "too late"), room, *argv)
+            continue
+        file = room / random.choice(["out.part.journal", "out.part.journal", "out.part"])
+        row = Row("K3", i, damage(random, file))
+        yield resume(bench, row, room, *argv, codes=(0, 2, 5))
+
+
+def damage(random: Random, file: Path) -> str:
+    """Change a file in a way that a crash or a bad disk might; says which."""
+    if not file.exists():
+        return f"{file.name}: was not there"
+    data = bytearray(file.read_bytes())
+    kinds = ["cut", "flip", "junk", "zero page", "deleted", "line doubled", "line gone", "empty"]
+    kind = random.choice(kinds)
+    if kind == "cut":
+        del data[len(data) - random.randint(1, 4096) :]
+    elif kind == "flip" and data:
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    elif kind == "junk":
+        data += random.randbytes(random.randint(1, 300))
+    elif kind == "zero page":
+        start = random.randrange(max(1, len(data)))
+        end = min(len(data), start + 4096)
+        data[start:end] = bytes(end - start)
+    elif kind in ("line doubled", "line gone"):
+        lines = bytes(data).split(b"\n")
+        at = random.randrange(len(lines))
+        lines[at : at + 1] = [lines[at]] * (2 if kind == "line doubled" else 0)
+        data = bytearray(b"\n".join(lines))
+    elif kind == "empty":
+        data = bytearray()
+    if kind == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(data)
+    return f"{file.name}: {kind}"
+
+
+def k11(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """Two to five jobs on one output: one writes, the others are refused; then the holder of
+    another is killed and the output is free."""
+    loaded, _ = timed(bench, *argv)
+    for i in range(n):
+        room, jobs = bench.room(), list[Job]()
+        row = Row("K11", i, f"{2 + i % 4} jobs")
+        for _ in range(2 + i % 4):
+            jobs.append(bench.start(room, "-output", "out", *argv))
+            time.sleep(random.uniform(0, loaded / 4))
+        ends = [job.wait() for job in jobs]
+        codes = sorted(ended.code for ended in ends)
+        # One that comes when another is done does its work once more
+        if codes[0] != 0 or set(codes) - {0, 5}:
+            fail(row, f"exit codes {codes}")
+        for ended in ends:
+            expect(row, ended, 0, 5)
+        only(bench.judge(row, room / "out"), room, "out")
+        yield after_the_holder(bench, random, row, *argv)
+
+
+def after_the_holder(bench: Bench, random: Random, row: Row, *argv: object) -> Row:
+    room = bench.room()
+    holder = bench.start(room, "-output", "out", *argv)
+    meet(bench, random, room, holder, "work", 0.0)
+    if holder.running() and not (room / "out").exists():
+        refused = bench.run(room, "-output", "out", *argv, "-resume")
+        finished = (room / "out").exists()
+        if not finished and refused.code != 5:
+            fail(row, f"a second job ended with {refused.code}")
+        if refused.code == 5 and str(holder.pid) not in refused.err:
+            fail(row, f"the refusal does not name the process {holder.pid}: {refused.last}")
+    holder.signal(signal.SIGKILL)
+    holder.wait()
+    return resume(bench, row, room, *argv)
+
+
+def k12(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+    """SIGKILL and SIGSTOP of workers, SIGKILL of the parent."""
+    argv = ("-workers", "2")
+    for i in range(n):
+        room, action = bench.room(), ["SIGKILL", "SIGSTOP", "SIGKILL", "parent"][i % 4]
+        row = Row("K12", i, f"{action} of a worker" if action != "parent" else "parent killed")
+        job = bench.start(room, "-output", "out", *argv)
+        meet(bench, random, room, job, "work", 0.0)
+        workers = workers_of(job)
+        if action == "parent":
+            job.signal(signal.SIGKILL)
+            job.wait()
+            if left := job.orphans():
+                fail(row, f"processes left: {left}")
+            yield resume(bench, row, room, *argv)
+            continue
+        if not workers and job.running() and not (room / "out").exists():
+            fail(row, "no workers are seen")
+        if workers:
+            os.kill(random.choice(workers), getattr(signal, action))
+        ended = job.wait()
+        finish(bench, row, room, ended)
+        if left := job.orphans():
+            fail(row, f"processes left: {left}")
+            job.stop()
+        yield row

@@ -1,0 +1,387 @@
+"""Kits of places to write to and to read from: full disks, other people's files, pipes, odd
+environments: K4, K5, K10, K13, and a fault at every write, fsync and rename.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from tests.jobs.bench import Bench, Cold, Ended, Row, expect, fail, only, sha
+from tests.jobs.kills import finish, meet, resume
+
+NOBODY = 65534
+FULL = ("No space left", "File too large")
+
+
+# -- K4: full disks --------------------------------------------------------------------------------
+
+
+def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """The disk is full at n points; with room again, -resume ends well."""
+    for i in range(n):
+        limit = [1, len(bench.truth) - 1][i] if i < 2 else random.randrange(len(bench.truth))
+        yield file_limit(bench, Row("K4", i, f"files of at most {limit} bytes"), limit, i, argv)
+    for device in ("/dev/full", "-"):
+        yield full_device(bench, Row("K4", n, f"-output {device}, which is full"), device)
+    for options in ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3"):
+        row = Row("K4", n, f"a file system of {options}")
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            yield small_disk(bench, row, options, argv)
+
+
+def file_limit(bench: Bench, row: Row, limit: int, i: int, argv: tuple[object, ...]) -> Row:
+    room = bench.room()
+    if older := i % 2 == 1:
+        (room / "out").write_bytes(b"older\n")
+    ended = bench.run(room, "-output", "out", *argv, limits={"RLIMIT_FSIZE": limit})
+    refused(row, ended)
+    if older and (room / "out").read_bytes() != b"older\n":
+        fail(row, "the older output is not as it was")
+    if not older and (room / "out").exists():
+        fail(row, "an output")
+    return resume(bench, row, room, *argv)
+
+
+def refused(row: Row, ended: Ended, path: str = "out") -> Row:
+    """Exit 5, in a line that says where and why."""
+    expect(row, ended, 5)
+    errors = [line for line in ended.err.split("\n") if "error:" in line]
+    if len(errors) != 1 or path not in errors[0] or not any(why in errors[0] for why in FULL):
+        fail(row, f"says {errors}")
+    return row
+
+
+def full_device(bench: Bench, row: Row, device: str) -> Row:
+    room = bench.room()
+    with open("/dev/full", "wb") as full:
+        streams = (subprocess.DEVNULL, full.fileno() if device == "-" else None, None)
+        ended = bench.run(room, "-output", device, streams=streams)
+    refused(row, ended, "standard output" if device == "-" else device)
+    return only(row, room)
+
+
+def small_disk(bench: Bench, row: Row, options: str, argv: tuple[object, ...]) -> Row:
+    """Raises PermissionError where nothing can be mounted."""
+    room = bench.room()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(room)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        raise PermissionError
+    try:
+        ended = bench.run(room, "-output", "out", *argv)
+        if ended.code:  # there may have been room enough
+            refused(row, ended)
+            if (room / "out").exists():
+                fail(row, "an output")
+            roomy = ["mount", "-o", "remount,size=9m,nr_inodes=99", str(room)]
+            subprocess.run(roomy, check=True)
+            ended = bench.run(room, "-output", "out", *argv, "-resume")
+        return only(bench.judge(expect(row, ended, 0), room / "out"), room, "out")
+    finally:
+        subprocess.run(["umount", str(room)], check=True)
+
+
+# -- K5: other people's files ----------------------------------------------------------------------
+
+
+def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """Outputs that cannot be, and files under our names that are not ours: refused at once, and
+    everything is as it was.  n is not asked: each case once."""
+    for i, (action, prepare, words, codes) in enumerate(CASES):
+        row, room = Row("K5", i, action), bench.room()
+        (room / "precious").write_bytes(b"precious\n")
+        words = [word.format(src=bench.src, model=bench.model) for word in words]
+        how = prepare(room, bench) or {}
+        before = state(room), sha(bench.src), sha(bench.model)
+        ended = bench.run(room, *words, *argv, seconds=20, **how)
+        expect(row, ended, *codes)
+        if ended.code == 0:
+            target = room / ("target" if (room / "target").exists() else "out")
+            bench.judge(row, target)
+        elif "error:" not in ended.err or len(ended.err.strip().split("\n")) != 1:
+            fail(row, f"says {ended.err!r}")
+        if (after := (state(room), sha(bench.src), sha(bench.model))) != before and ended.code:
+            fail(row, f"files are not as they were: {after} instead of {before}")
+        if (room / "precious").read_bytes() != b"precious\n":
+            fail(row, "another's file was written to")
+        os.chmod(room, 0o755)
+        if not row.problem:
+            bench.clear(room)
+        yield row
+
+
+def state(room: Path) -> list[tuple[str, str]]:
+    """Names in a folder, and what is behind them."""
+
+    def kind(path: Path) -> str:
+        if path.is_symlink():
+            return f"-> {os.readlink(path)}"
+        return sha(path) if path.is_file() else "other"
+
+    return sorted((path.name, kind(path)) for path in room.iterdir())
+
+
+def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
+    """Somebody else's `name` in the folder of the output."""
+
+    def made(what: str, make: Callable[[Path], object], *more: str):
+        def prepare(room: Path, bench: Bench) -> None:
+            make(room / name)
+
+        return f"{name} is {what}" + " ".join(["", *more]), prepare, ["-output", "out", *more], (5,)
+
+    def bind(path: Path) -> None:
+        here = os.getcwd()
+        os.chdir(path.parent)  # names of sockets are short
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+        os.chdir(here)
+
+    makes = {
+        "a file of text": lambda path: path.write_bytes(b"precious\n"),
+        "an empty file": lambda path: path.touch(),
+        "a link to a file": lambda path: path.symlink_to("precious"),
+        "a second name of a file": lambda path: path.hardlink_to(path.parent / "precious"),
+        "a link to nothing": lambda path: path.symlink_to("nothing"),
+        "a link to itself": lambda path: path.symlink_to(path.name),
+        "a FIFO": os.mkfifo,
+        "a directory": Path.mkdir,
+        "a socket": bind,
+        "a link to /dev/null": lambda path: path.symlink_to("/dev/null"),
+    }
+    return [made(what, make, *more) for what, make in makes.items() for more in ((), ("-resume",))]
+
+
+def nothing(room: Path, bench: Bench) -> None:
+    pass
+
+
+def read_only(room: Path, bench: Bench) -> dict:
+    room.chmod(0o555)
+    # The bench may be root, whom no mode stops
+    return {} if os.getuid() else {"uid": NOBODY}
+
+
+CASES = [
+    *[case for name in ("out.part", "out.part.journal") for case in beside(name)],
+    ("out is a directory", lambda room, bench: (room / "out").mkdir(), ["-output", "out"], (5,)),
+    ("out is a FIFO", lambda room, bench: None, ["-output", "precious/out"], (5,)),
+    ("its folder is missing", nothing, ["-output", "no/out"], (5,)),
+    ("its folder is read-only", read_only, ["-output", "out"], (5,)),
+    ("the name is too long", nothing, ["-output", "x" * 254], (5,)),
+    ("the name is empty", nothing, ["-output", ""], (2, 5)),
+    ("the name has a NUL", nothing, ["-config", "/dev/null", "-output", "a/"], (5,)),
+    ("out is the input", nothing, ["-output", "{src}"], (2,)),
+    ("out is the model", nothing, ["-output", "{model}"], (2,)),
+    (
+        "out is a link to the input",
+        lambda room, bench: (room / "out").symlink_to(bench.src),
+        ["-output", "out"],
+        (2,),
+    ),
+    (
+        "out is a second name of the input",
+        lambda room, bench: (room / "out").hardlink_to(bench.src),
+        ["-output", "out"],
+        (2,),
+    ),
+    (
+        "out is a link to the model",
+        lambda room, bench: (room / "out").symlink_to(bench.model),
+        ["-output", "out"],
+        (2,),
+    ),
+    ("the log is the input", nothing, ["-output", "out", "-log_file", "{src}"], (2,)),
+    ("the log is the model", nothing, ["-output", "out", "-log_file", "{model}"], (2,)),
+    (
+        "out is a link to a file to be made",
+        lambda room, bench: (room / "out").symlink_to("target"),
+        ["-output", "out"],
+        (0,),
+    ),
+    (
+        "out is a link to a folder",
+        lambda room, bench: (room / "out").symlink_to("."),
+        ["-output", "out"],
+        (5,),
+    ),
+]
+
+
+# -- K10: pipes ------------------------------------------------------------------------------------
+
+
+def k10(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """Readers and writers that leave, and streams that are closed or full: n times each that has
+    something to do with chance."""
+    for i in range(n):
+        yield reader_leaves(bench, Row("K10", i, "the reader of stdout leaves"), random)
+        yield writer_dies(bench, Row("K10", i, "the writer of stdin stops"), random)
+    whole = [
+        ("stderr closed", {"close": (2,)}),
+        ("stdin closed", {"close": (0,)}),
+        ("all three closed", {"close": (0, 1, 2)}),
+    ]
+    for i, (action, how) in enumerate(whole):
+        row, room = Row("K10", i, action), bench.room()
+        yield finish(bench, row, room, bench.run(room, "-output", "out", *argv, **how))
+    with open("/dev/full", "wb") as full:
+        for i, more in enumerate([[], ["-report_time", "-verbose"]]):
+            row, room = Row("K10", i, f"stderr is full {more}"), bench.room()
+            streams = (subprocess.DEVNULL, None, full.fileno())
+            ended = bench.run(room, "-output", "out", *argv, *more, streams=streams)
+            yield finish(bench, row, room, ended)
+    yield stderr_without_reader(bench, Row("K10", 0, "the reader of stderr is gone"))
+    row, room = Row("K10", 0, "stdout closed"), bench.room()
+    yield only(expect(row, bench.run(room, close=(1,)), 5), room)
+    for path in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "-"):
+        yield appended(bench, Row("K10", 0, f"-output {path} >> file"), path)
+
+
+def reader_leaves(bench: Bench, row: Row, random: Random) -> Row:
+    ours, theirs = os.pipe()
+    job = bench.start(bench.room(), streams=(subprocess.DEVNULL, theirs, None))
+    os.close(theirs)
+    wanted = random.choice([0, 1, 9, random.randrange(len(bench.truth))])
+    data = b""
+    while len(data) < wanted and (more := os.read(ours, wanted - len(data))):
+        data += more
+    os.close(ours)
+    ended = job.wait()
+    # A pipe takes 64 KB, which may be all of it
+    codes = (0, 141, -signal.SIGPIPE) if len(bench.truth) - wanted < 70_000 else (141, -13)
+    expect(row, ended, *codes)
+    if not bench.truth.startswith(data):
+        fail(row, "what was read is not the truth's beginning")
+    if ended.code and "error:" in ended.err:
+        fail(row, f"says {ended.last}")
+    return row
+
+
+def writer_dies(bench: Bench, row: Row, random: Random) -> Row:
+    """The job must end within seconds of the end of its input, with all lines that came."""
+    data = bench.src.read_bytes()
+    cut = random.randrange(1, len(data) // 4)
+    ours, theirs = os.pipe()
+    out, room = bench.room(), None
+    room = out
+    job = bench.start(room, "-src", "-", streams=(ours, None, None))
+    os.close(ours)
+    for start in range(0, cut, 1000):
+        os.write(theirs, data[start : min(cut, start + 1000)])
+        time.sleep(random.choice([0, 0, 0.05]))
+    os.close(theirs)
+    ended = job.wait()
+    whole = data[:cut].count(b"\n")
+    lines = ended.out.split(b"\n")[:-1]
+    expected = bench.truth.split(b"\n")[:whole]
+    # The last line may be cut off in its middle: then it is another one, or unknown to the table
+    codes = (0,) if data[cut - 1 : cut] == b"\n" else (0, 3)
+    expect(row, ended, *codes)
+    if ended.code == 0 and (lines[:whole] != expected or len(lines) - whole not in (0, 1)):
+        fail(row, f"{len(lines)} lines came out of {whole}")
+    return row
+
+
+def stderr_without_reader(bench: Bench, row: Row) -> Row:
+    ours, theirs = os.pipe()
+    room = bench.room()
+    job = bench.start(
+        room, "-output", "out", "-report_time", streams=(subprocess.DEVNULL, None, theirs)
+    )
+    os.close(theirs)
+    os.close(ours)
+    return finish(bench, row, room, job.wait())
+
+
+def appended(bench: Bench, row: Row, path: str) -> Row:
+    """What the shell appends to a file stays behind what was there."""
+    room = bench.room()
+    (room / "all").write_bytes(b"earlier\n")
+    with open(room / "all", "ab") as out:
+        streams = (subprocess.DEVNULL, out.fileno(), None)
+        ended = bench.run(room, "-output", path, streams=streams)
+    expect(row, ended, 0)
+    bench.compare(row, (room / "all").read_bytes(), b"earlier\n" + bench.truth)
+    return only(row, room, "all")
+
+
+# -- K13: environments -----------------------------------------------------------------------------
+
+ENVIRONMENTS: dict[str, dict] = {
+    "LANG=C": {"env": {"LANG": "C", "LC_ALL": "C"}},
+    "PYTHONUTF8=0 in LC_ALL=POSIX": {"env": {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}},
+    "PYTHONIOENCODING=ascii": {"env": {"PYTHONIOENCODING": "ascii:strict"}},
+    "HOME unset": {"env": {"HOME": None, "USER": None, "LOGNAME": None}},
+    "HOME is no folder": {"env": {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}},
+    "no folder for temporary files": {"env": {"TMPDIR": "/no/such/folder"}},
+    "PATH empty": {"env": {"PATH": ""}},
+    "odd time zone": {"env": {"TZ": "Antarctica/Troll"}},
+    "no TERM, COLUMNS=0": {"env": {"TERM": None, "COLUMNS": "0"}},
+    "assertions off": {"env": {"PYTHONOPTIMIZE": "2"}},
+    "no byte code": {"env": {"PYTHONDONTWRITEBYTECODE": "1"}},
+    "2 threads": {"words": ["-threads", "2"]},
+    "OMP_NUM_THREADS unset": {"env": {"OMP_NUM_THREADS": None}},
+    "32 open files": {"limits": {"RLIMIT_NOFILE": 32}},
+    "stderr closed": {"close": (2,)},
+    "SIGHUP ignored": {"words": []},
+}
+
+
+def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """The same bytes whatever the environment.  n is not asked: each case once."""
+    for i, (action, how) in enumerate(ENVIRONMENTS.items()):
+        row, room, how = Row("K13", i, action), bench.room(), dict(how)
+        words = how.pop("words", [])
+        ended = bench.run(room, "-output", "out", *argv, *words, **how)
+        yield finish(bench, row, room, ended)
+    if os.getuid() == 0:
+        row, room = Row("K13", len(ENVIRONMENTS), "the current folder is read-only"), bench.room()
+        elsewhere = bench.room()
+        elsewhere.chmod(0o777)
+        room.chmod(0o555)
+        ended = bench.run(room, "-output", elsewhere / "out", *argv)
+        yield finish(bench, row, elsewhere, ended)
+
+
+# -- a fault at every write, fsync and rename ------------------------------------------------------
+
+
+def faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+    """Each call that changes a file of the output fails once, or the process ends before it: a
+    resume then gives the truth.  n: how many of each kind of call, evenly spread; 0: all."""
+    for kind in ("ENOSPC", "EIO", "die"):
+        for name, total in counted(bench, argv).items():
+            chosen = range(total) if not n else sorted({i * total // n for i in range(n)})
+            for k in chosen:
+                row = Row("faults", k, f"{kind} at {name} {k + 1} of {total}")
+                yield fault(bench, row, f"{kind}:{name}:{k}", kind, argv)
+
+
+def counted(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:
+    """How many calls of each kind a clean run makes."""
+    room = bench.room()
+    with open(room / "calls", "wb") as calls:
+        env = {"KIT_FAULT": f"count:{calls.name}:0"}
+        ended = bench.run(room, "-output", "out", *argv, env=env)
+    assert ended.code == 0, ended
+    names = (room / "calls").read_text().split()
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def fault(bench: Bench, row: Row, spec: str, kind: str, argv: tuple[object, ...]) -> Row:
+    room = bench.room()
+    ended = bench.run(room, "-output", "out", *argv, env={"KIT_FAULT": spec})
+    expect(row, ended, *((9,) if kind == "die" else (0, 5)))
+    if (room / "out").exists():
+        bench.judge(row, room / "out")
+    return resume(bench, row, room, *argv)
+
+
+__all__ = ["Cold", "faults", "k10", "k13", "k4", "k5", "meet", "threading"]

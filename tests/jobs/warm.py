@@ -1,0 +1,124 @@
+"""Jobs that are forked off a process that has loaded torch: the same program, seconds sooner.
+
+For kits of hundreds of trials.  What the interpreter settles before `main` (the locale, descriptors
+that are closed) is not tried this way.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from tests.jobs.bench import ROOT, Job, Start
+
+
+class Warm:
+    """Starts jobs as `Cold` does."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.jobs.warm", str(theirs.fileno())],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def __enter__(self) -> "Warm":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ours.close()  # at which it ends
+        self.process.wait()
+
+    def ask(self, request: dict, fds: list[int] | None = None):
+        socket.send_fds(self.ours, [json.dumps(request).encode()], fds or [])
+        return json.loads(self.ours.recv(1 << 16))
+
+    def start(self, start: Start, folder: Path) -> Job:
+        folder.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as files:
+            stdin, *outs = start.streams
+            if stdin is None or stdin == subprocess.DEVNULL:
+                stdin = files.enter_context(open(os.devnull, "rb")).fileno()
+            made = [files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr")]
+            fds = [stdin, *(m.fileno() if fd is None else fd for fd, m in zip(outs, made))]
+            pid = self.ask(asdict(start), fds)
+
+        def reap(seconds: float) -> tuple[int, float] | None:
+            found = self.ask({"pid": pid, "seconds": seconds})
+            return None if found is None else tuple(found)
+
+        return Job(pid, folder, reap)
+
+
+def serve(control: socket.socket) -> None:
+    """Answer requests until nobody asks any more."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not data:
+            return
+        request = json.loads(data)
+        if "pid" in request:
+            answer = reap(request["pid"], request["seconds"])
+        else:
+            answer = os.fork()
+            if not answer:
+                control.close()
+                become(Start(**{field.name: request[field.name] for field in fields(Start)}), fds)
+            for fd in fds:
+                os.close(fd)
+        control.send(json.dumps(answer).encode())
+
+
+def reap(pid: int, seconds: float) -> tuple[int, float] | None:
+    """Exit code and peak memory in MB of a child that ends within these seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status, used = os.wait4(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status), used.ru_maxrss / 1024
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.003)
+
+
+def become(start: Start, fds: list[int]) -> None:
+    """In the child: be the program, and end as the interpreter would."""
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(start.cwd)
+    os.environ.clear()
+    os.environ.update(start.env)
+    code = 1
+    try:
+        start.apply()
+        sys.argv = [str(ROOT / "translate.py"), *start.argv]
+        from onmt_lite.__main__ import main
+
+        code = main()
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    import onmt_lite.job  # noqa: F401
+    import onmt_lite.translator  # noqa: F401
+
+    torch.set_num_threads(1)
+    serve(socket.socket(fileno=int(sys.argv[1])))
