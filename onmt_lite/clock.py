@@ -1,4 +1,4 @@
-"""Seconds of a job by phase: tokenise, encode, decode."""
+"""Seconds of a job by phase: tokenise, encode, decode, write."""
 
 import contextlib
 import time
@@ -27,6 +27,11 @@ class Clock:
         finally:
             self._read()
             self._inside.pop()
+
+    def add(self, seconds: dict[str, float]) -> None:
+        """Add what another clock has taken."""
+        for name, more in seconds.items():
+            self.seconds[name] += more
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""

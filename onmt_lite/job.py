@@ -95,6 +95,7 @@ def run_logged(
                     meter.n_lines / seconds,
                     meter.n_tokens / seconds,
                 )
+                LOG.info("TIME: %s", meter.phases())
     except Interrupted as stop:
         stop.kept = what_is_kept(data.output, meter)
         raise
@@ -138,8 +139,10 @@ def translate_buckets(
     with open_buckets(data, lines_per_bucket(options, engine), shard) as reader:
         for done in engine.run(reader.buckets(), meter.add):
             with meter.hidden():  # the output may go to the same terminal
-                write_all(out, done.data, data.output)
+                with meter.clock.phase("write"):
+                    write_all(out, done.data, data.output)
                 meter.n_written += done.n_lines
+            meter.clock.add(done.seconds)
             summary.join(done.summary)
             for line in done.log:
                 LOG.info("%s", line)

@@ -435,7 +435,9 @@ class InformationOptions:
     title: ClassVar[str] = "Information"
 
     verbose: bool = opt(False, "Log each sentence with its hypotheses and scores")
-    report_time: bool = opt(False, "Log seconds, sentences and tokens per second at the end")
+    report_time: bool = opt(
+        False, "Log seconds in all and by phase, sentences and tokens per second"
+    )
     report_unsure: bool = opt(
         False,
         "Note `unsure` for lines whose translation is more probably wrong than right; the model "

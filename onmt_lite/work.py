@@ -51,6 +51,7 @@ def translate_bucket(
         "".join(map(writer, translations)).encode("utf-8"),
         Summary.of(translations),
         log=log,
+        seconds=translator.clock.take(),
     )
 
 

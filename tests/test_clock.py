@@ -1,5 +1,7 @@
 """Seconds by phase, on a clock that the test sets."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from onmt_lite import clock as module
@@ -10,7 +12,7 @@ from onmt_lite.clock import Clock
 def now(monkeypatch):
     """now[0] is the time."""
     now = [100.0]
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 
@@ -55,7 +57,7 @@ def test_a_device_is_waited_for_before_each_reading(now):
 def test_a_translator_counts_its_phases(translator, monkeypatch):
     """Every phase takes as long as the work in it, on a clock that only that work moves."""
     now = [0.0]
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slowed(owner, name, seconds):
         original = getattr(owner, name)

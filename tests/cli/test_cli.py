@@ -5,9 +5,14 @@ import json
 import math
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
+
+from onmt_lite import clock
+from onmt_lite.models.table import TableModel
+from onmt_lite.text.tokenizers import SpaceTokenizer
 
 MATCH = "they must match line by line"
 
@@ -101,6 +106,30 @@ def test_what_the_log_says(main, src, tmp_path):
     told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ INFO\] ", "", logged)
     assert told.startswith(done.err)
     assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
+
+
+def test_where_the_time_goes(main, src, monkeypatch):
+    """On a clock that only the work of each phase moves."""
+    now = [0.0]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def takes(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def work(*args):
+            now[0] += seconds
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, work)
+
+    takes(SpaceTokenizer, "encode", 1.0)
+    takes(TableModel, "encode", 10.0)
+    takes(TableModel, "init_state", 100.0)
+    takes(os, "write", 1000.0)
+    # Two buckets of two lines
+    done = main("-src", src, "-output", "out", "-report_time", "-bucket_lines", 2)
+    phases = r"TIME: 4\.00 s to tokenise, 20\.00 s to encode, 200\.00 s to decode, (\d+)000\.00 s"
+    assert int(re.search(phases + " to write\n", done.err)[1]) >= 2
 
 
 def test_quiet_says_nothing_but_logs_to_the_file(main, src, tmp_path):
