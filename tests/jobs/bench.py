@@ -195,7 +195,7 @@ class Cold:
 class Bench:
     """A folder with a table model, an input whose lines are all different, and what must come out.
 
-    model.json   reads the line nK as the four digits of K, and a K that is followed by bad bytes too
+    model.json   reads the line nK as the four digits of K, also one that ends in a bad byte
     in.txt       lines: known words, blank ones, some with a CR, a BOM, bad UTF-8
     """
 

@@ -127,9 +127,7 @@ def resume(bench: Bench, row: Row, room: Path, *argv: object, codes: tuple[int, 
     return finish(bench, row, room, ended, codes)
 
 
-def finish(
-    bench: Bench, row: Row, room: Path, ended: Ended, codes: tuple[int, ...] = (0,)
-) -> Row:
+def finish(bench: Bench, row: Row, room: Path, ended: Ended, codes: tuple[int, ...] = (0,)) -> Row:
     """Judge the last run of a trial, which must leave the whole output and nothing else."""
     expect(row, ended, *codes)
     if ended.code == 0 and not row.problem:
