@@ -8,6 +8,7 @@ from onmt_lite.errors import DataError, OptionError
 from onmt_lite.languages import read_tag
 from onmt_lite.records import Example, Line, Reading
 from onmt_lite.text.copying import extended_ids
+from onmt_lite.text.json_lines import INVALID
 from onmt_lite.text.lines import in_capitals
 from onmt_lite.text.tokenizers import LINE_BREAKS
 from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
@@ -49,6 +50,8 @@ class ExampleMaker:
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, notes = self.checkpoint, line.notes
+        if any(INVALID in given.notes for given in (tgt, prefix) if given is not None):
+            tgt, prefix, notes = None, None, (*notes, "tgt-invalid-json")
         text = LINE_BREAKS.sub(" ", line.text)
         text, direction = read_tag(text, checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
@@ -100,9 +103,9 @@ class ExampleMaker:
     def _cut(
         tokens: list[str], room: int, notes: tuple[str, ...]
     ) -> tuple[list[str], tuple[str, ...]]:
-        """What the model takes of a line, and the line's notes."""
+        """What the model takes of a line, and its notes, one of which says why a line is blank."""
         if not tokens:
-            notes = (*notes, "empty")
+            notes = notes if INVALID in notes else (*notes, "empty")
         elif len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
         return tokens[:room], notes

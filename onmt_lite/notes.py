@@ -7,7 +7,9 @@ Of the input:
   capitals          written in capitals; read in small letters
   unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
   unknown-script    hardly a letter that the model knows; passed through as it is
+  invalid-json      of JSONL, no object with a text in its field; no output
 Of a reference or prefix:
+  tgt-invalid-json  of JSONL, no object with a text in its field; not used
   tgt-too-long      longer than the model takes; not scored
   prefix-truncated  longer than the model takes; cut
   prefix-over-limit leaves no room for more

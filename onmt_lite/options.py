@@ -149,6 +149,18 @@ class DataOptions:
         value="FILE",
         example="input.de",
     )
+    input_format: Literal["auto", "text", "jsonl"] = opt(
+        "auto",
+        "Read lines of text, or one JSON object per line (`jsonl`), whose other fields are passed "
+        "on to -output_format jsonl; `auto` is jsonl for names that end in .jsonl or .jsonl.gz",
+        example="jsonl",
+    )
+    text_field: str = opt(
+        "text",
+        "Translate this field of the objects of a JSONL input",
+        value="NAME",
+        example="sentence -src input.jsonl",
+    )
     output: str = opt(
         "-",
         "Write the translations to this file, complete or not at all; - is standard output",
@@ -180,6 +192,15 @@ class DataOptions:
         requires="-tgt or -tgt_prefix",
         example="-tgt begin.en",
     )
+
+    def is_jsonl(self, path: str) -> bool:
+        """Whether the lines of an input, src or tgt, are JSON objects.
+
+        -input_format jsonl speaks of src; a tgt of objects has a name that says so.
+        """
+        if path == self.src and self.input_format == "jsonl":
+            return True
+        return self.input_format != "text" and path.lower().endswith((".jsonl", ".jsonl.gz"))
 
 
 @dataclass(frozen=True)
@@ -549,9 +570,16 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
         usual |= values
     v = resolved.values
     reasons = idle(OPTIONS, {**v, "alpha": 1.0} if plain_average(v) else v, usual)
-    others = {**search_notes(v), **text_notes(v)}
+    others = {**search_notes(v), **text_notes(v), **input_notes(resolved.build(DataOptions))}
     reasons |= {name: why for name, why in others.items() if v[name] != usual[name]}
     return [*resolved.notes_on(reasons), *misread_notes(v, given)]
+
+
+def input_notes(data: DataOptions) -> dict[str, str]:
+    """Why options have no effect on what is read, by their names."""
+    if any(map(data.is_jsonl, filter(None, (data.src, data.tgt)))):
+        return {}
+    return {"text_field": "the input is text; for objects give -input_format jsonl"}
 
 
 def misread_notes(v: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -629,6 +657,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         for name in ("src", "tgt", "output", "log_file")
         if v[name] == ""
     ]
+    if not v["text_field"]:
+        problems.append("text_field is empty; give the name of a field")
     return problems
 
 

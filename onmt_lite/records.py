@@ -10,11 +10,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of input.  `notes` says what was done to it, as in the JSONL output."""
+    """One line of input.
+
+    notes   what was done to it, as in the JSONL output
+    fields  of a line that is a JSON object: the object without the text, as it was written
+    """
 
     id: int
     text: str
     notes: tuple[str, ...] = ()
+    fields: str | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ class Translation:
     n_unknown     those of them that the model does not know
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
+    fields        the other fields of a line of JSONL: an object, as it was written
     """
 
     id: int
@@ -171,6 +177,7 @@ class Translation:
     n_unknown: int = 0
     confidence: float | None = None
     calibrated: bool = False
+    fields: str | None = None
 
     @property
     def text(self) -> str:
@@ -178,7 +185,7 @@ class Translation:
         return self.hyps[0].text if self.hyps else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSONL record."""
+        """The JSONL record, but for the `fields`."""
         record: dict[str, Any] = {
             "id": self.id,
             "src": self.src,

@@ -31,6 +31,8 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
 
 def to_jsonl(translation: Translation) -> str:
     line = json.dumps(translation.to_dict(), ensure_ascii=False, allow_nan=False)
+    if translation.fields is not None:
+        line = f'{line[:-1]}, "fields": {translation.fields}}}'
     return JSON_BREAKS.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"
 
 

@@ -304,6 +304,7 @@ class Translator:
             n_unknown=example.n_unknown,
             confidence=confidence,
             calibrated=curve is not None,
+            fields=example.line.fields,
         )
 
     def _direction(self, options: TranslateOptions) -> Direction:

@@ -36,6 +36,8 @@ RECORDS = {
         "-ignore_when_blocking the a cat cats",
     ),
     "tgt": ("", "-tgt {tgt}"),
+    "input_format": ("-src {objects}", "-input_format jsonl"),
+    "text_field": ("-src {objects} -input_format jsonl", "-text_field other"),
     "search": ("", "-search tensor2tensor"),
     "repetition_penalty": ("-search transformers -min_length 5", "-repetition_penalty 3"),
     "early_stopping": (
@@ -92,6 +94,7 @@ def run(tmp_path, monkeypatch, capfd):
     files = {
         "src": "katze\n",
         "other": "katze\nkatze\n",
+        "objects": '{"text": "katze", "other": ""}\n',
         "tgt": "the cat\n",
         "config": "beam_size: 1\n",
     }

@@ -41,6 +41,8 @@ IDLE = [
     ("block_ngram_repeat", "-block_ngram_repeat 9 -max_length 9", "no room"),
     ("with_score", "-with_score -output_format jsonl", "output_format is jsonl"),
     ("with_score", "-with_score -output_format moses", "output_format is moses"),
+    ("text_field", "-text_field sentence", "the input is text"),
+    ("text_field", "-text_field a -src a.jsonl -input_format text", "the input is text"),
     ("avg_raw_probs", "-avg_raw_probs", "several model"),
     ("avg_raw_probs", "-avg_raw_probs -model a", "several model"),
     ("model_weights", "-model_weights 2 -model a", "several model"),
@@ -85,7 +87,7 @@ IDLE = [
 # tell; what a model adds is below
 ALWAYS = """
 model tokenizer detokenizer phrase_table transforms share_vocab src output output_format tgt
-tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
+input_format tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 batch_size batch_type device gpu precision threads quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard
@@ -134,6 +136,9 @@ def test_a_note_says_why(name, line, why, tmp_path):
         "-search opennmt-2018 -length_penalty avg",
         "-search opennmt-2018 -length_penalty wu -alpha 0.5",
         "-with_score",
+        "-text_field a -src a.jsonl.gz",
+        "-text_field a -input_format jsonl",
+        "-text_field a -tgt a.JSONL",
         "-model a b -avg_raw_probs -model_weights 1 2",
         "-seed 829",
         "-seed 5 -do_sample",

@@ -1,0 +1,140 @@
+"""Lines of JSONL to texts and fields, compared with what json.loads makes of whole lines."""
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.records import Line, Translation
+from onmt_lite.reports import to_jsonl
+from onmt_lite.text.json_lines import MAX_DEPTH, object_line
+
+NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
+NUMBERS = st.sampled_from(["0", "-0", "1.10", "1e400", "-1E-400", "9" * 5000, "1e5", "0.1e+1"])
+WRONG = st.sampled_from(
+    ["NaN", "-Infinity", "01", ".5", "'a'", "{1:2}", "nul", "[1,]", '"\t"', "￮"]
+)
+SPACES = st.sampled_from(["", " ", "\t", " \r "])
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=5)
+
+
+@st.composite
+def strings(draw):
+    return json.dumps(draw(TEXTS), ensure_ascii=draw(st.booleans()))
+
+
+def spaced(draw, *parts):
+    return "".join(f"{draw(SPACES)}{part}" for part in parts) + draw(SPACES)
+
+
+@st.composite
+def objects(draw, values):
+    names = draw(st.lists(st.one_of(NAMES.map(json.dumps), strings()), max_size=4))
+    members = [spaced(draw, name, ":", draw(values)) for name in names]
+    return spaced(draw, "{", ",".join(members), "}") if members else spaced(draw, "{", "}")
+
+
+@st.composite
+def arrays(draw, values):
+    return spaced(draw, "[", ",".join(draw(st.lists(values, max_size=3))), "]")
+
+
+SCALARS = st.one_of(st.sampled_from(["true", "false", "null"]), NUMBERS, strings())
+VALUES = st.recursive(SCALARS, lambda inner: objects(inner) | arrays(inner), max_leaves=6)
+OBJECTS = objects(VALUES)
+DAMAGED = st.one_of(
+    VALUES,
+    objects(VALUES | WRONG),
+    st.builds(lambda text, cut: text[:cut], OBJECTS, st.integers(0, 99)),
+    st.builds(str.__add__, OBJECTS, st.sampled_from(["}", ",", "x", "\x0b", "\x00", "{}"])),
+)
+
+
+def refuse(constant):
+    raise ValueError(constant)
+
+
+def pairs_of(text):
+    """Names and values of an object, numbers as they are written; None for what is no object."""
+    try:
+        found = json.loads(
+            text,
+            object_pairs_hook=lambda members: ("object", members),
+            parse_int=lambda number: ("number", number),
+            parse_float=lambda number: ("number", number),
+            parse_constant=refuse,
+        )
+    except ValueError:
+        return None
+    return found[1] if isinstance(found, tuple) and found[0] == "object" else None
+
+
+@settings(max_examples=400)
+@given(OBJECTS | DAMAGED)
+@example('{"text": "a", "id": 12345678901234567890.10, "id": 1e400, "text": "b"}')
+@example('{"text": "a\\ud83d", "x": "\\ud83d\u2028"}')
+@example('{"text": null, "id": 3}')
+@example('{"text": "a\\nb"}')
+def test_a_line_is_the_text_of_its_field(text):
+    raw = text.encode("utf-8", "replace")
+    line = object_line(raw, 1)
+    pairs = pairs_of(raw.decode("utf-8"))
+    if pairs is None:
+        assert line == Line(1, "", ("invalid-json",))
+        return
+    assert pairs_of(line.fields) == [(name, value) for name, value in pairs if name != "text"]
+    value = dict(pairs).get("text")
+    if not isinstance(value, str):
+        assert (line.text, line.notes) == ("", ("invalid-json",))
+    elif value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") == value:
+        assert (line.text, line.notes) == (value, ())
+    else:
+        assert len(line.text) == len(value) and line.notes == ("invalid-utf8",)
+        assert all(a == b or b == "\ufffd" for a, b in zip(value, line.text))
+
+
+@settings(max_examples=200)
+@given(OBJECTS)
+def test_the_record_has_the_other_fields(text):
+    line = object_line(text.encode("utf-8", "replace"), 7)
+    written = to_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
+    assert written.splitlines(keepends=True) == [written]
+    record = dict(pairs_of(written))
+    assert record.pop("fields")[1] == pairs_of(line.fields)
+    assert record == {"id": ("number", "7"), "src": line.text, "hyps": [], "notes": [*line.notes]}
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=9), st.booleans())
+def test_whatever_the_bytes_there_is_a_line(data, cut):
+    line = object_line(b'{"text": "' + data + b'"}', 1, cut)
+    assert line.text.encode("utf-8") is not None
+    assert ("truncated" in line.notes) == cut and (not cut or "invalid-json" in line.notes)
+
+
+def test_bytes_that_are_no_text():
+    line = object_line(b'{"text": "f\xfcr", "x": "\xff"}', 1)
+    assert line == Line(1, "f\ufffdr", ("invalid-utf8",), '{"x": "\ufffd"}')
+
+
+def test_a_byte_order_mark_and_a_carriage_return():
+    assert object_line(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")
+    assert object_line(b'\xef\xbb\xbf{"text": "a"}', 1).notes == ("invalid-json",)
+
+
+@pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a":', "}")], ids=["[]", "{}"])
+def test_what_is_nested_too_deep(head, tail):
+    for depth in (1, MAX_DEPTH, MAX_DEPTH + 1, 5000, 200_000):
+        value = head * depth + "1" + tail * depth
+        line = object_line(f'{{"text": "a", "x": {value}}}'.encode(), 1)
+        if depth <= MAX_DEPTH:
+            assert line == Line(1, "a", (), f'{{"x": {value}}}')
+        else:
+            assert line == Line(1, "", ("invalid-json",))
+
+
+def test_another_field():
+    raw = '{"text": "a", "ü b": "c"}'.encode()
+    assert object_line(raw, 1, field="ü b") == Line(1, "c", (), '{"text": "a"}')
+    assert object_line(raw, 1, field="none").notes == ("invalid-json",)
