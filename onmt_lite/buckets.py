@@ -4,6 +4,7 @@ import contextlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from onmt_lite.errors import DataError
@@ -11,7 +12,8 @@ from onmt_lite.files import MATCH, open_input
 from onmt_lite.options import DataOptions, JobOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import Summary
-from onmt_lite.text.lines import LineReader
+from onmt_lite.text.json_lines import object_line
+from onmt_lite.text.lines import LineReader, to_line
 from onmt_lite.text.stream import STANDARD_INPUT
 
 # Lines of a bucket: enough to sort by length, few enough to do again; a GPU has larger batches
@@ -139,7 +141,8 @@ def open_buckets(data: DataOptions, bucket_lines: int, shard: Shard) -> Iterator
 
         def reader(path: str) -> LineReader:
             name = STANDARD_INPUT if path == "-" else path
-            return LineReader(stack.enter_context(open_input(path)), name, bucket_lines)
+            parse = partial(object_line, field=data.text_field) if data.is_jsonl(path) else to_line
+            return LineReader(stack.enter_context(open_input(path)), name, bucket_lines, parse)
 
         target = None if data.tgt is None else reader(data.tgt)
         yield BucketReader(reader(data.src), target, shard)

@@ -157,7 +157,8 @@ def lines_per_bucket(options: TranslateOptions, engine: Engine) -> int:
 def note_encoding(reader: LineReader, summary: Summary) -> None:
     """More than a few lines that are not UTF-8: which encoding would fit."""
     noted = summary.notes.get("invalid-utf8")
-    if noted is None or noted.n_lines <= min(FEW_LINES, summary.n_lines / 2):
+    few = min(FEW_LINES, summary.n_lines / 2)
+    if noted is None or noted.n_lines <= few or not reader.not_utf8:
         return
     encoding = guess_encoding(reader.not_utf8)
     file = "FILE" if reader.name == STANDARD_INPUT else shlex.quote(reader.name)

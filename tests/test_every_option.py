@@ -36,7 +36,7 @@ RECORDS = {
         "-ignore_when_blocking the a cat cats",
     ),
     "tgt": ("", "-tgt {tgt}"),
-    "input_format": ("-src {objects}", "-input_format jsonl"),
+    "input_format": ("", "-input_format jsonl"),
     "text_field": ("-src {objects} -input_format jsonl", "-text_field other"),
     "search": ("", "-search tensor2tensor"),
     "repetition_penalty": ("-search transformers -min_length 5", "-repetition_penalty 3"),

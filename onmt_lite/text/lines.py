@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -36,9 +36,16 @@ class LineReader:
     alone.
     """
 
-    def __init__(self, fd: int, name: str, window_lines: int = WINDOW_LINES):
-        """`name` is the input's name in messages."""
-        self.name, self.window_lines = name, window_lines
+    def __init__(
+        self,
+        fd: int,
+        name: str,
+        window_lines: int = WINDOW_LINES,
+        parse: Callable[[bytes, int, bool], Line] | None = None,
+    ):
+        """`name` is the input's name in messages; `parse` makes a line of its bytes, its number
+        and whether it is cut, by default `to_line`."""
+        self.name, self.window_lines, self.parse = name, window_lines, parse or to_line
         self.max_bytes = max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * window_lines)
         self.n_lines = 0  # read, or passed over
         self.not_utf8 = b""  # lines that are not UTF-8, up to about MAX_SAMPLE bytes
@@ -88,14 +95,14 @@ class LineReader:
         return islice(lines, n)
 
     def _line(self, raw: bytes, cut: bool) -> Line:
-        line = to_line(raw, self.n_lines, cut)
+        line = self.parse(raw, self.n_lines, cut)
         self._look_at(line, raw)
         return line
 
     def _look_at(self, line: Line, raw: bytes) -> None:
         if "invalid-utf8" not in line.notes:
-            self.n_utf8 += not line.text.isascii()
-        elif len(self.not_utf8) < MAX_SAMPLE:
+            self.n_utf8 += not raw.isascii()
+        elif len(self.not_utf8) < MAX_SAMPLE and not raw.isascii():  # as JSON has half a character
             self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
 
     def _raw_lines(self, fd: int) -> Iterator[tuple[bytes | None, bool]]:

@@ -119,6 +119,101 @@ def test_lines_of_gzip_data_are_answered_as_they_come(process):
     assert (job.wait(timeout=200), job.stdout.read()) == (0, b"")
 
 
+OBJECTS = [  # a line; its text, translation, notes and other fields
+    (
+        rb'{"id": 7, "text": "one", "hyps": [1.10, 1e400], "notes": "\u2028", "src": null}',
+        ("one", "ein", [], {"id": 7, "hyps": [1.1, 1e400], "notes": "\u2028", "src": None}),
+    ),
+    (
+        '{"text": "odd", "\u2028": "\x85", "fields": {"text": "two"}}\r'.encode(),
+        ("odd", "x\u2028y\nz", [], {"\u2028": "\x85", "fields": {"text": "two"}}),
+    ),
+    (rb'{"text": "\r\n one\u2028"}', ("\r\n one\u2028", "ein", [], {})),
+    (b'{"text": "one", "x": "\xff"}', ("one", "ein", ["invalid-utf8"], {"x": "\ufffd"})),
+    (b'{"text": "", "id": -0}', ("", "", ["empty"], {"id": 0})),
+    (b'{"text": null, "id": 9007199254740993}', ("", "", ["invalid-json"], {"id": 2**53 + 1})),
+    *[
+        (line, ("", "", ["invalid-json"], None))
+        for line in [
+            b"",
+            b"nonsense",
+            b'["one"]',
+            b'{"text": "one"',
+            b'{"text": "one", "id": NaN}',
+            b'{"text": "one", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        ]
+    ],
+    (
+        b'{"text": "one", "x": "' + b"x" * (1 << 20) + b'"}',
+        ("", "", ["truncated", "invalid-json"], None),
+    ),
+    (b'{"text": "two"}', ("two", "ü", [], {})),
+]
+JSONL = b"\n".join(line for line, _ in OBJECTS)
+
+
+class TestJsonl:
+    @pytest.mark.parametrize(
+        ("name", "data"), [("a.jsonl", JSONL), ("a.JSONL.gz", gzip.compress(JSONL))]
+    )
+    def test_a_record_has_the_other_fields(self, main, tmp_path, name, data):
+        (tmp_path / name).write_bytes(data)
+        done = main("-src", name, "-output_format", "jsonl")
+        records = [json.loads(line) for line in done.out.decode("utf-8").splitlines()]
+        assert [record["id"] for record in records] == list(range(len(OBJECTS)))
+        found = [(r["src"], r["hyps"][0]["text"], r["notes"], r.get("fields")) for r in records]
+        assert found == [expected for _, expected in OBJECTS]
+        assert b"[1.10, 1e400]" in done.out and b'"id": -0' in done.out
+        n_invalid = sum("invalid-json" in expected[2] for _, expected in OBJECTS)
+        assert f"invalid-json: {n_invalid} of {len(OBJECTS)} lines" in done.err
+        assert "not UTF-8" not in done.err
+
+    def test_text_output_has_one_line_each(self, main, tmp_path):
+        (tmp_path / "a").write_bytes(JSONL)
+        main("-src", "a", "-input_format", "jsonl", "-output", "out")
+        lines = (tmp_path / "out").read_bytes().decode("utf-8").splitlines()
+        assert lines == [" ".join(text.split()) for _, (_, text, _, _) in OBJECTS]
+
+    def test_standard_input_is_text_unless_told(self, main):
+        data = b'{"text": "one", "de": "two"}\n'
+        assert main("-input_format", "jsonl", stdin=data).out == b"ein\n"
+        done = main("-input_format", "jsonl", "-text_field", "de", stdin=data)
+        assert done.out == "ü\n".encode()
+        assert main(stdin=data).code == 3  # a word that the table does not know
+
+    def test_a_name_does_not_win_over_the_option(self, main, tmp_path):
+        (tmp_path / "a.jsonl").write_bytes(LINES)
+        assert main("-src", "a.jsonl", "-input_format", "text").out == OUT
+
+    def test_references(self, main, src, tmp_path):
+        """They are objects where their own file is named so."""
+        (tmp_path / "tgt").write_bytes(b"ein\n" * 3)
+        (tmp_path / "tgt.jsonl").write_bytes(b'{"text": "ein"}\n' * 2 + b'{"text": 1}\n')
+        (tmp_path / "src.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}\n{"text": "one"}\n')
+        (tmp_path / "src").write_bytes(b"one\ntwo\none\n")
+        argv = ["-output_format", "jsonl", "-quiet"]
+
+        def gold(src, tgt):
+            lines = main("-src", src, "-tgt", tgt, *argv).lines
+            return [(json.loads(x)["gold_log_prob"], json.loads(x)["notes"]) for x in lines]
+
+        expected = gold("src", "tgt")
+        assert all(score < 0 for score, _ in expected)
+        assert gold("src.jsonl", "tgt") == expected
+        expected[2] = (None, ["tgt-invalid-json"])
+        assert gold("src", "tgt.jsonl") == gold("src.jsonl", "tgt.jsonl") == expected
+        begun = main("-src", "src", "-tgt", "tgt.jsonl", "-tgt_file_prefix")
+        assert begun.out == b"ein\nein\nein\n"
+
+    def test_half_characters_are_no_matter_of_encoding(self, main, tiny_checkpoint):
+        argv = ["-input_format", "jsonl", "-model", tiny_checkpoint, "-max_length", 3]
+        done = main(*argv, stdin=b'{"text": "der \\ud83d hund"}\n')
+        assert "invalid-utf8: 1 of 1 lines" in done.err and "NOTE" not in done.err
+
+    def test_an_empty_name(self, main):
+        main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
+
+
 class TestOtherEncodings:
     """Lines are translated, with U+FFFD; what to do is said at the end."""
 
