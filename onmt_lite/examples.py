@@ -39,8 +39,7 @@ class ExampleMaker:
         forced: Sequence[int] = (),
         direction: Direction = NEITHER,
     ) -> Example:
-        """Ids of a line, cut to what the model takes; a blank line has none.  Line separators
-        inside a line are spaces to the model.
+        """Ids of a line, cut to what the model takes; a blank line has none.
 
         tgt        its reference
         prefix     what its translation begins with, as text
@@ -59,13 +58,14 @@ class ExampleMaker:
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
         reading = reading.lower() if capitals else reading
         tokens = self.tokenizer.encode(reading.text)
-        plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
-        n_unknown = self._n_unknown(plain)
+        n_unknown = self._n_unknown(
+            self.tokenizer.encode(reading.plain) if reading.items else tokens
+        )
         if reading.passes:
             return self._passed(line, text, n_unknown)
+        before, after = list(frame.src_start), list(frame.src_end)
         if tokens and frame.text:
             tokens = self.tokenizer.encode(frame.text + reading.text)
-        before, after = list(frame.src_start), list(frame.src_end)
         tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
