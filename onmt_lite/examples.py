@@ -48,9 +48,7 @@ class ExampleMaker:
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
-        checkpoint, notes = self.checkpoint, line.notes
-        if any(INVALID in given.notes for given in (tgt, prefix) if given is not None):
-            tgt, prefix, notes = None, None, (*notes, "tgt-invalid-json")
+        checkpoint, notes = self.checkpoint, line.notes + notes_on_target(tgt or prefix)
         text = LINE_BREAKS.sub(" ", line.text)
         text, direction = read_tag(text, checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
@@ -58,9 +56,8 @@ class ExampleMaker:
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
         reading = reading.lower() if capitals else reading
         tokens = self.tokenizer.encode(reading.text)
-        n_unknown = self._n_unknown(
-            self.tokenizer.encode(reading.plain) if reading.items else tokens
-        )
+        plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
+        n_unknown = self._n_unknown(plain)
         if reading.passes:
             return self._passed(line, text, n_unknown)
         before, after = list(frame.src_start), list(frame.src_end)
@@ -139,7 +136,7 @@ class ExampleMaker:
         self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
     ) -> list[int] | None:
         """Ids of a line in the target language; capitals: whether its source is written so."""
-        if line is None:
+        if line is None or INVALID in line.notes:
             return None
         text = LINE_BREAKS.sub(" ", line.text)
         if not text.strip():
@@ -148,6 +145,11 @@ class ExampleMaker:
         text = reading.of_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+
+
+def notes_on_target(line: Line | None) -> tuple[str, ...]:
+    """What a reference or prefix adds to the notes of its source line."""
+    return ("tgt-invalid-json",) if line and INVALID in line.notes else ()
 
 
 def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:
