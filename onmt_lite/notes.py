@@ -13,19 +13,21 @@ Of a reference or prefix:
   tgt-too-long      longer than the model takes; not scored
   prefix-truncated  longer than the model takes; cut
   prefix-over-limit leaves no room for more
+  tgt-not-a-number  its score is NaN or infinite, also alone in fp32
 Of the options:
   min-length-over-limit  the line's own limit of length is below min_length
 Of the output, its best hypothesis:
   unfinished        cut by a limit of length before the end token
   unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
+  not-a-number      blank: the model's numbers are NaN or infinite, also alone in fp32
+  search-empty      ends where the model allowed no further token
   repeats           says the same word or words three times running or more, and more often than the
                     source does
 """
 
 import re
-from collections.abc import Sequence
 
-from onmt_lite.records import Example, Hypothesis
+from onmt_lite.records import Example, Found
 from onmt_lite.rules import SearchRules
 
 WORD = re.compile(r"\w+")
@@ -33,22 +35,21 @@ A_LETTER = re.compile(r"[^\W\d_]")
 LOOP = 3  # times running from which words are a loop
 
 
-def notes_of(
-    example: Example, hyps: Sequence[Hypothesis], rules: SearchRules, unsure: bool
-) -> tuple[str, ...]:
+def notes_of(example: Example, found: Found, rules: SearchRules, unsure: bool) -> tuple[str, ...]:
     """The notes of one line, those that were made on the way here first."""
     if not example.src_ids:
         return example.notes
-    best = hyps[0]
-    found = {
+    best = found.hyps[0]
+    flags = {
         "unknown-tokens": example.n_unknown > 0,
         "prefix-over-limit": rules.outgrown(example),
         "min-length-over-limit": rules.cannot_end(example),
-        "unfinished": not best.ended,
+        "unfinished": not best.ended and not found.note,
         "unsure": unsure,
         "repeats": loops(best.text, example.line.text),
     }
-    return (*example.notes, *(name for name, holds in found.items() if holds))
+    named = [name for name, holds in flags.items() if holds]
+    return (*example.notes, *named, *([found.note] if found.note else []))
 
 
 def loops(text: str, source: str) -> bool:

@@ -125,6 +125,15 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What a search found for a line: distinct hypotheses, best first, none where the model's
+    output is NaN; and the note that says what went wrong, "" where nothing did."""
+
+    hyps: list[Hypothesis]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Confidence:
     """How probable it is that a translation is right, by its mean log-probability per token: a
     logistic curve, fitted to translations of held-out text by `onmt_lite.calibrate`.
@@ -189,7 +198,7 @@ class Translation:
         record: dict[str, Any] = {
             "id": self.id,
             "src": self.src,
-            "hyps": [vars(hyp) for hyp in self.hyps],
+            "hyps": [finite(vars(hyp)) for hyp in self.hyps],
             "notes": list(self.notes),
         }
         if self.n_unknown:
@@ -198,6 +207,14 @@ class Translation:
             value = self.confidence
             record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
-            gold = self.gold_log_prob  # None for a blank line; JSON has no word for infinity
-            record["gold_log_prob"] = gold if gold is None or math.isfinite(gold) else None
+            record["gold_log_prob"] = finite(self.gold_log_prob)  # None for a blank line
         return record
+
+
+def finite(value: Any) -> Any:
+    """The value, with None for infinite numbers and NaN in it: JSON has no words for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value

@@ -1,6 +1,8 @@
 """Lines to translations: no files, no printing."""
 
 import dataclasses
+import functools
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,18 +16,19 @@ from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.clock import Clock
-from onmt_lite.errors import DataError, OptionError, OptionWarning
-from onmt_lite.examples import CAPITALS, ExampleMaker
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
+from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.notes import notes_of
 from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Example, Hypothesis, Line, Translation
+from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
+from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
 from onmt_lite.runtime import Room, choose, cpu_threads, placed
-from onmt_lite.search.beam import Beam
+from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
-from onmt_lite.search.frontier import NotANumber
 from onmt_lite.shipped import model_paths
 from onmt_lite.text.batching import (
     Pair,
@@ -38,7 +41,6 @@ from onmt_lite.text.batching import (
     source_length,
 )
 from onmt_lite.text.lines import from_texts
-from onmt_lite.text.restoring import Aligned, put_back
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, forced_ids, read_own
 
@@ -84,8 +86,6 @@ class Translator:
         self.model = placed(checkpoint.model, self.device, dtype)
         checkpoint = replace(checkpoint, model=self.model)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
-        self.phrases = _phrases(options) if phrases is None else phrases
-        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         raw_text = options.text.tokenizer != "space"
         rule = options.text.unknown
         if rule == "auto":
@@ -97,6 +97,9 @@ class Translator:
             )
         self._direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        phrases = _phrases(options) if phrases is None else phrases
+        self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
+        self.tokenizer = self.renderer.tokenizer
         # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/design.md)
         self.refills = self.device.type == "cuda"
         self.room = Room("lower beam_size or max_length")
@@ -207,7 +210,8 @@ class Translator:
         return run_job(parsed, self, progress)
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None where the source is blank.
+        """Teacher-forced log-probability of each target; None where the source is blank or the
+        model returns NaN.
 
         In nats, the end token's included.  TypeError for what is no text; DataError unless both
         have as many lines.
@@ -220,7 +224,7 @@ class Translator:
             direction = self._direction(self.options)
             lines = zip(sources, targets)
             examples = [self.examples.make(*pair, direction=direction) for pair in lines]
-            return self._gold(examples)
+            return [g if g is None or is_number(g) else None for g in self._gold(examples)]
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
@@ -272,34 +276,29 @@ class Translator:
         progress(len(examples) - len(full), 0)
         # What a blank line translates to, or one that is passed through
         texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
-        hyps = [[replace(NOTHING, text=text)] for text in texts]
+        found = [Found([replace(NOTHING, text=text)]) for text in texts]
         with cpu_threads(options.speed.threads):
             batches = self._batches(full, options)
             alone = [(batch, len(batch)) for batch in batches]
             for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
                 with self.clock.phase("decode"):
-                    found = self._decode(group, n_slots, rules)
-                for example, best in zip(group, found, strict=True):
-                    hyps[place[id(example)]] = best
-                n_tokens = sum(len(h.token_log_probs) for best in found for h in best[:1])
-                progress(len(group), n_tokens)
+                    decoded = self._decode(group, n_slots, rules)
+                for example, each in zip(group, decoded, strict=True):
+                    found[place[id(example)]] = each
+                progress(len(group), sum(len(f.hyps[0].token_log_probs) for f in decoded))
             gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
-        made = [self._translation(e, best, rules) for e, best in zip(examples, hyps)]
-        if tgt_lines is None:
-            return made
-        return [replace(t, gold_log_prob=g, has_gold=True) for t, g in zip(made, gold)]
+        made = [self._translation(*each, rules) for each in zip(examples, found)]
+        return made if tgt_lines is None else [*map(with_gold, made, gold)]
 
-    def _translation(
-        self, example: Example, hyps: list[Hypothesis], rules: SearchRules
-    ) -> Translation:
+    def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
         curve = self.checkpoint.confidence
-        confidence = None if curve is None else curve.of(hyps[0])
+        confidence = None if curve is None else curve.of(found.hyps[0])
         unsure = confidence is not None and confidence < 0.5
         return Translation(
             example.line.id,
             example.line.text,
-            hyps,
-            notes_of(example, hyps, rules, unsure and self.options.information.report_unsure),
+            found.hyps,
+            notes_of(example, found, rules, unsure and self.options.information.report_unsure),
             n_src_tokens=example.n_src_tokens,
             n_unknown=example.n_unknown,
             confidence=confidence,
@@ -337,105 +336,92 @@ class Translator:
         per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
         return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
 
-    def _decode(
-        self, group: list[Example], n_slots: int, rules: SearchRules
-    ) -> list[list[Hypothesis]]:
+    def _decode(self, group: list[Example], n_slots: int, rules: SearchRules) -> list[Found]:
         """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
-        room for."""
+        room for.  An example for which the model returns NaN is tried once more."""
+        found = self._run(self.model, group, n_slots, rules)
+        fine = [i for i, each in enumerate(found) if each.hyps]
+        if rules.policy.as_2018 and len(fine) < len(group):  # batch mates have met the others
+            again = self._decode([group[i] for i in fine], n_slots, rules)
+            for i, each in zip(fine, again):
+                found[i] = each
+        return [f if f.hyps else self._retry(e, rules) for e, f in zip(group, found)]
 
+    def _retry(self, example: Example, rules: SearchRules) -> Found:
+        """What a search in fp32 finds for an example alone; blank where that fails as well."""
+        blank = Found([NOTHING], NOT_A_NUMBER)
+        try:
+            (found,) = self._run(self.exact_model, [example], 1, rules)
+        except MemoryExhausted:
+            return blank
+        return found if found.hyps else blank
+
+    @functools.cached_property
+    def exact_model(self) -> EncoderDecoder:
+        """The model in fp32.  MemoryExhausted where there is no room beside the other."""
+        return placed(self.model, self.device, torch.float32)
+
+    def _run(
+        self, model: EncoderDecoder, group: list[Example], n_slots: int, rules: SearchRules
+    ) -> list[Found]:
         def width(example: Example) -> int:
             return source_length(example) * rules.beam_size
 
-        return self.room.run(group, n_slots, width, partial(self._search, rules))
+        return self.room.run(group, n_slots, width, partial(self._search, model, rules))
 
     def _refills(self, rules: SearchRules) -> bool:
         """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
         return self.refills and not rules.policy.as_2018
 
     def _search(
-        self, rules: SearchRules, group: list[Example], n_slots: int
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """The place of each example in the group and its hypotheses, where its search is over."""
+        self, model: EncoderDecoder, rules: SearchRules, group: list[Example], n_slots: int
+    ) -> Iterator[tuple[int, Found]]:
+        """The place of each example in the group and what was found, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)
         plan = replace(rules.plan, aligns=aligns, clock=self.clock)
         n_joint = len(group) if self._refills(rules) else n_slots
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
-            try:
-                sentences = [*map(rules.sentence, part)]
-                for i, beam in decode(self.model, sentences, plan, n_slots):
-                    with self.clock.phase("tokenise"):
-                        hyps = self._hypotheses(beam, part[i])
-                    yield start + i, hyps
-            except NotANumber as error:
-                line = part[error.sentence].line.id + 1
-                raise NotANumber(error.sentence, error.step, line) from None
-
-    def _hypotheses(self, beam: Beam, example: Example) -> list[Hypothesis]:
-        """The n best that are distinct, as the search counts them."""
-        found: dict[Any, Hypothesis] = {}
-        for hyp in beam.best():
-            if len(found) == beam.plan.n_best:
-                break
-            ids, log_probs = beam.hypothesis(hyp)
-            words = ids[:-1] if hyp.ended else ids
-            tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
-            if self.options.text.replace_unk and self.checkpoint.tgt_vocab.unk_id in words:
-                sources = self._sources(beam.alignment(hyp), len(tokens))
-                tokens = self._without_unk(words, tokens, sources, example)
-            text = self.tokenizer.decode(tokens)
-            case = str.upper if CAPITALS in example.notes else str
-            if example.reading:
-                sources = self._sources(beam.alignment(hyp), len(tokens))
-                aligned = Aligned(example.src_tokens, tokens, sources)
-                text = put_back(example.reading, self.tokenizer.encode, aligned, text, case)
-            else:
-                text = case(text)
-            # Two segmentations of one text are two sequences of tokens
-            key = {"text": text, "tokens": tuple(ids), "copies": len(found)}
-            found.setdefault(
-                key[beam.plan.policy.distinct],
-                Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
-            )
-        return list(found.values())
-
-    def _sources(self, places: list[int], n_tokens: int) -> list[int]:
-        """The token of the line that each token of a hypothesis renders."""
-        late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
-        # One that is cut off has no token after its last
-        own = [*places[late:], *places[-1:]][:n_tokens]
-        return [place - n_before for place in own]
-
-    def _without_unk(
-        self, ids: list[int], tokens: list[str], sources: list[int], example: Example
-    ) -> list[str]:
-        """In the place of each unknown token, what the source has where it was attended to."""
-        unk_id = self.checkpoint.tgt_vocab.unk_id
-        found = (example.src_tokens[source] for source in sources)
-        own = [self.phrases.get(source, source) for source in found]
-        return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]
+            for i, beam in decode(model, [*map(rules.sentence, part)], plan, n_slots):
+                with self.clock.phase("tokenise"):
+                    found = self.renderer.found(beam, part[i])
+                yield start + i, found
 
     def _gold(self, examples: list[Example]) -> list[float | None]:
-        """Log-probability of each example's reference; None where either side is missing."""
+        """Log-probability of each example's reference; None where either side is missing.  NaN
+        where the model returns NaN, once more in fp32 and alone."""
         place = {id(e): i for i, e in enumerate(examples)}
         gold: list[float | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
         tokens = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
 
         for group in make_batches(scorable, tokens, "tokens", longer_side):
-            scores = self.gold_room.run(group, len(group), longer_side, self._score)
+            scores = self._scores(self.model, group)
             for example, score in zip(group, scores, strict=True):
-                gold[place[id(example)]] = score
+                gold[place[id(example)]] = score if is_number(score) else self._rescore(example)
         return gold
 
-    def _score(self, group: list[Example], n_at_once: int) -> Iterator[tuple[int, float]]:
+    def _rescore(self, example: Example) -> float:
+        """The score of an example alone in fp32; NaN where there is no room for that."""
+        try:
+            return self._scores(self.exact_model, [example])[0]
+        except MemoryExhausted:
+            return math.nan
+
+    def _scores(self, model: EncoderDecoder, group: list[Example]) -> list[float]:
+        score = partial(self._score, model)
+        return self.gold_room.run(group, len(group), longer_side, score)
+
+    def _score(
+        self, model: EncoderDecoder, group: list[Example], n_at_once: int
+    ) -> Iterator[tuple[int, float]]:
         """The place of each example in the group and its log-probability."""
         checkpoint = self.checkpoint
         for start in range(0, len(group), n_at_once):
             part = group[start : start + n_at_once]
             batch = pad_batch(part, checkpoint.src_vocab.pad_id or 0, self.device)
             scores = score_targets(
-                self.model,
+                model,
                 batch.src,
                 batch.src_lengths,
                 [e.tgt_ids or [] for e in part],
@@ -453,6 +439,18 @@ class Translator:
     def _members(self) -> list[Any]:
         """The models of an ensemble, or the model alone."""
         return list(getattr(self.model, "members", [self.model]))
+
+
+def is_number(score: float) -> bool:
+    """Whether a sum of log-probabilities is one: -inf is, NaN and infinity are not."""
+    return score < math.inf
+
+
+def with_gold(translation: Translation, gold: float | None) -> Translation:
+    """With the log-probability of its reference, which may be NaN."""
+    if gold is None or is_number(gold):
+        return replace(translation, gold_log_prob=gold, has_gold=True)
+    return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))
 
 
 def totals(progress: Progress | None) -> Progress:

@@ -23,6 +23,7 @@ RANKS = [
     ["onmt_lite.runtime"],
     ["onmt_lite.languages"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
+    ["onmt_lite.rendering"],
     ["onmt_lite.notes"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],

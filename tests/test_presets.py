@@ -139,14 +139,6 @@ class TestEveryPreset:
         )
         assert steps and not any(steps)
 
-    @pytest.mark.parametrize("name", PRESETS)
-    def test_not_a_number_is_an_error_that_names_the_line(self, name):
-        broken = make_source({"1": [math.nan] * 3}, logits(0.1, 0.8, 0.1))
-        fine = make_source({}, logits(0.2, 0.5, 0.3))
-        group = [fine, broken]
-        with pytest.raises(Exception, match=r"NaN \(line 2, step 2\)"):
-            make_translator(group).translate(lines_of(group), search=name, beam_size=2)
-
 
 class TestOptions:
     @pytest.mark.parametrize("switch", SWITCHES)

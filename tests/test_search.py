@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from onmt_lite.options import TranslateOptions
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.frontier import NotANumber
 from onmt_lite.search.plan import Limits
 from onmt_lite.search.records import Candidates, Event
 from onmt_lite.translator import Translator
@@ -332,21 +331,6 @@ class TestScores:
             for stepwise in (False, True)
         }
         assert winner == {False: (1, EOS), True: (2, EOS)}
-
-
-class TestNotANumber:
-    def test_names_line_and_step(self):
-        fine = make_source({}, logits(0.2, 0.5, 0.3))
-        broken = make_source({"1 1": [math.nan] * 3}, logits(0.1, 0.8, 0.1))
-        translator = Translator(make_checkpoint([fine, broken]), TranslateOptions.of())
-        lines = ["s0 s0 s0", "", "s1 s1", "s0 s0"]
-        with pytest.raises(NotANumber, match=r"line 3, step 3\b"):
-            translator.translate(lines, beam_size=2, min_length=3)
-
-    def test_one_in_a_row_is_enough(self):
-        broken = make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3)
-        with pytest.raises(NotANumber, match=r"step 1\b"):
-            search([broken], Settings(2, 3))
 
 
 def test_worked_example():

@@ -89,8 +89,12 @@ class KeyValueCache:
         if self.keys is not None and self.values is not None:
             self.keys = _with_room(self.keys, len(self.born))
             self.values = _with_room(self.values, len(self.born))
-            selection.of_sentences(self.keys[..., : self.length], dim=1)
-            selection.of_sentences(self.values[..., : self.length, :], dim=1)
+            keys, values = self.keys[..., : self.length], self.values[..., : self.length, :]
+            selection.of_sentences(keys, dim=1)
+            selection.of_sentences(values, dim=1)
+            if selection.joined is not None:  # where a sentence that left may have had NaN
+                keys.index_fill_(1, selection.joined[0], 0.0)
+                values.index_fill_(1, selection.joined[0], 0.0)
 
     def _mask_so_far(self) -> Tensor:
         """Where there was no need for a mask, all entries are everybody's past."""

@@ -11,6 +11,9 @@ from onmt_lite.search.pool import Pool
 from onmt_lite.search.records import Candidates, Event, Finished
 from onmt_lite.search.scoring import length_norm
 
+NOT_A_NUMBER = "not-a-number"  # the model's output is NaN, so nothing can be ranked
+SEARCH_EMPTY = "search-empty"  # the model allows no continuation before a hypothesis has finished
+
 
 @dataclass
 class Books:
@@ -37,6 +40,7 @@ class Beam:
     scores[t][k]     score of row k after t+1 steps; -inf: no such row
     places[t][k]     source token that row k of step t attended to most, where the plan aligns
     finished         complete hypotheses, in the order in which they finished
+    note             what went wrong: NOT_A_NUMBER, SEARCH_EMPTY or nothing
     """
 
     def __init__(self, plan: Plan, limits: Limits):
@@ -53,6 +57,7 @@ class Beam:
         self.watching = False  # a stop rule must be asked at every step
         self.bounded = isinstance(plan.stop, Bound)
         self.correction: list[float] | None = None  # scores that the next step must start from
+        self.note = ""
 
     @property
     def done(self) -> bool:
@@ -113,6 +118,13 @@ class Beam:
                 if not pool.done:
                     self._advance_pool(pool, own, rows.part(i * width, (i + 1) * width))
         self._close(rows)
+
+    def fail(self) -> None:
+        """End the search without a hypothesis: the model's output is NaN."""
+        self.note = NOT_A_NUMBER
+        for pool in self.pools:
+            pool.finished.clear()
+            pool.done = True
 
     def _advance_pool(self, pool: Pool, candidates: Candidates, rows: Candidates) -> None:
         policy, eos = self.plan.policy, self.plan.eos_id
@@ -203,6 +215,7 @@ class Beam:
 
     def _end_where_it_is(self) -> None:
         """The model allows no continuation of any row: the best one is complete as it is."""
+        self.note = SEARCH_EMPTY
         step = self.n_steps - 1
         if step == 0:  # not even a first token
             self.pools[0].add(Finished(0.0, 0, 0, self.start, 0.0, ended=False))

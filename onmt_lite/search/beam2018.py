@@ -8,7 +8,7 @@ rows, again for every hypothesis that was scored.  Padding: open rows filled up 
 
 import math
 
-from onmt_lite.search.beam import Beam
+from onmt_lite.search.beam import NOT_A_NUMBER, Beam
 from onmt_lite.search.plan import Limits, Plan
 from onmt_lite.search.records import Candidates, Event, Finished
 
@@ -52,6 +52,11 @@ class Beam2018(Beam):
         if self.aliased:
             self._share_scores(event.rows)
 
+    def fail(self) -> None:
+        super().fail()
+        self.open.discard(self)
+        self.exhausted = True
+
     def _share_scores(self, rows: Candidates) -> None:
         ended = [hyp for hyp in self.finished if hyp.step == self.n_steps]
         place = {key: k for k, key in enumerate(zip(rows.row, rows.token))}
@@ -72,6 +77,8 @@ class Beam2018(Beam):
 
     def end(self) -> None:
         """Fill the n-best list up with rows, those that are finished for a second time."""
+        if self.note == NOT_A_NUMBER:
+            return
         n, n_steps = max(0, self.plan.n_best - len(self.finished)), len(self.prev_ks)
         if n == 0 or n_steps == 0:
             return

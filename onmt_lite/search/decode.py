@@ -27,7 +27,7 @@ def decode(
              all run, and the batch shrinks.
     on_step  called after each step with the frontier and what the step tells the host, see `Log`
 
-    Raises NotANumber.
+    A sentence for which the model returns NaN leaves at that step, and its Beam has no hypothesis.
     """
     frontier = Frontier(model, plan, sentences, n_slots or len(sentences))
     while frontier.admit():

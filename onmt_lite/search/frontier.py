@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection
 from onmt_lite.search.beam import Beam
@@ -20,15 +19,6 @@ from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.records import Event
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.scoring import coverage_penalty
-
-
-class NotANumber(CheckpointError):
-    """The model's output for a sentence is NaN, so nothing can be ranked."""
-
-    def __init__(self, sentence: int, step: int, line: int | None = None):
-        where = f"step {step}" if line is None else f"line {line}, step {step}"
-        super().__init__(f"the model returned NaN ({where}); try -precision fp32")
-        self.sentence, self.step = sentence, step
 
 
 class Frontier:
@@ -299,7 +289,7 @@ class Frontier:
 
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
-        nothing can follow.  Raises NotANumber."""
+        nothing can follow.  One whose scores are NaN or infinite fails at once."""
         lines, n_steps = self.log.append(packed), self.n_steps
         self.visited = [
             b
@@ -310,9 +300,10 @@ class Frontier:
         for b in self.visited:
             slot = self.slots[b]
             event = self.log.event(lines[b], n_steps - slot.started)
-            total = sum(event.candidates.score)
-            if math.isnan(total):
-                raise NotANumber(slot.number, event.step)
+            total = sum(event.candidates.score) + sum(event.costs)
+            if not total < math.inf:
+                slot.beam.fail()
+                continue
             if total == -math.inf or slot.last == n_steps or self.plan.policy.as_2018:
                 self._read(b)  # what a Beam may look back at
             yield slot.beam, event

@@ -1,0 +1,63 @@
+"""From the search to text: the hypotheses of a beam as people read them."""
+
+from typing import Any
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.examples import CAPITALS
+from onmt_lite.records import Example, Found, Hypothesis
+from onmt_lite.search.beam import Beam
+from onmt_lite.text.restoring import Aligned, put_back
+
+
+class Renderer:
+    """Makes the text of hypotheses for one model, with its first tokenizer."""
+
+    def __init__(self, checkpoint: Checkpoint, replaces_unk: bool, phrases: dict[str, str]):
+        """`replaces_unk`: unknown tokens give way to the source tokens attended to, or to what
+        `phrases` has for these."""
+        self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
+        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
+
+    def found(self, beam: Beam, example: Example) -> Found:
+        """The n best that are distinct, as the search counts them."""
+        hyps: dict[Any, Hypothesis] = {}
+        for hyp in beam.best():
+            if len(hyps) == beam.plan.n_best:
+                break
+            ids, log_probs = beam.hypothesis(hyp)
+            words = ids[:-1] if hyp.ended else ids
+            tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
+            if self.replaces_unk and self.checkpoint.tgt_vocab.unk_id in words:
+                sources = self._sources(beam.alignment(hyp), len(tokens))
+                tokens = self._without_unk(words, tokens, sources, example)
+            text = self.tokenizer.decode(tokens)
+            case = str.upper if CAPITALS in example.notes else str
+            if example.reading:
+                sources = self._sources(beam.alignment(hyp), len(tokens))
+                aligned = Aligned(example.src_tokens, tokens, sources)
+                text = put_back(example.reading, self.tokenizer.encode, aligned, text, case)
+            else:
+                text = case(text)
+            # Two segmentations of one text are two sequences of tokens
+            key = {"text": text, "tokens": tuple(ids), "copies": len(hyps)}
+            hyps.setdefault(
+                key[beam.plan.policy.distinct],
+                Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
+            )
+        return Found(list(hyps.values()), beam.note)
+
+    def _sources(self, places: list[int], n_tokens: int) -> list[int]:
+        """The token of the line that each token of a hypothesis renders."""
+        late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
+        # One that is cut off has no token after its last
+        own = [*places[late:], *places[-1:]][:n_tokens]
+        return [place - n_before for place in own]
+
+    def _without_unk(
+        self, ids: list[int], tokens: list[str], sources: list[int], example: Example
+    ) -> list[str]:
+        """In the place of each unknown token, what the source has where it was attended to."""
+        unk_id = self.checkpoint.tgt_vocab.unk_id
+        found = (example.src_tokens[source] for source in sources)
+        own = [self.phrases.get(source, source) for source in found]
+        return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]

@@ -1,0 +1,48 @@
+"""Errors travel between processes whole."""
+
+import pickle
+import pkgutil
+import signal
+from importlib import import_module
+
+import pytest
+
+import onmt_lite
+from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.interrupt import Interrupted
+
+OPTIONAL = ("onmt_lite.ray", "onmt_lite.__main__")  # needs a package; runs the program
+
+for module in pkgutil.walk_packages(onmt_lite.__path__, "onmt_lite."):
+    if not module.name.startswith(OPTIONAL):
+        import_module(module.name)
+
+
+def kinds(error: type) -> list[type]:
+    return [error, *(kind for child in error.__subclasses__() for kind in kinds(child))]
+
+
+def travelled(error: BaseException) -> BaseException:
+    return pickle.loads(pickle.dumps(error))
+
+
+@pytest.mark.parametrize("kind", kinds(OnmtLiteError), ids=lambda kind: kind.__name__)
+def test_every_error_of_ours(kind):
+    """Made of its text alone, as all are."""
+    error = kind("what (where); what to do")
+    found = travelled(error)
+    assert type(found) is kind
+    assert (str(found), found.exit_code) == ("what (where); what to do", error.exit_code)
+
+
+def test_all_problems():
+    found = travelled(OptionError("beam_size 0", "alpha: a\nb"))
+    assert found.problems == ("beam_size 0", "alpha: a\nb")
+    assert str(found) == "beam_size 0\nalpha: a\nb"
+
+
+def test_a_signal():
+    stop = Interrupted(signal.SIGTERM)
+    stop.kept = "after 3 lines"
+    found = travelled(stop)
+    assert (found.signal, found.exit_code, found.kept) == (signal.SIGTERM, 143, "after 3 lines")

@@ -1,0 +1,305 @@
+"""A model that returns NaN, or nothing, for one sentence: the others never notice."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.records import Hypothesis, Translation
+from onmt_lite.reports import to_jsonl
+from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
+from onmt_lite.search.decode import decode
+from onmt_lite.search.plan import Limits, Sentence
+from tests.support import cases
+from tests.support.tables import (
+    Settings,
+    hypotheses,
+    logits,
+    make_checkpoint,
+    make_source,
+    plan_of,
+    search,
+    sources,
+)
+from tests.test_device import assert_same, faults, on_device, simulate
+from tests.test_state import MODELS
+
+BAD = 33  # a source token
+NAN = [math.nan] * 3
+FINE = make_source({}, logits(0.2, 0.5, 0.3))
+BROKEN = make_source({"1": NAN}, logits(0.1, 0.8, 0.1))
+
+
+def make_translator(group: list[TableSource], **options) -> Translator:
+    return Translator(make_checkpoint(group), TranslateOptions.of(**options))
+
+
+def line_of(i: int, source: TableSource) -> str:
+    return " ".join([f"s{i}"] * source.length)
+
+
+def results(translator, lines, **options) -> list:
+    """All but the lines' numbers, which two runs may count differently."""
+    translations = translator.translate(lines, batch_type="sents", **options)
+    return [replace(t, id=0) for t in translations]
+
+
+def is_blank(translation: Translation) -> bool:
+    (hyp,) = translation.hyps
+    empty = Hypothesis("", [], 0.0, 0.0, [], ended=False)
+    return hyp == empty and translation.notes == (NOT_A_NUMBER,)
+
+
+def with_nan(source: TableSource, at: str) -> TableSource:
+    """The same table with NaN in one place of its row `at`."""
+    row = source.rows[at]
+    return replace(source, rows={**source.rows, at: [*row[:-1], math.nan]})
+
+
+class TestOthersComeOutAsWithoutIt:
+    @pytest.mark.parametrize("refills", [False, True])
+    @pytest.mark.parametrize("name", PRESETS)
+    @settings(deadline=None, max_examples=12)
+    @given(
+        group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=3, max_size=8),
+        data=st.data(),
+        batch_size=st.sampled_from([2, 8]),
+    )
+    def test_in_every_search(self, name, refills, group, data, batch_size):
+        """Sentences of which some get NaN in one row of their table: at once, or where the search
+        comes to it."""
+        at = st.sampled_from(["", "1", "2", "1 1", "3 2", "*3"])
+        bad = data.draw(st.dictionaries(st.integers(0, len(group) - 1), at, min_size=1))
+        group = [with_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
+        translator = make_translator(group, device="cpu")
+        translator.refills = refills
+        lines = [line_of(i, source) for i, source in enumerate(group)]
+        options = dict(search=name, beam_size=3, max_length=6)
+        alone = [results(translator, [line], **options)[0] for line in lines]
+        broken = [NOT_A_NUMBER in t.notes for t in alone]
+        # NaN where a search begins is met by all of them
+        assert all(broken[i] for i, where in bad.items() if where == "")
+        assert not any(broken[i] for i in range(len(group)) if i not in bad)
+        assert all(is_blank(t) for t, b in zip(alone, broken) if b)
+
+        found = results(translator, lines, batch_size=len(lines), **options)
+        others = [line for line, b in zip(lines, broken) if not b]
+        expected = iter(results(translator, others, batch_size=len(lines), **options))
+        for t, b in zip(found, broken, strict=True):
+            assert is_blank(t) if b else t == next(expected)
+        if name != "opennmt-2018":  # whose results depend on the batch
+            again = results(translator, lines, batch_size=batch_size, **options)
+            assert again == found
+
+    @pytest.mark.parametrize("name", [name for name in MODELS if name != "table"])
+    def test_in_every_family(self, name):
+        """Sentences that take over the place of one that left with NaN in its state."""
+        model, plain = MODELS[name](), MODELS[name]()
+        model.encode = partial(poisoned_encode, plain.encode)
+        plan = replace(plan_of(Settings(beam_size=3, max_length=0)), bos_id=2)
+        generator = torch.Generator().manual_seed(1)
+        waiting = [
+            Sentence(torch.randint(4, BAD, (9 - i // 3,), generator=generator).tolist(), limits)
+            for i, limits in enumerate(Limits(2 + i % 7) for i in range(20))
+        ]
+        bad = (0, 1, 4, 9, 13)
+        for i in bad:
+            waiting[i].src[0] = BAD
+        found = dict(decode(model, waiting, plan, 3))
+        for i, sentence in enumerate(waiting):
+            if i in bad:
+                assert (found[i].note, hypotheses(found[i])) == (NOT_A_NUMBER, [])
+                continue
+            ((_, alone),) = decode(plain, [sentence], plan)
+            assert found[i].note == ""
+            for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
+                assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)
+                assert hyp.score == pytest.approx(other.score, abs=1e-5)
+
+    def test_with_one_transfer_per_step(self):
+        """Also where sentences fail."""
+        lines = [*cases.LINES[:3], "w27 w1", *cases.LINES[3:]]
+        plain, moved = (cases.make_translator(nan_embedding()) for _ in range(2))
+        expected = cases.translate(plain, lines)
+        found, events = simulate(on_device(moved), lines)
+        assert [is_blank(t) for t in found] == ["w27" in line.split() for line in lines]
+        assert_same(found, expected)
+        assert faults(events) == {}
+
+
+def poisoned_encode(encode, src, *args):
+    """As `encode`, with an embedding of NaN for the token BAD."""
+    plain = torch.nn.functional.embedding
+
+    def poisoned(ids, *rest, **options):
+        return plain(ids, *rest, **options).masked_fill((ids == BAD)[..., None], math.nan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "embedding", poisoned)
+        return encode(src, *args)
+
+
+def nan_embedding():
+    model = cases.lively_transformer(share_embeddings=False)
+    model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = math.nan
+    return model
+
+
+def overflowing(dtype: torch.dtype):
+    """A model in which the line `w27` leaves the range of float16."""
+    model = cases.lively_transformer(share_embeddings=False)
+    model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = 60000.0
+    return model.to(dtype)
+
+
+class TestOnceMoreInFp32:
+    LINES = ["w1 w2", "w27 w3", "w4", "w5 w27"]
+
+    def test_the_line_is_what_fp32_makes_of_it(self):
+        half = cases.make_translator(overflowing(torch.float16), precision="fp16")
+        exact = cases.make_translator(overflowing(torch.float16).float())
+        found, expected = (cases.translate(t, self.LINES) for t in (half, exact))
+        others = cases.translate(half, self.LINES[::2])
+        assert_same(found[1::2], expected[1::2])
+        assert [t.hyps for t in found[::2]] == [t.hyps for t in others]
+        assert all(t.hyps[0].tokens and NOT_A_NUMBER not in t.notes for t in found)
+
+    def test_the_test_above_can_fail(self):
+        model = overflowing(torch.float16)
+        memory = model.encode(torch.tensor([[cases.SRC_VOCAB.ids["w27"]]]), torch.tensor([1]))
+        assert memory.bank.isnan().any()
+
+    def test_a_search_in_fp32_meets_nan_once_more_and_gives_up(self, monkeypatch):
+        calls, encode = [], TableModel.encode
+
+        def counted(self, src, *args):
+            calls.append(len(src))
+            return encode(self, src, *args)
+
+        monkeypatch.setattr(TableModel, "encode", counted)
+        lines = ["s0 s0", "", "s1 s1", "s1 s1", "s0 s0"]
+        found = make_translator([FINE, BROKEN]).translate(lines, beam_size=2)
+        assert [NOT_A_NUMBER in t.notes for t in found] == [False, False, True, True, False]
+        assert calls == [4, 1, 1]
+
+    def test_memory_that_is_out_in_fp32_leaves_the_line_blank(self, monkeypatch):
+        def full(*args):
+            raise RuntimeError("out of memory")
+
+        translator = cases.make_translator(overflowing(torch.float16), precision="fp16")
+        monkeypatch.setattr("onmt_lite.runtime.copy.deepcopy", full)
+        found = cases.translate(translator, self.LINES)
+        assert [is_blank(t) for t in found] == [False, True, False, True]
+
+
+class TestWhatCounts:
+    def test_one_number_in_a_row(self):
+        (beam,) = search([make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3)], Settings(2, 3))
+        assert (beam.note, beam.best()) == (NOT_A_NUMBER, [])
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_infinity(self, name):
+        source = make_source({"1": [0.0, math.inf, 0.0]}, logits(0.1, 0.8, 0.1))
+        (found,) = results(make_translator([source]), ["s0 s0"], search=name, beam_size=2)
+        assert is_blank(found)
+
+    def test_infinite_scores_of_a_model_that_does_not_normalise(self):
+        source = make_source({"1": [0.0, math.inf, 0.0]}, logits(0.1, 0.8, 0.1))
+        translator = make_translator([source])
+        translator.checkpoint = replace(translator.checkpoint, sums_to_one=False)
+        (found,) = results(translator, ["s0 s0"], beam_size=2)
+        assert is_blank(found)
+
+    @pytest.mark.parametrize("stepwise", [False, True])
+    def test_attention(self, stepwise):
+        source = make_source({}, logits(0.6, 0.2, 0.2), {"1": [math.nan, 0.1]})
+        options = dict(coverage_penalty="wu", beta=0.2, stepwise_penalty=stepwise)
+        (found,) = results(make_translator([source]), ["s0 s0"], beam_size=2, **options)
+        assert is_blank(found)
+
+    def test_hypotheses_that_had_finished_are_not_kept(self):
+        rows = {"": logits(0.5, 0.5, 0), "1": NAN}
+        (found,) = results(make_translator([make_source(rows, NAN)]), ["s0 s0"], beam_size=2)
+        assert is_blank(found)
+
+
+NONE = [-math.inf] * 3
+
+
+class TestNothingMayFollow:
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_the_translation_ends_where_it_is(self, name):
+        source = make_source({"": logits(0, 0.6, 0.4), "1": NONE, "2": NONE}, NONE)
+        translator = make_translator([source, FINE])
+        found = results(translator, ["s0 s0", "s1 s1"], search=name, beam_size=2)
+        assert found[0].notes == (SEARCH_EMPTY,)
+        assert (found[0].hyps[0].tokens, found[0].hyps[0].ended) == (["a"], False)
+        assert found[1] == results(translator, ["s1 s1"], search=name, beam_size=2)[0]
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_not_even_a_first_token(self, name):
+        (found,) = results(make_translator([make_source({}, NONE)]), ["s0 s0"], search=name)
+        assert found.notes == (SEARCH_EMPTY,)
+        assert (found.text, found.hyps[0].tokens) == ("", [])
+
+    def test_one_that_had_finished_is_a_translation_like_any_other(self):
+        source = make_source({"": logits(0.4, 0.6, 0)}, NONE)
+        (found,) = results(make_translator([source]), ["s0 s0"], beam_size=2)
+        assert (found.notes, found.hyps[0].tokens, found.hyps[0].ended) == ((), [], True)
+
+
+class TestReferences:
+    def test_nan_is_no_score(self):
+        translator = make_translator([FINE, BROKEN])
+        lines, targets = ["s0 s0", "s1 s1", "s1 s1"], ["a", "a b", "b"]
+        found = translator.score(lines, targets)
+        expected = [math.log(0.5) + math.log(0.2), None, 2 * math.log(0.1)]
+        assert found == [pytest.approx(e, abs=1e-6) for e in expected]
+
+    def test_a_note_says_so(self, tmp_path):
+        (tmp_path / "src").write_text("s0 s0\ns1 s1\n", "utf-8")
+        (tmp_path / "tgt").write_text("a\na b\n", "utf-8")
+        translator = make_translator([FINE, BROKEN])
+        options = dict(tgt=str(tmp_path / "tgt"), output_format="jsonl", max_length=1)
+        translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
+        records = [
+            json.loads(line) for line in (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
+        ]
+        assert records[0]["gold_log_prob"] == pytest.approx(math.log(0.5 * 0.2), abs=1e-6)
+        assert records[1]["gold_log_prob"] is None
+        assert "tgt-not-a-number" in records[1]["notes"]
+        assert "tgt-not-a-number" not in records[0]["notes"]
+
+    def test_once_more_in_fp32(self):
+        targets = ["w20 w21"] * 4
+        half = cases.make_translator(overflowing(torch.float16), precision="fp16")
+        exact = cases.make_translator(overflowing(torch.float16).float())
+        found, expected = (t.score(TestOnceMoreInFp32.LINES, targets) for t in (half, exact))
+        assert found[1] == pytest.approx(expected[1], abs=1e-5)
+        assert found[3] == pytest.approx(expected[3], abs=1e-5)
+        assert found[0] != expected[0]
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=3), st.floats(), st.floats(), st.floats())
+def test_json_has_numbers_and_null_alone(log_probs, score, log_prob, gold):
+    hyp = Hypothesis("a", ["a"], score, log_prob, log_probs, True)
+    record = json.loads(
+        to_jsonl(Translation(0, "x", [hyp], (), gold, True)), parse_constant=pytest.fail
+    )
+    numbers = [(score, log_prob, *log_probs), (gold,)]
+    found = record["hyps"][0]
+    read = [
+        (found["score"], found["log_prob"], *found["token_log_probs"]),
+        (record["gold_log_prob"],),
+    ]
+    for given_, got in zip(numbers, read):
+        assert got == tuple(x if math.isfinite(x) else None for x in given_)
