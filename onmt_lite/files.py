@@ -89,31 +89,61 @@ def _count_standard_input() -> int | None:
     return n
 
 
+class Inputs:
+    """Files that a job reads line by line, perhaps several times, and that must stay as they are
+    until it ends.
+
+    As a context, checks them at its end.  Streams are left alone, and so are files that are
+    removed: what is open is still there.
+    """
+
+    def __init__(self, *paths: str | None):
+        self.states = {path: _state_of(path) for path in paths if path is not None}
+
+    def __enter__(self) -> "Inputs":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, place: object) -> None:
+        if error is None or isinstance(error, DataError):  # lines that do not match, say
+            self.check()
+
+    def check(self) -> None:
+        """FileError for a file that was written since: lines would be lost, or read twice."""
+        for path, before in self.states.items():
+            if before is not None and _state_of(path) not in (before, None):
+                name = STANDARD_INPUT if path == "-" else path
+                raise FileError(
+                    f"{name} was changed while it was read; put it back as it was, or translate it "
+                    "once more"
+                )
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    """What changes when a regular file is written; None for anything else."""
+    try:
+        found = os.stat(sys.stdin.fileno() if path == "-" and sys.stdin else path)
+    except (OSError, ValueError):
+        return None
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[int]:
-    """A file descriptor to read from.
-
-    FileError at the end if the file is no longer what it was: lines may have been lost or read
-    twice.
-    """
+    """A file descriptor to read from.  FileError, also at the end for a file that has changed."""
     if path == "-":
         if sys.stdin is None:
             raise FileError("cannot read standard input: it is closed")
         yield sys.stdin.fileno()
         return
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
-    try:
-        before = os.fstat(fd)
-        yield fd
-        after = os.fstat(fd)
-        changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
-        if stat.S_ISREG(before.st_mode) and changed:
-            raise FileError(f"{path} was changed while it was read; translate it once more")
-    finally:
-        os.close(fd)
+    with Inputs(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def name_of(output: str) -> str:

@@ -21,6 +21,7 @@ from onmt_lite.buckets import (
 from onmt_lite.console import is_typed
 from onmt_lite.errors import OptionError
 from onmt_lite.files import (
+    Inputs,
     check_paths,
     count_input,
     name_of,
@@ -70,6 +71,7 @@ def run_logged(
     """As `run_job`, with the log set up."""
     data, report = options.data, options.information
     meter, started = None, time.monotonic()
+    inputs = Inputs(data.src, data.tgt)
     total = count_input(data.src, data.tgt)
     if options.jobs.shard and total is None:
         raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
@@ -84,7 +86,7 @@ def run_logged(
                 shard = choose_shard(data.src, options.jobs, n, total)
                 typed = is_typed(data.src)
                 with Meter(shard.n_lines, options.jobs.quiet, typed, progress) as meter:
-                    summary = translate_buckets(engine, options, shard, out, meter)
+                    summary = translate_buckets(engine, options, shard, inputs, out, meter)
                     seconds = meter.seconds()
             summary.log(scores=report.verbose or report.report_time)
             if report.report_time:
@@ -132,12 +134,18 @@ def choose_engine(options: TranslateOptions, translator: "Translator | None") ->
 
 
 def translate_buckets(
-    engine: Engine, options: TranslateOptions, shard: Shard, out: IO[bytes], meter: Meter
+    engine: Engine,
+    options: TranslateOptions,
+    shard: Shard,
+    inputs: Inputs,
+    out: IO[bytes],
+    meter: Meter,
 ) -> Summary:
     """Bucket after bucket, so that memory does not grow with the input."""
     data, summary = options.data, Summary()
-    with open_buckets(data, lines_per_bucket(options, engine), shard) as reader:
+    with inputs, open_buckets(data, lines_per_bucket(options, engine), shard) as reader:
         for done in engine.run(reader.buckets(), meter.add):
+            inputs.check()
             with meter.hidden():  # the output may go to the same terminal
                 with meter.clock.phase("write"):
                     write_all(out, done.data, data.output)

@@ -3,11 +3,17 @@
 import gzip
 import io
 import json
+import os
 import shutil
 import zipfile
 
 import pytest
 
+import onmt_lite.job
+from onmt_lite import TranslateOptions, Translator
+from onmt_lite.errors import FileError
+from onmt_lite.job import run_job
+from onmt_lite.shipped import DATA as MODELS
 from tests.support.files import DATA
 
 LINES = b"one\ntwo\n\nodd\n"  # of the fixture src
@@ -117,6 +123,81 @@ def test_lines_of_gzip_data_are_answered_as_they_come(process):
             assert job.stdout.readline() == answer
     job.stdin.close()
     assert (job.wait(timeout=200), job.stdout.read()) == (0, b"")
+
+
+CHANGES = {
+    "grows": lambda path: path.write_bytes(path.read_bytes() + b"katze\n"),
+    "shrinks": lambda path: path.write_bytes(b"katze\n"),
+    "is written anew": lambda path: os.utime(path, ns=(1, 1)),
+    "is replaced": lambda path: (
+        path.with_name("x").write_bytes(b"x"),
+        path.with_name("x").rename(path),
+    ),
+}
+
+
+class TestAnInputThatChanges:
+    TOY = str(MODELS / "toy.json")
+
+    @pytest.fixture
+    def job(self, tmp_path):
+        """job(progress) -> the error of a job with 5 buckets of src and tgt."""
+        for name, line in (("src", b"katze\n"), ("tgt", b"the\n")):
+            (tmp_path / name).write_bytes(line * 10)
+        src, tgt, out = (str(tmp_path / name) for name in ("src", "tgt", "out"))
+        given = dict(src=src, tgt=tgt, tgt_file_prefix=True, output=out, bucket_lines=2)
+        translator = Translator.from_pretrained(self.TOY)
+
+        def run(progress):
+            with pytest.raises(FileError) as caught:
+                run_job(TranslateOptions.of(model=self.TOY, **given), translator, progress)
+            assert not (tmp_path / "out").exists()
+            return str(caught.value)
+
+        return run
+
+    @pytest.mark.parametrize("change", CHANGES)
+    @pytest.mark.parametrize("name", ["src", "tgt"])
+    def test_while_it_is_read(self, job, tmp_path, name, change):
+        """The job ends with the first bucket, not the last."""
+        calls = []
+
+        def progress(n_lines, n_tokens):
+            calls.append(n_lines)
+            CHANGES[change](tmp_path / name)
+
+        assert f"{tmp_path / name} was changed while it was read" in job(progress)
+        assert calls == [2]
+
+    def test_between_counting_and_reading(self, job, tmp_path, monkeypatch):
+        def choose(options, translator):
+            CHANGES["grows"](tmp_path / "src")
+            CHANGES["grows"](tmp_path / "tgt")
+            return choose_engine(options, translator)
+
+        choose_engine = onmt_lite.job.choose_engine
+        monkeypatch.setattr(onmt_lite.job, "choose_engine", choose)
+        assert "src was changed while it was read" in job(None)
+
+    def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):
+        def count(*paths):
+            CHANGES["grows"](tmp_path / "stdin")
+            return count_input(*paths)
+
+        count_input = onmt_lite.job.count_input
+        monkeypatch.setattr(onmt_lite.job, "count_input", count)
+        main("-output", "out", stdin=b"one\n" * 3).failed(
+            5,
+            "standard input was changed while it was read; put it back as it was, or translate it "
+            "once more",
+        )
+
+    def test_one_that_is_removed_is_still_open(self, main, src, tmp_path, monkeypatch):
+        removed = onmt_lite.job.note_encoding
+        monkeypatch.setattr(
+            onmt_lite.job, "note_encoding", lambda *args: (src.unlink(), removed(*args))
+        )
+        assert main("-src", src).out == OUT
 
 
 OBJECTS = [  # a line; its text, translation, notes and other fields
