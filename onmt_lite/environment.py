@@ -27,6 +27,20 @@ def prepare_environment() -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if _is_intel_with_avx512():
+        # Matrix products whose results depend neither on the number of threads nor on the number
+        # of rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time)
+        os.environ.setdefault("MKL_CBWR", "AVX512,STRICT")
+
+
+def _is_intel_with_avx512() -> bool:
+    """Whether the setting above costs nothing: without AVX-512, products took 1.5 times as long."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
+            words = set(file.read(1 << 16).split())
+    except (OSError, ValueError):
+        return False
+    return {"GenuineIntel", "avx512f", "avx512bw"} <= words
 
 
 def _problem() -> str:

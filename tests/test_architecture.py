@@ -40,7 +40,7 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 # May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(files|generation|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
+    r"onmt_lite/(environment|files|generation|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
     r"\.py"
 )
 

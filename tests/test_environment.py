@@ -101,3 +101,34 @@ def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, cwd=ROOT, env=env | given, capture_output=True, check=True)
     assert done.stdout.decode("utf-8").strip() == expected
+
+
+PRODUCTS = """
+from onmt_lite.environment import prepare_environment
+prepare_environment()
+import torch
+from torch.nn.functional import linear
+found = set()
+for k, n in ((192, 768), (768, 192), (2048, 512)):
+    generator = torch.Generator().manual_seed(0)
+    w, x = torch.randn(n, k, generator=generator), torch.randn(320, k, generator=generator)
+    torch.set_num_threads(1)
+    expected = linear(x, w)
+    for n_threads in (1, 2):
+        torch.set_num_threads(n_threads)
+        for m in (1, 2, 5, 7, 16, 35, 64, 320):
+            found.add(torch.equal(linear(x[:m], w), expected[:m]))
+print(found)
+"""
+
+
+def test_products_depend_on_neither_threads_nor_rows():
+    """On processors where that costs nothing; JSONL of any number of workers is the same there."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    if not {"GenuineIntel", "avx512f", "avx512bw"} <= flags:
+        pytest.skip("another processor")
+    env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "{True}", done.stderr
