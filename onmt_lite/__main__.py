@@ -39,7 +39,7 @@ def translate(options: TranslateOptions) -> None:
 
     if is_typed(options.data.src) and not options.jobs.quiet:
         print("loading the model ...", file=CONSOLE)
-    run_job(options)
+    run_job(options).check()
 
 
 def train() -> int:

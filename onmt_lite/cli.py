@@ -39,8 +39,8 @@ def run_program(
     """Run a program on the words of `argv`, those of the command line by default.
 
     Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
-    128+N stopped by signal N.  An error of any other kind is a defect: it is announced and
-    raised, which ends a process with its traceback and exit code 1.
+    7 some lines not translated, 128+N stopped by signal N.  An error of any other kind is a defect:
+    it is announced and raised, which ends a process with its traceback and exit code 1.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:

@@ -43,3 +43,9 @@ class MemoryExhausted(OnmtLiteError):
     """One sentence alone, or the model, does not fit into memory."""
 
     exit_code = 6
+
+
+class Untranslated(OnmtLiteError):
+    """A job is complete, but for lines that could not be translated and are blank."""
+
+    exit_code = 7

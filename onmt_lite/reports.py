@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from onmt_lite.errors import Untranslated
 from onmt_lite.options import DataOptions
 from onmt_lite.records import Translation
 from onmt_lite.text.tokenizers import LINE_BREAKS
@@ -16,6 +17,7 @@ LOG = logging.getLogger("onmt_lite")
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 SHOWN = 5  # numbers of lines with a note
+UNTRANSLATED = ("not-a-number", "invalid-json")  # notes of lines that are blank for this reason
 
 Writer = Callable[[Translation], str]
 
@@ -70,10 +72,10 @@ class Noted:
     first: list[int] = field(default_factory=list)
 
     def join(self, later: "Noted") -> None:
-        """Count the lines of a later part of the input too."""
+        """Count other lines too."""
         self.n_lines += later.n_lines
         self.n_unknown += later.n_unknown
-        self.first = [*self.first, *later.first][:SHOWN]
+        self.first = sorted([*self.first, *later.first])[:SHOWN]
 
     def shown(self) -> str:
         more = ["..."] * (self.n_lines > SHOWN)
@@ -117,6 +119,24 @@ class Summary:
         self.gold += later.gold
         for note, noted in later.notes.items():
             self.notes.setdefault(note, Noted()).join(noted)
+
+    @property
+    def untranslated(self) -> Noted:
+        """The lines that could not be translated."""
+        found = Noted()
+        for note in UNTRANSLATED:
+            found.join(self.notes.get(note, Noted()))
+        return found
+
+    def check(self) -> None:
+        """Raise Untranslated where lines could not be translated."""
+        found = self.untranslated
+        if found.n_lines:
+            s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
+            raise Untranslated(
+                f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} blank "
+                "in the output, which is complete"
+            )
 
     def log(self, scores: bool) -> None:
         """What was done to lines; `scores`: the averages too."""
