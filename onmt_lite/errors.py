@@ -49,3 +49,7 @@ class Untranslated(OnmtLiteError):
     """A job is complete, but for lines that could not be translated and are blank."""
 
     exit_code = 7
+
+
+class WorkerLost(OnmtLiteError):
+    """A process that a job needs cannot be started, or dies again and again."""

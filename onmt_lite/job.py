@@ -37,6 +37,7 @@ from onmt_lite.shipped import find_config, model_paths
 from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.stream import STANDARD_INPUT
+from onmt_lite.workers import Workers
 
 if TYPE_CHECKING:
     from onmt_lite.translator import Translator
@@ -128,6 +129,8 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
 
 def choose_engine(options: TranslateOptions, translator: "Translator | None") -> Engine:
     """What translates the buckets of this job."""
+    if translator is None and options.n_workers > 1:
+        return Workers(options, options.n_workers)
     from onmt_lite.work import InProcess  # imported late: torch takes seconds
 
     return InProcess(options, translator)

@@ -62,7 +62,8 @@ THEIRS = {
     "src_lang": "source_lang src_language",
     "tgt_lang": "target_lang tgt_language forced_bos_token_id",
     "detokenizer": "remove_bpe",
-    "threads": "cpu_threads inter_threads intra_threads",
+    "threads": "cpu_threads intra_threads",
+    "workers": "inter_threads num_processes",
     "device": "devices",
     "model_weights": "weights",
     "quiet": "quiet_translation",
@@ -404,9 +405,10 @@ class SpeedOptions:
         value="DEVICE",
         example="cuda:1",
     )
-    gpu: int | None = opt(
-        None,
-        "Run on GPU number N, -1 on the CPU: OpenNMT's spelling of -device",
+    gpu: tuple[int, ...] = opt(
+        (),
+        "Run on GPU number N, -1 on the CPU: OpenNMT's spelling of -device; with several numbers, "
+        "on all of these GPUs, one worker each",
         min=-1,
         max=99,
         example="0",
@@ -417,7 +419,11 @@ class SpeedOptions:
         example="bf16",
     )
     threads: int | None = opt(
-        None, "Use N CPU threads; without it, one per core", min=1, max=1024, example="4"
+        None,
+        "Use N CPU threads, each worker; without it, one per core, which workers share",
+        min=1,
+        max=1024,
+        example="4",
     )
 
 
@@ -446,6 +452,13 @@ class JobOptions:
         form=(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}", "I/N, where I counts from 1"),
         value="I/N",
         example="1/8 -src input.de",
+    )
+    workers: int = opt(
+        1,
+        "Translate in N processes, which share the memory of the model; the output is that of one",
+        min=1,
+        max=256,
+        example="4 -threads 1",
     )
 
 
@@ -484,6 +497,11 @@ class TranslateOptions:
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
+
+    @property
+    def n_workers(self) -> int:
+        """Processes that translate: one per GPU where there are several."""
+        return max(self.jobs.workers, len(self.speed.gpu))
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
@@ -645,8 +663,7 @@ def cross_check(v: dict[str, Any]) -> list[str]:
             f"min_length {v['min_length']} is more than max_length {v['max_length']}; "
             "lower min_length or raise max_length"
         )
-    if v["gpu"] is not None and v["device"] != "auto":
-        problems.append(f"gpu {v['gpu']} and device {v['device']} both choose the device; give one")
+    problems += check_gpus(v["gpu"], v["device"], v["workers"])
     if v["verbose"] and v["quiet"]:
         problems.append("verbose and quiet contradict each other; give one")
     if v["src"] == v["tgt"] == "-":
@@ -673,6 +690,18 @@ def check_shard(v: Mapping[str, Any]) -> list[str]:
     if "-" in (v["src"], v["tgt"]):
         problems.append("shard: lines of standard input cannot be counted first; give a file")
     return problems
+
+
+def check_gpus(gpus: tuple[int, ...], device: str, workers: int) -> list[str]:
+    """What does not go together with -gpu."""
+    given = f"gpu {as_words(gpus)}"
+    if gpus and device != "auto":
+        return [f"{given} and device {device} both choose the device; give one"]
+    if len(gpus) > 1 and -1 in gpus:
+        return [f"{given}: -1 is the CPU, which goes alone; leave it out"]
+    if len(gpus) > 1 and workers not in (1, len(gpus)):
+        return [f"{given} has one worker per GPU, not {workers}; leave workers out"]
+    return []
 
 
 def check_preset(v: dict[str, Any]) -> list[str]:

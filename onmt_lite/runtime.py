@@ -22,15 +22,17 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "bad_
 
 def choose_device(options: SpeedOptions) -> torch.device:
     """What -device and -gpu ask for.  A GPU that is asked for and missing is an error."""
-    if options.gpu is not None:
-        name = "cpu" if options.gpu < 0 else f"cuda:{options.gpu}"
+    if len(options.gpu) > 1:
+        raise OptionError("gpu: several are for workers, one each, of the command line; give one")
+    if options.gpu:
+        name = "cpu" if options.gpu[0] < 0 else f"cuda:{options.gpu[0]}"
     elif options.device == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     else:
         name = options.device
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        asked = f"device {name}" if options.gpu is None else f"gpu {options.gpu}"
+        asked = f"gpu {options.gpu[0]}" if options.gpu else f"device {name}"
         n = torch.cuda.device_count()
         if n == 0:
             remedy = "leave that out, or give -gpu -1 for the CPU"

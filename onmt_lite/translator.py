@@ -64,6 +64,7 @@ LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
+Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options
 
 
 class Translator:
@@ -119,25 +120,16 @@ class Translator:
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
+        if parsed.n_workers > 1:
+            raise OptionError("workers, several gpu: of the command line only")
         return cls.load(parsed)
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
-        # A device that is not there, or a file of subwords, is found before a model is read
-        device, dtype = choose(options.speed)
-        own, phrases = read_own(options), _phrases(options)
-        weights, of_probs = options.model.model_weights, options.model.avg_raw_probs
-        given = Direction(options.model.src_lang, options.model.tgt_lang)
-        # Modules draw first weights at random, before they get those of the file
-        with cpu_threads(options.speed.threads), torch.random.fork_rng(devices=[]):
-            checkpoint = load_checkpoints(
-                model_paths(options.model.model),
-                weights,
-                of_probs,
-                lambda known: choose_languages(known, given),
-            )
-            placed(checkpoint.model, device, dtype, in_place=True)
+        device, dtype = choose(options.speed)  # one that is not there is found before all else
+        with cpu_threads(options.speed.threads):
+            checkpoint, own, phrases = read_parts(options, device, dtype)
             return cls(checkpoint, options, own, phrases)
 
     def translate(
@@ -451,6 +443,22 @@ def with_gold(translation: Translation, gold: float | None) -> Translation:
     if gold is None or is_number(gold):
         return replace(translation, gold_log_prob=gold, has_gold=True)
     return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))
+
+
+def read_parts(options: TranslateOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+    """What the options name, read from files, with the weights on the device and of that type.
+    Raises OptionError or CheckpointError."""
+    own, phrases = read_own(options), _phrases(options)  # found damaged before a model is read
+    given = Direction(options.model.src_lang, options.model.tgt_lang)
+    with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
+        checkpoint = load_checkpoints(
+            model_paths(options.model.model),
+            options.model.model_weights,
+            options.model.avg_raw_probs,
+            lambda known: choose_languages(known, given),
+        )
+    placed(checkpoint.model, device, dtype, in_place=True)
+    return checkpoint, own, phrases
 
 
 def totals(progress: Progress | None) -> Progress:

@@ -14,7 +14,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 RANKS = [
     ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"],
     ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
-    ["onmt_lite.policy"],
+    ["onmt_lite.policy", "onmt_lite.forkserver"],
     ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.generation"],
     ["onmt_lite.records", "onmt_lite.options"],
@@ -29,7 +29,8 @@ RANKS = [
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
     ["onmt_lite.buckets"],
-    ["onmt_lite.progress", "onmt_lite.work"],
+    ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers"],
+    ["onmt_lite.worker"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
     ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate"],
     ["onmt_lite.__main__"],

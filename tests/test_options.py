@@ -116,6 +116,10 @@ def test_every_option_takes_all_three_spellings():
         (["-min_length", "9", "-max_length", "8"], ["min_length 9", "max_length 8"]),
         (["-gpu", "0", "-device", "cpu"], ["gpu", "device"]),
         (["-gpu", "-1", "-device", "cuda"], ["gpu", "device"]),
+        (["-gpu", "0", "-1"], ["gpu 0 -1", "-1 is the CPU"]),
+        (["-gpu", "0", "1", "-workers", "3"], ["gpu 0 1", "one worker per GPU", "workers"]),
+        (["-workers", "0"], ["workers", "at least 1"]),
+        (["-workers", "257"], ["workers", "at most 256"]),
         (["-verbose", "-quiet"], ["verbose", "quiet"]),
         (["-tgt", "-"], ["src", "tgt", "standard input"]),
         (["-device", "gpu"], ["device", "cuda:N"]),
@@ -294,7 +298,7 @@ def test_command_line_and_python_agree(values):
     argv = []
     for name, value in values.items():
         if OPTIONS[name].many:
-            words = [repr(item) if isinstance(item, float) else item for item in value]
+            words = [repr(item) if isinstance(item, float) else str(item) for item in value]
             assume(not any(word.startswith("-") for word in words))
             argv += ["-" + name, *words]
         else:

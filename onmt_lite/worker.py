@@ -1,0 +1,208 @@
+"""What the processes of -workers N do: a fork server loads the models, and its forks translate.
+
+`onmt_lite.forkserver` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
+stay in the workers: the parent decides when they end.  No GPU is touched before a worker is forked,
+since CUDA does not work in a fork of a process that has used it.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from typing import Any
+
+import torch
+
+from onmt_lite import errors
+from onmt_lite.buckets import Bucket, Done, Progress
+from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.options import SpeedOptions, TranslateOptions
+from onmt_lite.runtime import choose, placed
+from onmt_lite.translator import Parts, Translator, read_parts
+from onmt_lite.work import InProcess
+
+BEAT = 1.0  # seconds between signs of life
+PR_SET_PDEATHSIG = 1  # of Linux
+
+Machine = tuple[torch.device, torch.dtype]
+Task = Callable[[Translator, TranslateOptions, Bucket, Progress], Done]
+
+
+def serve(fd: int, parent: int) -> None:
+    """Load models, then fork workers as the channel `fd` asks, until the parent closes it.
+
+    First come the options, the number of workers, and the module and name of the function that
+    translates a bucket.  Requests are ("fork", place among the workers), followed by a pipe, and
+    ("end", process id); answers are the process id and the exit code.
+    """
+    end_with(parent)
+    channel = Connection(fd)
+    options, n, module, name = channel.recv()
+    try:
+        shared = load(options, n, getattr(import_module(module), name))
+    except Exception as error:
+        channel.send(portable(error))
+        raise SystemExit from None
+    channel.send(None)
+    gc.freeze()  # a collection writes to what it visits, and memory that is written to is copied
+    pids: set[int] = set()
+    with suppress(EOFError, OSError):
+        while True:
+            what, number = channel.recv()
+            if what == "end":
+                channel.send(end(number, pids))
+            else:
+                channel.send(fork(shared, number, channel, pids))
+    for pid in list(pids):
+        end(pid, pids)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the workers have in common: models in main memory, what to do with them, and the device
+    and number type of each worker."""
+
+    options: TranslateOptions
+    parts: Parts
+    task: Task
+    machines: list[Machine]
+
+
+def load(options: TranslateOptions, n: int, task: Task) -> Shared:
+    """For n workers.  Raises what a Translator raises."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = options.speed.threads or min(torch.get_num_threads(), max(1, (cores or 1) // n))
+    options = replace(options, speed=replace(options.speed, threads=threads))
+    torch.set_num_threads(1)  # of several, only this one would be there in a fork
+    machines = ask_fork(partial(choose_machines, options.speed))
+    _, dtype = machines[0]
+    parts = read_parts(options, torch.device("cpu"), dtype)
+    return Shared(options, parts, task, machines * n)
+
+
+def choose_machines(speed: SpeedOptions) -> list[Machine]:
+    """One for each of several GPUs, else one."""
+    return [choose(replace(speed, gpu=(number,))) for number in speed.gpu] or [choose(speed)]
+
+
+def ask_fork(question: Callable[[], Any]) -> Any:
+    """Answer a question in a fork, so that this process touches no GPU."""
+    here, there = Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            there.send((question(), None))
+        except Exception as error:
+            there.send((None, error))
+            raise
+        finally:
+            os._exit(0)
+    there.close()
+    answer, problem = here.recv()
+    os.waitpid(pid, 0)
+    if problem is not None:
+        raise problem
+    return answer
+
+
+def fork(shared: Shared, place: int, channel: Connection, pids: set[int]) -> int | OSError:
+    """Start a worker: its process id, or why there is none.  Its pipe comes down the channel."""
+    server, fd = os.getpid(), recv_handle(channel)
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(fd)
+        return error
+    if pid == 0:
+        try:
+            channel.close()
+            end_with(server)
+            work(shared, place, Connection(fd))
+        finally:
+            os._exit(0)
+    os.close(fd)
+    pids.add(pid)
+    return pid
+
+
+def end(pid: int, pids: set[int]) -> int | None:
+    """Kill a worker if it still lives: its exit code, -N for signal N; None for a stranger."""
+    if pid not in pids:
+        return None
+    pids.remove(pid)
+    os.kill(pid, signal.SIGKILL)  # does nothing to one that is dead; its id is not free yet
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def work(shared: Shared, place: int, pipe: Connection) -> None:
+    """Be a worker: translate the buckets that come down the pipe, until the parent closes it."""
+    lock = threading.Lock()
+
+    def say(what: str, value: object = None) -> None:
+        try:
+            with lock:
+                pipe.send((what, value))
+        except OSError:  # the parent is gone
+            os._exit(0)
+
+    def live() -> None:
+        while True:
+            say("beat")
+            time.sleep(BEAT)
+
+    def progress(n_lines: int, n_tokens: int) -> None:
+        say("progress", (n_lines, n_tokens))
+
+    threading.Thread(target=live, daemon=True).start()
+    try:
+        with InProcess(shared.options, translator_of(shared, place)) as engine:
+            say("ready", (engine.notes, engine.machine))
+            while True:
+                try:
+                    bucket = pipe.recv()
+                except (EOFError, OSError):
+                    return
+                done = shared.task(engine.translator, engine.options, bucket, progress)
+                say("done", done)
+    except Exception as error:
+        say("failed", portable(error))
+        raise
+
+
+def translator_of(shared: Shared, place: int) -> Translator:
+    """The translator of a worker: on a CPU, with the weights that all share."""
+    (device, dtype), parts = shared.machines[place], shared.parts
+    placed(parts[0].model, device, dtype, in_place=True)
+    speed = replace(shared.options.speed, device=str(device), gpu=())
+    return Translator(parts[0], replace(shared.options, speed=speed), *parts[1:])
+
+
+def end_with(parent: int) -> None:
+    """Let this process be killed when its parent dies; not on Linux, a closed pipe ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # too late
+        os._exit(0)
+
+
+def portable(error: Exception) -> tuple[Exception, str]:
+    """An error for the parent, which knows the classes of `onmt_lite.errors` alone, and the
+    traceback of a defect."""
+    if isinstance(error, OptionError):
+        return OptionError(*error.problems), ""
+    if isinstance(error, OnmtLiteError):
+        known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        return known(str(error)), ""
+    return RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc()

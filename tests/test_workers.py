@@ -1,0 +1,373 @@
+"""-workers N: the same output as of one process, whatever happens to the processes."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from onmt_lite.buckets import Bucket, Done
+from onmt_lite.errors import (
+    CheckpointError,
+    DataError,
+    MemoryExhausted,
+    OptionError,
+    WorkerLost,
+)
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Line
+from onmt_lite.reports import LOG
+from onmt_lite.search.frontier import NotANumber
+from onmt_lite.work import InProcess
+from onmt_lite.worker import portable
+from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = str(ROOT / "data" / "toy.json")
+OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", verbose=True)
+
+
+class Acting(Workers):
+    """Workers that do to some buckets what tests/support/deeds.py says."""
+
+    task = ("tests.support.deeds", "act")
+
+
+def make_buckets(first: int, n: int, n_lines: int = 3) -> list[Bucket]:
+    texts = ["katze", "", "katze"]
+    numbered = [Line(i, texts[i % 3]) for i in range(first * n_lines, (first + n) * n_lines)]
+    return [Bucket(first + i, numbered[i * n_lines : (i + 1) * n_lines]) for i in range(n)]
+
+
+def in_process(buckets: list[Bucket]) -> list[Done]:
+    with InProcess(OPTIONS) as engine:
+        return list(engine.run(buckets, lambda n_lines, n_tokens: None))
+
+
+def told(results: list[Done]) -> list[tuple]:
+    """What is the same on every run."""
+    return [(r.number, r.n_lines, r.data, r.report, r.log, vars(r.summary)) for r in results]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, or is stopped, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [int(word) for word in text.split()]
+
+
+def family(pid: int) -> list[int]:
+    """The fork server of a process and its workers."""
+    return [found for child in children(pid) for found in (child, *children(child))]
+
+
+def wait_until(holds, seconds: float = 30):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def acting(folder: Path, deeds: dict[int, str], n: int = 2, patience: float = 15.0):
+    """An engine whose workers do these deeds, by number of the bucket."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEEDS", str(folder))
+        for number, words in deeds.items():
+            (folder / str(number)).write_text(words, "utf-8")
+        with Acting(OPTIONS, n, patience) as engine:
+            yield engine
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """An engine of two workers for all tests that end well; buckets of a test have numbers of
+    their own."""
+    folder = tmp_path_factory.mktemp("deeds")
+    with acting(folder, {}, patience=3.0) as engine:
+        yield engine, folder
+
+
+@pytest.fixture
+def log(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(LOG, "info", lambda text, *args, **kw: lines.append(text % args))
+    return lines
+
+
+def test_results_are_those_of_one_process_in_order(shared):
+    engine, _ = shared
+    buckets = make_buckets(0, 40)
+    seen = []
+    results = list(engine.run(iter(buckets), lambda *batch: seen.append(batch)))
+    assert told(results) == told(in_process(buckets))
+    assert sum(n_lines for n_lines, _ in seen) == 120
+    with InProcess(OPTIONS) as alone:
+        assert (engine.notes, engine.machine) == (alone.notes, alone.machine)
+
+
+def test_a_large_bucket_passes(shared):
+    """Of more bytes than a pipe holds, both ways."""
+    engine, _ = shared
+    buckets = make_buckets(100, 2, n_lines=1500)
+    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
+
+
+def test_nothing_to_do(shared):
+    assert list(shared[0].run([], lambda *batch: None)) == []
+
+
+@pytest.mark.parametrize(
+    ("deeds", "says"),
+    [
+        ("SIGKILL", "was killed (SIGKILL), likely out of memory at lines 607 to 609"),
+        ("SIGKILL SIGSEGV", "was killed (SIGSEGV) at lines 607 to 609"),
+        ("exit", "ended with exit code 3 at lines 607 to 609"),
+        ("SIGSTOP", "gave no sign of life for 3 s at lines 607 to 609"),
+        ("late", "was killed (SIGKILL)"),
+    ],
+)
+def test_a_bucket_is_done_again(shared, log, deeds, says):
+    engine, folder = shared
+    (folder / "202").write_text(deeds, "utf-8")
+    buckets = make_buckets(200, 8)
+    seen = []
+    results = list(engine.run(buckets, lambda *batch: seen.append(batch)))
+    assert told(results) == told(in_process(buckets))
+    assert sum(n_lines for n_lines, _ in seen) == 24  # what is done again counts once
+    assert says in log[-1] and len(log) == len(deeds.split())
+
+
+def test_idle_workers_and_the_fork_server_die(shared, log):
+    """A worker that has nothing to do is replaced as well; a fork server is started again."""
+    engine, _ = shared
+    server = engine._server.process.pid
+    before = children(server)
+    os.kill(before[0], signal.SIGKILL)
+    buckets = make_buckets(300, 6)
+    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, children(server))))
+    buckets = make_buckets(310, 20)
+    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
+    assert engine._server.process.pid != server and log
+
+
+def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
+    """While the first bucket is not done, few others are: memory stays bounded."""
+    engine, folder = shared
+    (folder / "400").write_text("wait", "utf-8")
+    (folder / "go on").unlink(missing_ok=True)
+    n_read = 0
+
+    def source():
+        nonlocal n_read
+        for bucket in make_buckets(400, 60):
+            n_read += 1
+            yield bucket
+
+    most = MAX_OPEN * engine.n
+
+    def open_when_full():
+        wait_until(lambda: len(engine._outcomes) == most - 1)
+        time.sleep(0.2)  # a chance to do more than that
+        assert n_read <= most + READ_AHEAD + 1
+        full.append(len(engine._outcomes))
+        (folder / "go on").touch()
+
+    full: list[int] = []
+    opener = threading.Thread(target=open_when_full)
+    opener.start()
+    results = list(engine.run(source(), lambda *batch: None))
+    opener.join()
+    assert full == [most - 1] and [r.number for r in results] == list(range(400, 460))
+
+
+def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
+    """Who types a line sees its translation before the next one."""
+    engine, _ = shared
+    came = threading.Event()
+
+    def typed():
+        for bucket in make_buckets(500, 3):
+            yield bucket
+            assert came.wait(30)
+            came.clear()
+
+    for result in engine.run(typed(), lambda *batch: None):
+        assert result.number < 503
+        came.set()
+
+
+def test_an_input_that_fails(shared):
+    """What comes before is passed on."""
+
+    def broken():
+        yield from make_buckets(600, 5)
+        raise DataError("line 16: bad")
+
+    results = []
+    with pytest.raises(DataError, match="line 16"):
+        for done in shared[0].run(broken(), lambda *batch: None):
+            results.append(done.number)
+    assert results == list(range(600, 605))
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "text"),
+    [
+        ("data", DataError, "line 7: bad"),
+        ("defect", RuntimeError, "KeyError: 'seven'"),
+        ("SIGKILL SIGSEGV SIGKILL", WorkerLost, "3 workers died at lines 13 to 15, the last was"),
+    ],
+)
+def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
+    """An error is the one of the worker; a bucket that kills three workers is one."""
+    results = []
+    with acting(tmp_path, {4: deed}) as engine:
+        with pytest.raises(kind, match=text) as caught:
+            for done in engine.run(make_buckets(0, 30), lambda *batch: None):
+                results.append(done.number)
+        server = engine._server.process.pid
+        pids = [server, *children(server)]
+        assert len(pids) > 1
+    assert results == [0, 1, 2, 3] and type(caught.value) is kind
+    if deed == "defect":
+        assert "in act" in str(caught.value.__cause__)
+    wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OptionError("one", "two"), OptionError),
+        (NotANumber(0, 3, line=8), CheckpointError),
+        (MemoryExhausted("out of memory at line 3 alone"), MemoryExhausted),
+        (KeyError("seven"), RuntimeError),
+    ],
+)
+def test_errors_travel(error, kind):
+    found, traceback = pickle.loads(pickle.dumps(portable(error)))
+    assert (
+        type(found) is kind
+        and str(error) in str(found)
+        and bool(traceback) is (kind is RuntimeError)
+    )
+    assert getattr(found, "exit_code", 1) == getattr(error, "exit_code", 1)
+    assert getattr(found, "problems", ()) == getattr(error, "problems", ())
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+SLOW = """
+import sys
+from onmt_lite.workers import Workers
+from onmt_lite.__main__ import main
+Workers.task = ("tests.support.deeds", "act")
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+@contextlib.contextmanager
+def started(folder: Path, *argv: object, **given):
+    """A job of two workers, in a process group of its own."""
+    words = [sys.executable, "-c", SLOW, "-model", TOY, "-workers", "2", "-threads", "1"]
+    env = {**os.environ, "DEEDS": str(folder), "PYTHONPATH": str(ROOT)}
+    job = subprocess.Popen(
+        [*words, *map(str, argv)],
+        cwd=folder,
+        env=env,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        **given,
+    )
+    try:
+        yield job
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Arguments of a job that waits at its second bucket."""
+    (tmp_path / "src").write_text("katze\n" * 12, "utf-8")
+    (tmp_path / "1").write_text("wait", "utf-8")
+    return ["-src", tmp_path / "src", "-bucket_lines", 2, "-output", tmp_path / "out"]
+
+
+def test_the_command_line(tmp_path, waiting):
+    """Without torch in the parent."""
+    (tmp_path / "1").write_text("SIGKILL", "utf-8")
+    with started(tmp_path, *waiting, "-output_format", "jsonl") as job:
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 0 and "NOTE: a worker was killed (SIGKILL)" in err
+    lines = (tmp_path / "src").read_text("utf-8").split("\n")[:-1]
+    bucket = Bucket(0, [Line(i, line) for i, line in enumerate(lines)])
+    assert (tmp_path / "out").read_bytes() == in_process([bucket])[0].data
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path, waiting):
+    with started(tmp_path, *waiting, "-model", tmp_path / "none") as job:
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 4 and err.count("\n") == 1 and "none" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_no_process_outlives_the_parent(tmp_path, waiting, stopped):
+    with started(tmp_path, *waiting) as job:
+        wait_until(lambda: len(family(job.pid)) == 3)
+        pids = family(job.pid)
+        if stopped:
+            os.kill(pids[-1], signal.SIGSTOP)
+            os.kill(job.pid, signal.SIGSTOP)
+        os.kill(job.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_the_whole_group(tmp_path, waiting, signum):
+    """One line, as without workers; SIGHUP comes while the model is loaded."""
+    with started(tmp_path, *waiting) as job:
+        wait_until(lambda: len(family(job.pid)) == (1 if signum == signal.SIGHUP else 3))
+        pids = family(job.pid)
+        os.killpg(job.pid, signum)
+        _, err = job.communicate(timeout=20)
+        assert job.returncode == 128 + signum
+        assert f"stopped by {signal.Signals(signum).name}" in err and "Traceback" not in err
+        wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+def test_typed_lines_and_closed_descriptors(tmp_path):
+    """Each line of a pipe is answered at once; a job needs none of the three streams."""
+    with started(tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        for _ in range(3):
+            job.stdin.write("katze\n")
+            job.stdin.flush()
+            assert job.stdout.readline() == "a cat\n"
+    (tmp_path / "src").write_text("katze\n", "utf-8")
+    words = f"-model {TOY} -workers 2 -src src -output out <&- >&- 2>&-"
+    subprocess.run(
+        f"{sys.executable} {ROOT}/translate.py {words}", shell=True, cwd=tmp_path, check=True
+    )
+    assert (tmp_path / "out").read_text("utf-8") == "a cat\n"
