@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onmt_lite import Translator
 from onmt_lite.buckets import Bucket, Done
 from onmt_lite.errors import (
     CheckpointError,
@@ -371,3 +372,9 @@ def test_typed_lines_and_closed_descriptors(tmp_path):
         f"{sys.executable} {ROOT}/translate.py {words}", shell=True, cwd=tmp_path, check=True
     )
     assert (tmp_path / "out").read_text("utf-8") == "a cat\n"
+
+
+def test_python_refuses_what_is_of_the_command_line():
+    for given in (dict(workers=2), dict(gpu=[0, 1])):
+        with pytest.raises(OptionError, match="of the command line only"):
+            Translator.from_pretrained(TOY, **given)
