@@ -24,7 +24,6 @@ from onmt_lite.errors import (
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG
-from onmt_lite.search.frontier import NotANumber
 from onmt_lite.work import InProcess
 from onmt_lite.worker import portable
 from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers
@@ -38,6 +37,14 @@ class Acting(Workers):
     """Workers that do to some buckets what tests/support/deeds.py says."""
 
     task = ("tests.support.deeds", "act")
+
+
+class OwnError(CheckpointError):
+    """Of a module that the parent does not import."""
+
+    def __init__(self, line: int):
+        super().__init__(f"line {line} is bad")
+        self.line = line
 
 
 def make_buckets(first: int, n: int, n_lines: int = 3) -> list[Bucket]:
@@ -257,7 +264,7 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
     ("error", "kind"),
     [
         (OptionError("one", "two"), OptionError),
-        (NotANumber(0, 3, line=8), CheckpointError),
+        (OwnError(3), CheckpointError),
         (MemoryExhausted("out of memory at line 3 alone"), MemoryExhausted),
         (KeyError("seven"), RuntimeError),
     ],
