@@ -3,6 +3,8 @@
 import gzip
 import os
 import threading
+import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -12,6 +14,7 @@ from onmt_lite.errors import FileError
 from onmt_lite.files import open_input
 from onmt_lite.records import Line
 from onmt_lite.text import lines as lines_module
+from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.kinds import kind_of
 from onmt_lite.text.lines import LineReader, count_lines, from_text, in_capitals, to_line
 
@@ -170,6 +173,23 @@ def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
     monkeypatch.setattr(lines_module, "MAX_MEAN_BYTES", 0)
     windows = read_file(path, b"abcdef\n" * 5 + b"a\n" * 3)
     assert [len(window) for window in windows] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("parse", [to_line, object_line])
+@pytest.mark.parametrize(
+    ("text", "n"), [(b"a" * 999, 10), (b"a" * 99 + b"\n", 40)], ids=["one line", "many lines"]
+)
+def test_memory_does_not_grow_with_what_gzip_data_unpacks_to(path, text, n, parse):
+    """Of 10 MB without a line feed, or 40,000 lines, a few hundred times as large as packed."""
+    packing = zlib.compressobj(wbits=31)
+    packed = b"".join(packing.compress(text * 1000) for _ in range(n))
+    path.write_bytes(packed + packing.flush())
+    with open_input(str(path)) as fd:
+        tracemalloc.start()
+        n_lines = sum(len(window) for window in LineReader(fd, "x", parse=parse).windows())
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert n_lines == max(1, 1000 * n * text.count(b"\n")) and peak < 5 << 20
 
 
 @pytest.mark.timeout(60)  # a reader that waits for more would wait for ever
