@@ -1,8 +1,11 @@
 """Inputs that are no plain UTF-8 text: refused with what to do, unpacked, or noted."""
 
+import bz2
+import codecs
 import gzip
 import io
 import json
+import lzma
 import os
 import shutil
 import zipfile
@@ -47,6 +50,29 @@ def test_what_is_no_text_on_standard_input(main, tmp_path):
     done = main("-output", "out", stdin=docx())
     done.failed(3, WORD.format("standard input", "FILE"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "in gzip"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (bz2.compress(LINES), "a bzip2 file; unpack it first: bzcat x"),
+        (lzma.compress(LINES), "an xz file; unpack it first: xzcat x"),
+        (codecs.decode("28b52ffd0458010000", "hex"), "a zstd file; unpack it first: zstdcat x"),
+        (b"PAR1\x15\0\x15\x1a", "a Parquet file; export the column to translate as a text file"),
+        (bytes(4096), "binary data, with NUL bytes; give lines of text"),
+        (b"\1\2\3\0" * 1024, "binary data, with NUL bytes; give lines of text"),
+        (
+            "ein Haus\n".encode("utf-16be") * 99,
+            "UTF-16 without a byte order mark; convert it: iconv -f utf-16be -t utf-8 x",
+        ),
+    ],
+)
+def test_kinds_are_told_by_their_first_bytes(main, tmp_path, data, said, pack):
+    (tmp_path / "x").write_bytes(pack(data))
+    done = main("-src", "x", "-output", "out", "-model", "no/such")
+    assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {said}")
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_utf_16_without_a_mark(main, tmp_path):
