@@ -61,7 +61,7 @@ def test_what_is_no_text_on_standard_input(main, tmp_path):
         (codecs.decode("28b52ffd0458010000", "hex"), "a zstd file; unpack it first: zstdcat x"),
         (b"PAR1\x15\0\x15\x1a", "a Parquet file; export the column to translate as a text file"),
         (bytes(4096), "binary data, with NUL bytes; give lines of text"),
-        (b"\1\2\3\0" * 1024, "binary data, with NUL bytes; give lines of text"),
+        (b"\xff\xff\0\0" * 1024, "binary data, with NUL bytes; give lines of text"),
         (
             "ein Haus\n".encode("utf-16be") * 99,
             "UTF-16 without a byte order mark; convert it: iconv -f utf-16be -t utf-8 x",
