@@ -123,10 +123,9 @@ class Summary:
     @property
     def untranslated(self) -> Noted:
         """The lines that could not be translated."""
-        found = Noted()
-        for note in UNTRANSLATED:
-            found.join(self.notes.get(note, Noted()))
-        return found
+        kinds = [self.notes[note] for note in UNTRANSLATED if note in self.notes]
+        first = sorted(line for noted in kinds for line in noted.first)[:SHOWN]
+        return Noted(sum(noted.n_lines for noted in kinds), first=first)
 
     def check(self) -> None:
         """Raise Untranslated where lines could not be translated."""
@@ -182,7 +181,7 @@ def sentence_log(translation: Translation, gold: str | None, verbose: bool) -> l
         for hyp in translation.hyps[:1]:
             lines += [f"PRED {i}: {hyp.text}", f"PRED SCORE: {hyp.score:.4f}"]
     if gold is not None:
-        lines.append(f"GOLD {i}: {gold}")
+        lines.append(f"GOLD {i}: {LINE_BREAKS.sub(' ', gold)}")
         if translation.gold_log_prob is not None:
             lines.append(f"GOLD SCORE: {translation.gold_log_prob:.4f}")
     if verbose and len(translation.hyps) > 1:

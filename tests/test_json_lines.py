@@ -81,7 +81,7 @@ def test_a_line_is_the_text_of_its_field(text):
     line = object_line(raw, 1)
     pairs = pairs_of(raw.decode("utf-8"))
     if pairs is None:
-        assert line == Line(1, "", ("invalid-json",))
+        assert line == Line(1, "", ("invalid-json",), "{}")
         return
     assert pairs_of(line.fields) == [(name, value) for name, value in pairs if name != "text"]
     value = dict(pairs).get("text")
@@ -131,7 +131,7 @@ def test_what_is_nested_too_deep(head, tail):
         if depth <= MAX_DEPTH:
             assert line == Line(1, "a", (), f'{{"x": {value}}}')
         else:
-            assert line == Line(1, "", ("invalid-json",))
+            assert line == Line(1, "", ("invalid-json",), "{}")
 
 
 def test_another_field():

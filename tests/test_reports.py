@@ -212,6 +212,18 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
         log.clear()
 
 
+def test_the_first_lines_that_could_not_be_translated_whatever_the_reason():
+    notes = [("not-a-number",), ("invalid-json",), ("empty",)] * 4
+    lines = [Translation(i, "", [NOTHING], notes[i]) for i in range(len(notes))]
+    found = Summary.of(lines).untranslated
+    assert (found.n_lines, found.shown()) == (8, "1, 2, 4, 5, 7, ...")
+
+
+def test_a_reference_of_several_lines_is_one_line_of_the_log():
+    (line,) = sentence_log(Translation(0, "x", [hyp()]), "a\r\nb", verbose=False)
+    assert line == "GOLD 1: a  b"
+
+
 def test_jsonl_counts_unknown_tokens_where_there_are_any():
     for n in (0, 3):
         record = json.loads(write(Translation(0, "a", [hyp()], n_unknown=n), output_format="jsonl"))

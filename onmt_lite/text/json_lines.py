@@ -16,14 +16,14 @@ HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no e
 def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text") -> Line:
     """Make a line of a JSON object: its text is that of `field`, its `fields` are the others.
 
-    Any other line has no text, and the note `invalid-json`; so has a line that is `cut`, of whose
-    object the end is missing.
+    Any other line has no text, and the note `invalid-json`; so has a line that is `cut`, whose
+    object lacks its end.
     """
     line = to_line(raw, number, cut)
     try:
         text, fields = read_object(line.text, field)
     except (ValueError, RecursionError):
-        text, fields = None, None
+        text, fields = None, "{}"
     if cut or not isinstance(text, str):
         return Line(number, "", (*line.notes, INVALID), fields)
     whole = HALF_A_CHARACTER.sub("\ufffd", text)

@@ -240,7 +240,7 @@ OBJECTS = [  # a line; its text, translation, notes and other fields
     (b'{"text": "", "id": -0}', ("", "", ["empty"], {"id": 0})),
     (b'{"text": null, "id": 9007199254740993}', ("", "", ["invalid-json"], {"id": 2**53 + 1})),
     *[
-        (line, ("", "", ["invalid-json"], None))
+        (line, ("", "", ["invalid-json"], {}))
         for line in [
             b"",
             b"nonsense",
@@ -252,7 +252,7 @@ OBJECTS = [  # a line; its text, translation, notes and other fields
     ],
     (
         b'{"text": "one", "x": "' + b"x" * (1 << 20) + b'"}',
-        ("", "", ["truncated", "invalid-json"], None),
+        ("", "", ["truncated", "invalid-json"], {}),
     ),
     (b'{"text": "two"}', ("two", "ü", [], {})),
 ]
@@ -268,10 +268,11 @@ class TestJsonl:
         done = main("-src", name, "-output_format", "jsonl")
         records = [json.loads(line) for line in done.out.decode("utf-8").splitlines()]
         assert [record["id"] for record in records] == list(range(len(OBJECTS)))
-        found = [(r["src"], r["hyps"][0]["text"], r["notes"], r.get("fields")) for r in records]
+        found = [(r["src"], r["hyps"][0]["text"], r["notes"], r["fields"]) for r in records]
         assert found == [expected for _, expected in OBJECTS]
         assert b"[1.10, 1e400]" in done.out and b'"id": -0' in done.out
         n_invalid = sum("invalid-json" in expected[2] for _, expected in OBJECTS)
+        assert done.code == 7 and f"error: {n_invalid} lines could not be translated" in done.err
         assert f"invalid-json: {n_invalid} of {len(OBJECTS)} lines" in done.err
         assert "not UTF-8" not in done.err
 
