@@ -22,6 +22,7 @@ class SearchRules:
     def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
         self.search, self.drawing = options.search, options.sampling
         self.seed = options.sampling.seed
+        self.alone = options.speed.deterministic  # sentences are decoded one by one
         self.checkpoint = checkpoint
         self.preset: Preset = PRESETS[self.search.search]
         self._check_attention(options.text.replace_unk)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -92,6 +93,28 @@ def cpu_threads(n: int | None) -> Iterator[None]:
     finally:
         if n is not None:
             torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def computing(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
+    """Let torch compute as the options say, and then as before."""
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(cpu_threads(1 if speed.deterministic else speed.threads))
+        if speed.deterministic and device.type == "cuda":
+            settings.enter_context(deterministic_kernels())
+        yield
+
+
+@contextlib.contextmanager
+def deterministic_kernels() -> Iterator[None]:
+    """Let a GPU add up in the same order each time; torch warns of a kernel that cannot."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+    before = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 class Room:

@@ -25,7 +25,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
 from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import Room, choose, cpu_threads, placed
+from onmt_lite.runtime import Room, choose, computing, placed
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
@@ -128,7 +128,7 @@ class Translator:
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
         device, dtype = choose(options.speed)  # one that is not there is found before all else
-        with cpu_threads(options.speed.threads):
+        with computing(options.speed, device):
             checkpoint, own, phrases = read_parts(options, device, dtype)
             return cls(checkpoint, options, own, phrases)
 
@@ -212,11 +212,12 @@ class Translator:
         targets = list(from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
-        with cpu_threads(self.options.speed.threads):
+        with computing(self.options.speed, self.device):
             direction = self._direction(self.options)
             lines = zip(sources, targets)
             examples = [self.examples.make(*pair, direction=direction) for pair in lines]
-            return [g if g is None or is_number(g) else None for g in self._gold(examples)]
+            alone = self.options.speed.deterministic
+            return [g if g is None or is_number(g) else None for g in self._gold(examples, alone)]
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
@@ -269,7 +270,7 @@ class Translator:
         # What a blank line translates to, or one that is passed through
         texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
         found = [Found([replace(NOTHING, text=text)]) for text in texts]
-        with cpu_threads(options.speed.threads):
+        with computing(options.speed, self.device):
             batches = self._batches(full, options)
             alone = [(batch, len(batch)) for batch in batches]
             for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
@@ -278,7 +279,8 @@ class Translator:
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
                 progress(len(group), sum(len(f.hyps[0].token_log_probs) for f in decoded))
-            gold = [None] * len(examples) if tgt_lines is None else self._gold(examples)
+            if tgt_lines is not None:
+                gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
         return made if tgt_lines is None else [*map(with_gold, made, gold)]
 
@@ -311,6 +313,8 @@ class Translator:
 
     def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
         speed = options.speed
+        if speed.deterministic:
+            return make_batches(examples, 1, "sents")
         if speed.batch_size is not None:
             return make_batches(examples, speed.batch_size, speed.batch_type)
         tokens = self._batch_tokens(options.search.beam_size)
@@ -363,7 +367,7 @@ class Translator:
 
     def _refills(self, rules: SearchRules) -> bool:
         """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
-        return self.refills and not rules.policy.as_2018
+        return self.refills and not rules.policy.as_2018 and not rules.alone
 
     def _search(
         self, model: EncoderDecoder, rules: SearchRules, group: list[Example], n_slots: int
@@ -379,15 +383,15 @@ class Translator:
                     found = self.renderer.found(beam, part[i])
                 yield start + i, found
 
-    def _gold(self, examples: list[Example]) -> list[float | None]:
+    def _gold(self, examples: list[Example], alone: bool) -> list[float | None]:
         """Log-probability of each example's reference; None where either side is missing.  NaN
-        where the model returns NaN, once more in fp32 and alone."""
+        where the model returns NaN, once more in fp32 and alone.  `alone`: no batches."""
         place = {id(e): i for i, e in enumerate(examples)}
         gold: list[float | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
-        tokens = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
+        most = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
 
-        for group in make_batches(scorable, tokens, "tokens", longer_side):
+        for group in make_batches(scorable, 1 if alone else most, "tokens", longer_side):
             scores = self._scores(self.model, group)
             for example, score in zip(group, scores, strict=True):
                 gold[place[id(example)]] = score if is_number(score) else self._rescore(example)

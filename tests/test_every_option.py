@@ -86,6 +86,7 @@ APART = "model device gpu precision threads batch_size batch_type log_file".spli
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["workers"]  # see test_workers.py
+APART += ["deterministic"]  # see test_deterministic.py
 APART += vars(TextOptions())  # see test_transforms.py
 
 

@@ -80,6 +80,9 @@ IDLE = [
     ("tgt_subword_vocab", "-tgt_subword_vocab a", "tgt_vocab_threshold is 0"),
     ("src_vocab_threshold", "-src_vocab_threshold 5", "src_subword_vocab is not given"),
     ("tgt_vocab_threshold", "-tgt_vocab_threshold 5", "tgt_subword_vocab is not given"),
+    ("batch_size", "-batch_size 64 -deterministic", "deterministic is true"),
+    ("batch_type", "-batch_type sents -deterministic", "deterministic is true"),
+    ("threads", "-threads 2 -deterministic", "deterministic is true"),
     ("src_onmttok_kwargs", "-src_onmttok_kwargs {}", "onmt_tokenize"),
     ("tgt_onmttok_kwargs", "-tgt_onmttok_kwargs {}", "onmt_tokenize"),
 ]
@@ -89,8 +92,8 @@ ALWAYS = """
 model tokenizer detokenizer phrase_table transforms share_vocab src output output_format tgt
 input_format tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
-batch_size batch_type device gpu precision threads quiet log_file verbose report_time print_model
-unknown report_unsure src_lang tgt_lang bucket_lines shard workers
+device gpu precision quiet log_file verbose report_time print_model
+unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic
 """.split()
 TABLE = [case for case in IDLE if case[2]]
 

@@ -1,0 +1,89 @@
+"""-deterministic: scores that are the same to the last bit, whatever else is in the job."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.presets import PRESETS
+from onmt_lite.runtime import computing
+from onmt_lite.search.frontier import Frontier
+from tests.support import cases
+
+SAMPLE = Path(__file__).parents[1] / "data" / "sample.de.txt"
+LINES = [line for line in SAMPLE.read_text("utf-8").split("\n") if line]
+LINES += [" ".join(LINES[:3]), LINES[1], "", "Ja."]  # a long one, one twice, a blank one
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The bytes of the output for these lines."""
+
+    def run_once(argv: str, lines: list[str] = LINES) -> bytes:
+        (tmp_path / "src").write_text("\n".join(lines) + "\n", "utf-8")
+        words = f"-src {tmp_path}/src -output {tmp_path}/out -output_format jsonl -n_best 3 -quiet"
+        assert translate.main(f"{words} -device cpu -batch_type sents {argv}".split()) == 0
+        return (tmp_path / "out").read_bytes()
+
+    return run_once
+
+
+def test_batches_order_and_threads_change_no_bit(run, tmp_path):
+    (tmp_path / "tgt").write_text("\n".join(reversed(LINES)) + "\n", "utf-8")
+    given = f"-deterministic -tgt {tmp_path}/tgt"
+    expected = run(f"{given} -batch_size 1 -threads 1")
+    assert run(f"{given} -batch_size 7") == expected
+    assert run(f"{given} -batch_size 64 -threads 2") == expected
+    assert run(f"{given} -bucket_lines 5") == expected
+    mixed = random.Random(5).sample(LINES, 9)
+    found = run("-deterministic -batch_size 64 -threads 2", mixed).decode("utf-8").split("\n")
+    hyps = {r["src"]: r["hyps"] for r in map(json.loads, expected.decode("utf-8").splitlines())}
+    for line, record in zip(mixed, map(json.loads, found[:-1]), strict=True):
+        assert record["hyps"] == hyps[line]  # Python reads back the very numbers it has written
+
+
+def test_without_it_batches_do(run):
+    """Or the test above could not fail."""
+    assert len({run(f"-batch_size {size}") for size in (1, 7, 64)}) == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_sentences_are_alone_in_every_search(name, monkeypatch):
+    """Also where waiting sentences would join a batch."""
+    translator = cases.make_translator(cases.lively_transformer())
+    translator.refills = True
+    running, plain = [], Frontier.step
+
+    def step(frontier):
+        running.append(len(frontier.slots) + frontier.n_slots)
+        return plain(frontier)
+
+    monkeypatch.setattr(Frontier, "step", step)
+    found = cases.translate(translator, search=name, deterministic=True)
+    assert set(running) == {2}
+    single = [cases.translate(translator, [line], search=name)[0].hyps for line in cases.LINES]
+    assert [t.hyps for t in found] == single
+
+
+def test_references_are_scored_alone():
+    model, targets = cases.lively_transformer(), [f"w20 w{21 + i}" for i in range(6)]
+    translator = cases.make_translator(model)
+    of_lines = [translator.score([line], [tgt])[0] for line, tgt in zip(cases.LINES, targets)]
+    alone = Translator(translator.checkpoint, translator.options.updated(deterministic=True))
+    assert alone.score(cases.LINES, targets) == of_lines
+
+
+def test_threads_and_kernels_are_as_before_afterwards(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    speed = cases.make_translator(cases.lively_transformer()).options.updated(
+        deterministic=True, threads=2
+    )
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with computing(speed.speed, torch.device("cuda")):
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+    assert before == (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
