@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.buckets import Shard, open_buckets
+from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line, Translation
 from onmt_lite.reports import to_jsonl
 from onmt_lite.text.json_lines import MAX_DEPTH, object_line
+from onmt_lite.text.kinds import kind_of
 
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
 NUMBERS = st.sampled_from(["0", "-0", "1.10", "1e400", "-1E-400", "9" * 5000, "1e5", "0.1e+1"])
@@ -70,11 +73,14 @@ def pairs_of(text):
     return found[1] if isinstance(found, tuple) and found[0] == "object" else None
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(OBJECTS | DAMAGED)
 @example('{"text": "a", "id": 12345678901234567890.10, "id": 1e400, "text": "b"}')
 @example('{"text": "a\\ud83d", "x": "\\ud83d\u2028"}')
 @example('{"text": null, "id": 3}')
+@example('{"text": "a", "id": [NaN]}')
+@example('{"text": "a", "id": -Infinity}')
+@example('{"text": "a", "id": ' + "9" * 5000 + "}")
 @example('{"text": "a\\nb"}')
 def test_a_line_is_the_text_of_its_field(text):
     raw = text.encode("utf-8", "replace")
@@ -94,7 +100,7 @@ def test_a_line_is_the_text_of_its_field(text):
         assert all(a == b or b == "\ufffd" for a, b in zip(value, line.text))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(OBJECTS)
 def test_the_record_has_the_other_fields(text):
     line = object_line(text.encode("utf-8", "replace"), 7)
@@ -105,12 +111,33 @@ def test_the_record_has_the_other_fields(text):
     assert record == {"id": ("number", "7"), "src": line.text, "hyps": [], "notes": [*line.notes]}
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.binary(max_size=9), st.booleans())
 def test_whatever_the_bytes_there_is_a_line(data, cut):
     line = object_line(b'{"text": "' + data + b'"}', 1, cut)
     assert line.text.encode("utf-8") is not None
     assert ("truncated" in line.notes) == cut and (not cut or "invalid-json" in line.notes)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.one_of(OBJECTS.map(lambda text: text.encode("utf-8", "replace")), st.binary(max_size=5)),
+        max_size=6,
+    )
+)
+@example([b'{"text": "a"}', b"", b'{"text": "b"}\r', b"{", b"\xff"])
+def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
+    data = b"\n".join(lines)
+    lines = data.split(b"\n") if data else []  # those drawn may hold line feeds
+    assume(kind_of(data) is None)
+    path = tmp_path_factory.getbasetemp() / "lines.jsonl"
+    path.write_bytes(data)
+    data_options = TranslateOptions.of(src=str(path)).data
+    with open_buckets(data_options, 2, Shard()) as reader:
+        found = [line for bucket in reader.buckets() for line in bucket.lines]
+    lines = lines[:-1] if lines and not lines[-1] else lines
+    assert found == [object_line(line, i) for i, line in enumerate(lines)]
 
 
 def test_bytes_that_are_no_text():
