@@ -98,6 +98,8 @@ class TestVocabulary:
     def test_rows_behind_the_last_token(self, opus):
         file = opus / "opus.spm32k.vocab.yml"
         file.write_text("\n".join(file.read_text("utf-8").split("\n")[:-2]) + "\n", "utf-8")
+        assert_refused(opus, "25 tokens", "a model with 26")  # cut off, by what the model says
+        change_options(opus / OPUS, **{"dim-vocabs": [25, 25]})
         assert load_checkpoint(opus).tgt_vocab.tokens[-2:] == ["<unused 25>", "<start>"]
 
     @pytest.mark.parametrize(

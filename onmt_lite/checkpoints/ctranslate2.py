@@ -4,6 +4,7 @@ config.json.
 A package of Argos Translate is such a directory, `model`, beside sentencepiece.model.
 """
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
         config = read_json(path)
         if config.get("quantization_type"):
             raise CheckpointError(f"{path}: a model of AWQ weights, which is not read")
+        if "decoder_start_token" not in config:  # none is said by null
+            raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return Description(config, path)
     flags = Description({n: variables.pop(n).item() for n in OLD_FLAGS & variables.keys()}, path)
     config = OLD_TOKENS | (read_json(path) if path.is_file() else {})
@@ -134,9 +137,15 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
             data = f.read(MAX_VOCABULARY + 1)
         if len(data) > MAX_VOCABULARY:
             raise ValueError("larger than any vocabulary")
-        if path.suffix == ".json":
-            return checked_tokens(parse_json(data), path)
-        return checked_tokens(data.decode().removesuffix("\n").split("\n"), path)
+        listed = parse_json(data) if path.suffix == ".json" else None
+        if listed is None:
+            listed = data.decode().removesuffix("\n").split("\n")
+        tokens = checked_tokens(listed, path)
+        # The converter fills up rows of T5 with names that are there already
+        twice = Counter(t for t in tokens if not t.startswith("<extra_id_")).most_common(1)
+        if twice and twice[0][1] > 1:
+            raise ValueError(f"it has {twice[0][0][:50]!r} twice")
+        return tokens
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -128,6 +128,8 @@ def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
             rows = scale.view(-1, *[1] * (stored.dim() - 1)) if scale.dim() else scale
             if scale.dim() > 1 or scale.dim() == 1 and len(scale) != len(stored):
                 raise ValueError(f"{name[:80]!r} has {list(scale.shape)} scales")
+            if not (scale > 0).all():
+                raise ValueError(f"{name[:80]!r} has a scale that is not above 0")
             stored = stored.float() / rows
         found[name] = stored.float() if stored.dim() and stored.is_floating_point() else stored
     return found

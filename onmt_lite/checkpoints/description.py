@@ -1,6 +1,7 @@
 """Options in a model file: values by name, checked for their type."""
 
 import json
+import os.path
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ class Description:
     """Options of a model.
 
     A value that is absent or None becomes the default.  The methods raise CheckpointError for a
-    value of another type, and for a missing one without default.
+    value of another type, for a missing one without default, and where a name that is one letter
+    away stands in the place of a missing one: a default would change what the model says.
     """
 
     def __init__(self, values: Any, path: Path):
@@ -25,6 +27,8 @@ class Description:
         self.values, self.path = values, path
 
     def get(self, name: str) -> Any:
+        if name not in self.values:
+            check_spelling(name, self.values, self.path)
         return self.values.get(name)
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -63,7 +67,7 @@ class Description:
         return choices[value]
 
     def _value(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
+        value = self.get(name)
         if value is None and default is None:
             raise CheckpointError(f"{self.path}: its options do not say {name}")
         return default if value is None else value
@@ -71,6 +75,22 @@ class Description:
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
         return CheckpointError(f"{self.path}: {name} is {_short(value)}, not {expected}")
+
+
+def check_spelling(name: str, values: Any, path: Path) -> None:
+    """Raise CheckpointError where one of the names is a missing one but for a letter."""
+    for other in values:
+        if isinstance(other, str) and one_letter_apart(name, other):
+            raise CheckpointError(f"{path}: {other[:50]!r} is not known; is it {name}?")
+
+
+def one_letter_apart(one: str, other: str) -> bool:
+    """Whether a letter changed, added or left out makes one of the other, eos of bos aside."""
+    if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):
+        return False
+    start = len(os.path.commonprefix([one, other]))
+    one, other = one[start:], other[start:]
+    return one[1:] in (other, other[1:]) or one == other[1:]
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,7 @@ from onmt_lite.checkpoints.description import Description, read_json
 from onmt_lite.checkpoints.record import Languages
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
+from onmt_lite.generation import SEARCH
 
 LanguageCheck = Callable[[Languages | None], object]
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
@@ -33,6 +34,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
+IDS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+IDS += ("bad_words_ids", "suppress_tokens")
 # What a family's description need not say
 USUAL: dict[str, dict[str, Any]] = {
     "m2m_100": dict(
@@ -63,6 +66,8 @@ class Directory:
         self.tokenizer = self._optional(TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
         usual = USUAL.get(self.family, {})
+        for name in (*usual, *SEARCH, *IDS):  # a default would stand in for a name that is misspelt
+            self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
 
     def _optional(self, name: str) -> Description:

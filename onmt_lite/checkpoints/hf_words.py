@@ -7,13 +7,11 @@ to.  Which id a piece has depends on the family.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import sentencepiece as spm
 
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
 from onmt_lite.checkpoints.hf_directory import TOKENIZER, Directory, token_id
+from onmt_lite.checkpoints.subwords import processor, read_pieces
 from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import PieceTokenizer
@@ -42,24 +40,16 @@ class Words:
         file = next((name for name in SENTENCEPIECE if (self.path / name).is_file()), None)
         self.own_ids = file is None  # those of tokenizer.json, for whatever family
         if file is not None:
-            data = _read(self.path / file)
+            self.processor = read_pieces(str(self.path / file))
         elif (self.path / FAST).is_file():
             data = as_sentencepiece(self.fast, self.unk_token, self.path / FAST)
+            self.processor = processor(data, self.path / FAST)
         else:
             raise CheckpointError(
                 f"{self.path}: the directory has neither {SENTENCEPIECE[0]} nor {SENTENCEPIECE[1]} "
                 f"nor {FAST}, by which the model cuts lines into tokens"
             )
-        self.processor = spm.SentencePieceProcessor()
-        try:
-            self.processor.load_from_serialized_proto(data)
-            self.pieces: list[str] = [
-                self.processor.id_to_piece(i) for i in range(self.processor.vocab_size())
-            ]
-        except (RuntimeError, ValueError, TypeError):
-            raise CheckpointError(
-                f"{self.path}/{file or FAST}: not a sentencepiece model"
-            ) from None
+        self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
     @cached_property
     def fast(self) -> dict[str, Any]:
@@ -97,6 +87,16 @@ class Words:
             }
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(f"{self.path / name}: added tokens without id or text") from None
+
+    def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
+        """The pieces by id, and the added tokens.  CheckpointError where both claim an id."""
+        for i, token in self.added.items():
+            if tokens.setdefault(i, token.text) != token.text:
+                raise CheckpointError(
+                    f"{self.path}: the added token {token.text[:50]!r} has the id of "
+                    f"{tokens[i][:50]!r}"
+                )
+        return tokens
 
     def vocab(self, ids: Mapping[int, str], size: int, languages: Iterable[int] = ()) -> Vocab:
         """The vocabulary of a table with `size` rows, from tokens by id.
@@ -149,10 +149,3 @@ def _text_of(token: Any) -> str:
     if not isinstance(text, str):
         raise ValueError("a token without text")
     return text
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None

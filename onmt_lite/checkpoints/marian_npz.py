@@ -20,6 +20,7 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
+from onmt_lite.generation import DECODER as DEFAULTS
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
@@ -82,10 +83,13 @@ def load(path: Path) -> Checkpoint:
     model = _build(options, Weights(_renamed(arrays, files.model), files.model))
 
     cfg = model.cfg
-    tgt = _read_tokens(files.target, cfg.tgt_vocab_size - 1)
+    n_src, n_tgt = _said_sizes(options)
+    tgt = _read_tokens(files.target, cfg.tgt_vocab_size - 1, n_tgt)
     tgt_vocab = src_vocab = _vocab([*tgt, START], files.target)
     if files.source != files.target or not cfg.share_embeddings:
-        src = _read_tokens(files.source, cfg.src_vocab_size - cfg.share_embeddings)
+        if len(_names(files.decoder, "vocabs")) == 1 and not cfg.share_embeddings:
+            raise CheckpointError(f"{files.decoder.path}: names one vocabulary of a model with two")
+        src = _read_tokens(files.source, cfg.src_vocab_size - cfg.share_embeddings, n_src)
         src_vocab = _vocab([*src, START][: cfg.src_vocab_size], files.source)
     tokenizers, missing = _tokenizers(files, tgt)
     assert src_vocab.eos_id is not None
@@ -113,6 +117,8 @@ def _find(path: Path) -> Files:
     folder = path if path.is_dir() else path.parent
     said = folder / DECODER
     decoder = Description(_parse(_read(said), said) if said.is_file() else {}, said)
+    for name in DEFAULTS:
+        decoder.get(name)  # refuses a name that is misspelt
     models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
     if models and (path.is_dir() or path.name in models):
         if len(models) > 1 or not vocabs:
@@ -168,17 +174,26 @@ def _parse(data: bytes, path: Path) -> Any:
 # -- vocabulary and tokens ------------------------------------------------------------------------
 
 
-def _read_tokens(path: Path, rows: int) -> list[str]:
-    """Tokens by id: sentencepiece's own, or those that YAML gives.  Rows of the model's table
-    behind the last token get names of their own."""
+def _said_sizes(options: Description) -> tuple[int, int]:
+    """How many tokens the model's options give source and target; 0 where they do not say."""
+    sizes = options.get("dim-vocabs") or [0]
+    if not isinstance(sizes, list) or not all(type(n) is int for n in sizes):
+        raise CheckpointError(f"{options.path}: dim-vocabs is not a list of sizes")
+    return sizes[0], sizes[-1]
+
+
+def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
+    """Tokens by id, `n` unless that is 0: sentencepiece's own, or those that YAML gives.  Rows of
+    the model's table behind the last token get names of their own."""
     if path.suffix == ".spm":
         pieces = read_pieces(str(path))
         tokens = {i: pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
     else:
         tokens = _read_ids(path)
-    if sorted(tokens) != list(range(len(tokens))) or len(tokens) > rows:
+    expected = list(range(n if n and path.suffix != ".spm" else len(tokens)))
+    if sorted(tokens) != expected or len(tokens) > rows:
         raise CheckpointError(
-            f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {rows}"
+            f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {n or rows}"
         )
     return checked_tokens([tokens.get(i, f"<unused {i}>") for i in range(rows)], path)
 

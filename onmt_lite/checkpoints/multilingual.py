@@ -116,7 +116,7 @@ def _fairseq_ids(words: Words) -> dict[int, str]:
 
 def _with_languages(tokens: dict[int, str], words: Words, others: list[str]) -> dict[int, str]:
     """All tokens by id.  `others` follow the pieces where no file says their ids."""
-    tokens = tokens | {i: token.text for i, token in words.added.items()}
+    tokens = words.with_added(tokens)
     if not language_ids(tokens, words.pattern):
         tokens |= dict(enumerate(others, len(tokens)))
     return tokens
@@ -130,7 +130,8 @@ def _checkpoint(
     languages: Languages,
 ) -> Checkpoint:
     config, size = directory.config, model.vocab_size
-    directory.check_special_tokens("eos_token_id", "pad_token_id")
+    starts = () if languages.target == "start" else ("decoder_start_token_id",)
+    directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
     vocab = words.vocab(tokens, size, languages.ids.values())
     eos, start = token_id(config, "eos_token_id"), _start(directory)
     if not 0 <= start < size:
@@ -186,4 +187,8 @@ def _default_target(directory: Directory, ids: dict[str, int], starts: bool) -> 
         return codes[forced]
     if starts and start in codes:
         return codes[start]
+    if starts and start != token_id(config, "eos_token_id"):
+        raise CheckpointError(
+            f"{config.path}: decoder_start_token_id {start} is neither a language nor the end token"
+        )
     return default_language(directory.tokenizer, "tgt_lang", ids)

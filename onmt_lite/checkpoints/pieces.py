@@ -6,6 +6,7 @@ model is changed instead.  A model is a protocol buffer: field 1, repeated, is a
 counts.
 """
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +16,17 @@ PIECE, TEXT, SCORE, TYPE = 1, 1, 2, 3
 # Of the whole model, what trained it (2) and how lines are prepared (3), with fields of their own
 TRAINER, MODEL_TYPE, BYTE_FALLBACK = 2, 3, 35
 NORMALIZER, CHARSMAP, DUMMY_PREFIX = 3, 2, 3
+DENORMALIZER = 5
 MODEL_TYPES = {"Unigram": 1, "BPE": 2}
+
+# The fields of a piece as every writer orders them: text, score, type
+FIELDS_OF_PIECE = re.compile(
+    rb"\n([\x01-\x7f]|[\x80-\xff][\x01-\x7f])(.+?)(?:\x15(.{4}))?(?:\x18([\x01-\x06]))?", re.S
+)
+MAX_SCORE = 1e8
+# Numbers and wire types of the fields of a model and of how lines are prepared
+MODEL_FIELDS = {n: 2 for n in (1, 2, 3, 4, 5)}
+NORMALIZER_FIELDS = {1: 2, 2: 2, 3: 0, 4: 0, 5: 0, 6: 2}
 
 Field = tuple[int, int | bytes, bytes]  # number, value, all bytes
 
@@ -37,6 +48,42 @@ def restricted(model: bytes, known: set[str]) -> bytes:
                 whole = _message(PIECE, value + MARK_UNUSED)
         parts.append(whole)
     return b"".join(parts)
+
+
+def check(model: bytes) -> None:
+    """Raise ValueError for what no writer of sentencepiece models makes.
+
+    The library passes over fields that it does not know, such as a damaged score, and takes
+    defaults for those that are cut off.
+    """
+    there = set()
+    for number, value, whole in _fields(model):
+        _check_field(number, whole, MODEL_FIELDS)
+        there.add(number)
+        if number == PIECE and isinstance(value, bytes):
+            _check_piece(value)
+        elif number in (NORMALIZER, DENORMALIZER) and isinstance(value, bytes):
+            for inner, _, part in _fields(value):
+                _check_field(inner, part, NORMALIZER_FIELDS)
+    if not there >= {PIECE, TRAINER, NORMALIZER}:
+        raise ValueError("cut off")
+
+
+def _check_field(number: int, whole: bytes, known: dict[int, int]) -> None:
+    if known.get(number) != whole[0] & 7:
+        raise ValueError(f"a field of number {number}")
+
+
+def _check_piece(body: bytes) -> None:
+    match = FIELDS_OF_PIECE.fullmatch(body)
+    if match is None:
+        raise ValueError("a piece with other fields than text, score and type")
+    size, text, score = match[1], match[2], match[3]
+    if len(text) != size[0] % 128 + 128 * (size[1] if len(size) > 1 else 0):
+        raise ValueError("a piece whose text has another length")
+    if score is not None and not abs(struct.unpack("<f", score)[0]) < MAX_SCORE:
+        raise ValueError("a piece without a score")
+    text.decode("utf-8")
 
 
 def assembled(

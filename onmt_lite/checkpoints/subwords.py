@@ -10,8 +10,8 @@ from typing import Any
 
 import sentencepiece as spm
 
+from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json
-from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
@@ -31,18 +31,30 @@ def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.Sent
 
     With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
     """
-    return _processor(_read(path), path, read_vocabulary(vocabulary, threshold))
+    return processor(_read(path), path, read_vocabulary(vocabulary, threshold))
 
 
-def _processor(data: bytes, path: str, known: set[str] | None = None) -> spm.SentencePieceProcessor:
-    pieces = spm.SentencePieceProcessor()
+def processor(
+    data: bytes, path: str | Path, known: set[str] | None = None
+) -> spm.SentencePieceProcessor:
+    """The sentencepiece model in these bytes, of which not all pieces may be known.
+
+    CheckpointError for anything else."""
+    found = spm.SentencePieceProcessor()
     try:
-        pieces.load_from_serialized_proto(data if known is None else restricted(data, known))
-        if pieces.vocab_size() == 0:
-            raise ValueError
-    except (RuntimeError, ValueError, TypeError):
-        raise CheckpointError(f"{path}: not a sentencepiece model") from None
-    return pieces
+        pieces.check(data)
+        found.load_from_serialized_proto(data if known is None else pieces.restricted(data, known))
+        if found.vocab_size() == 0:
+            raise ValueError("it has no pieces")
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: not a sentencepiece model, or a damaged one ({_first_line(error)})"
+        ) from None
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
 def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
@@ -94,12 +106,12 @@ def pieces_beside(
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
         for name in PIECES:
             if (folder / name).is_file():
-                pieces = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
-                return {"sentencepiece": pieces}, ()
+                tokenizer = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
+                return {"sentencepiece": tokenizer}, ()
         fast = folder / "tokenizer.json"
         if of_pieces and fast.is_file():
             data = as_sentencepiece(read_json(fast), "<unk>", fast)
-            return {"sentencepiece": PieceTokenizer(_processor(data, str(fast)), silent=silent)}, ()
+            return {"sentencepiece": PieceTokenizer(processor(data, fast), silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
 

@@ -37,14 +37,13 @@ def load(directory: Directory) -> Checkpoint:
     """CheckpointError for a directory that is damaged."""
     config = directory.config
     words = Words(directory, OF_T5)
-    tokens = dict(enumerate(words.pieces))
-    tokens |= {i: token.text for i, token in words.added.items()}
+    tokens = words.with_added(dict(enumerate(words.pieces)))
     ids = language_ids(tokens, OF_LANGUAGE)
     languages = Languages(ids, source="none", target="text") if ids else None
     directory.check(languages)
     model = _read_model(directory, directory.weights())
     tokens |= _sentinels(directory, words, tokens, model.vocab_size)
-    directory.check_special_tokens("eos_token_id", "pad_token_id")
+    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     vocab = words.vocab(tokens, model.vocab_size)
     start = token_id(config, "decoder_start_token_id", config.number("pad_token_id"))
     if not 0 <= start < len(vocab):

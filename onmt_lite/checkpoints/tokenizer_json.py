@@ -14,6 +14,24 @@ from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from onmt_lite.errors import CheckpointError
 
+# The names that the package tokenizers writes; another one is damage that would pass unseen
+TOP = (
+    "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model"
+)
+OF_MODEL = {
+    "Unigram": "type unk_id vocab byte_fallback",
+    "BPE": "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
+    "byte_fallback ignore_merges vocab merges",
+}
+OF_ADDED = "id content single_word lstrip rstrip normalized special"
+OF_STEP = {
+    "Sequence": "type normalizers pretokenizers",
+    "Precompiled": "type precompiled_charsmap",
+    "Replace": "type pattern content",
+    "Strip": "type strip_left strip_right",
+    "Metaspace": "type replacement add_prefix_space prepend_scheme str_rep split",
+    "WhitespaceSplit": "type",
+}
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 SPACER = "▁"
 
@@ -25,16 +43,18 @@ def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes
     CheckpointError where the tokenizer does what sentencepiece cannot.
     """
     try:
+        _only(table, TOP)
         model = table["model"]
         kind = model.get("type", "BPE" if "merges" in model else None)
         if kind not in pieces.MODEL_TYPES:
             raise ValueError(
                 f"its model is {_short(kind)}; read are {', '.join(pieces.MODEL_TYPES)}"
             )
-        charsmap = _charsmap(table.get("normalizer"))
-        prefix = _dummy_prefix(table.get("pre_tokenizer"))
+        _only(model, OF_MODEL[kind])
+        charsmap = _charsmap(table["normalizer"])
+        prefix = _dummy_prefix(table["pre_tokenizer"])
         scores = _unigram_scores(model) if kind == "Unigram" else _bpe_scores(model)
-        by_id = _by_id(scores, table.get("added_tokens") or [], unk_token)
+        by_id = _by_id(scores, table["added_tokens"], unk_token)
         return pieces.assembled(by_id, kind, charsmap, prefix)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -45,15 +65,21 @@ def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes
 def _by_id(scores: list[tuple[str, int, float]], added: list[Any], unk_token: str) -> list[Any]:
     """(text, score, type) of all ids.  ValueError where ids have a hole or are there twice."""
     by_id: dict[int, tuple[str, float, int]] = {}
+    n_bytes = sum(text.startswith("<0x") for text, _, _ in scores)
     by_bytes = sum(bool(BYTE_PIECE.fullmatch(text)) for text, _, _ in scores) == 256
+    if n_bytes > 2 and not by_bytes:
+        raise ValueError(f"it has {n_bytes} pieces of a byte, not 256")
     for text, i, score in scores:
         plain = BYTE if by_bytes and BYTE_PIECE.fullmatch(text) else NORMAL
         by_id[i] = (text, score, UNKNOWN if text == unk_token else plain)
     for token in added:
+        _only(token, OF_ADDED)
         text, i = token["content"], token["id"]
+        if type(token["special"]) is not bool:
+            raise ValueError(f"the added token {text[:50]!r} is neither special nor a word")
         if by_id.get(i, (text,))[0] != text or type(i) is not int:
             raise ValueError(f"the added token {text[:50]!r} has the id of another one")
-        kind = CONTROL if token.get("special") else USER_DEFINED
+        kind = CONTROL if token["special"] else USER_DEFINED
         by_id[i] = (text, 0.0, UNKNOWN if text == unk_token else kind)
     n = len(by_id)
     if set(by_id) != set(range(n)) or len({text for text, _, _ in by_id.values()}) != n:
@@ -82,6 +108,8 @@ def _bpe_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(model["merges"]):
         a, b = merge.split(" ") if isinstance(merge, str) else merge
+        if not {a, b, a + b} <= model["vocab"].keys():
+            raise ValueError(f"merge {rank + 1} is of a piece that the vocabulary lacks")
         ranks.setdefault(a + b, rank)
     last = len(ranks) + len(model["merges"])
     return [
@@ -95,7 +123,11 @@ def _parts(step: Any, name: str) -> list[dict[str, Any]]:
     """The steps of a sequence, or the only one, or none."""
     if step is None:
         return []
-    if step.get("type") == "Sequence":
+    kind = step["type"]
+    if kind not in OF_STEP:
+        raise ValueError(f"its {name.removesuffix('s')} has {_short(kind)}, which is not read")
+    _only(step, OF_STEP[kind])
+    if kind == "Sequence":
         return [part for inner in step[name] for part in _parts(inner, name)]
     return [step]
 
@@ -131,6 +163,12 @@ def _dummy_prefix(pre_tokenizer: Any) -> bool:
         elif kind != "WhitespaceSplit":
             raise ValueError(f"its pre_tokenizer is {_short(kind)}, which is not read")
     return prefix
+
+
+def _only(table: dict[str, Any], known: str) -> None:
+    """ValueError where the table has a name that is not one of the known ones."""
+    if unknown := table.keys() - {*known.split()}:
+        raise ValueError(f"{min(unknown)[:50]!r} is not known")
 
 
 def _short(kind: Any) -> str:

@@ -1,6 +1,8 @@
 """Checkpoints of other toolkits that the tests read, and what those toolkits say of them."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,12 @@ def loads_or_is_refused(path) -> None:
         load_checkpoint(path)
     except CheckpointError as error:
         assert "\n" not in str(error)
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Pass over a CheckpointError of one line."""
+    try:
+        yield
+    except CheckpointError as error:
+        assert "\n" not in str(error) and len(str(error)) < 700
