@@ -34,8 +34,13 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
-IDS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
-IDS += ("bad_words_ids", "suppress_tokens")
+IDS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "suppress_tokens",
+)
 # What a family's description need not say
 USUAL: dict[str, dict[str, Any]] = {
     "m2m_100": dict(
