@@ -35,10 +35,14 @@ class ForkServer:
         self.task, self.patience = task, patience
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Connection | None = None
+        self.n_starts = 0
 
     def start(self) -> None:
         """Load the models, in a new process.  Raises what loading raises, and WorkerLost."""
         self.close()
+        if self.n_starts == MAX_DEATHS:
+            raise WorkerLost(f"the process that forks the workers died {MAX_DEATHS} times")
+        self.n_starts += 1
         here, there = Pipe()
         # 0, 1 and 2 may be free in this process; in the other one they are not
         fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
@@ -70,7 +74,7 @@ class ForkServer:
 
     def fork(self, place: int) -> tuple[int, Connection]:
         """A new worker: its process id, and a pipe to it.  Starts the process if need be."""
-        for _ in range(MAX_DEATHS):
+        while True:
             if self.channel is None:
                 self.start()
             here, there = Pipe()
@@ -81,7 +85,6 @@ class ForkServer:
             here.close()
             if isinstance(answer, OSError):
                 raise cannot_start(answer)
-        raise WorkerLost(f"the process that forks the workers died {MAX_DEATHS} times")
 
     def end(self, pid: int) -> int | None:
         """Kill a worker if it still lives.  Returns its exit code, -N for signal N; None where it

@@ -28,7 +28,7 @@ from onmt_lite.reports import LOG
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
-MAX_OPEN = 4  # buckets per worker that are handed out and whose results are not taken yet
+MAX_OPEN = 2  # buckets per worker that are handed out and whose results are not taken yet
 READ_AHEAD = 2  # buckets
 START = -1  # stands for the number of a bucket where a worker dies before it has one
 
@@ -136,6 +136,7 @@ class Workers:
         elif what == "done":
             self._outcomes[value.number], worker.bucket = value, None
             self._deaths.pop(value.number, None)
+            self._server.n_starts = 0
         elif what == "failed":  # it has ended with that
             self._end(worker)
             error = restored(*value)
@@ -160,13 +161,14 @@ class Workers:
     def _replace(self, worker: "Worker", progress: Progress, how: str = "") -> None:
         """Start another worker in the place of one that is dead or silent."""
         exit_code, bucket = self._end(worker), worker.bucket
+        is_own = how or exit_code is not None  # and not that of the fork server
         how = how or how_it_ended(exit_code)
         number, where = START, "before it was ready"
         if bucket is not None:
             number = bucket.number
             where = f"at lines {bucket.lines[0].id + 1} to {bucket.lines[-1].id + 1}"
             progress(-worker.n_lines, -worker.n_tokens)
-        self._deaths[number] += 1
+        self._deaths[number] += bool(is_own)
         LOG.info("NOTE: a worker %s %s", how, where)
         if self._deaths[number] < MAX_DEATHS:
             if bucket is not None:
