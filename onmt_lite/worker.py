@@ -34,6 +34,7 @@ from onmt_lite.translator import Parts, Translator, read_parts
 from onmt_lite.work import InProcess
 
 BEAT = 1.0  # seconds between signs of life
+LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 
 Machine = tuple[torch.device, torch.dtype]
@@ -127,8 +128,8 @@ def fork(shared: Shared, place: int, channel: Connection, pids: set[int]) -> int
         return error
     if pid == 0:
         try:
-            channel.close()
             end_with(server)
+            channel.close()
             work(shared, place, Connection(fd))
         finally:
             os._exit(0)
@@ -192,7 +193,7 @@ def translator_of(shared: Shared, place: int) -> Translator:
 def end_with(parent: int) -> None:
     """Let this process be killed when its parent dies; not on Linux, a closed pipe ends it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # too late
         os._exit(0)
 

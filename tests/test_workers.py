@@ -344,7 +344,9 @@ def test_a_model_that_cannot_be_loaded(tmp_path, waiting):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_no_process_outlives_the_parent(tmp_path, waiting, stopped):
     with started(tmp_path, *waiting) as job:
+        wait_until(lambda: (tmp_path / "1").read_text("utf-8") == "")  # a worker is at work
         wait_until(lambda: len(family(job.pid)) == 3)
+        time.sleep(0.2)  # of the other one's life
         pids = family(job.pid)
         if stopped:
             os.kill(pids[-1], signal.SIGSTOP)
