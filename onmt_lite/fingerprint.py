@@ -1,0 +1,137 @@
+"""What the output of a job depends on, and in what two jobs differ."""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from onmt_lite import __version__
+from onmt_lite.errors import FileError
+from onmt_lite.options import KINDS, TranslateOptions
+from onmt_lite.shipped import find_model, model_paths
+
+CHUNK = 1 << 20
+
+# Options that may differ where a job goes on, and why
+EXEMPT = {
+    **dict.fromkeys(
+        (
+            *("model", "src", "tgt", "phrase_table"),
+            *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
+        ),
+        "names files, whose contents are compared",
+    ),
+    "output": "the journal lies beside it",
+    **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
+    **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
+    **dict.fromkeys(("quiet", "log_file", "verbose", "report_time"), "is for the log alone"),
+    "print_model": "does no job",
+    "resume": "asks for the comparison",
+}
+
+Job = dict[str, dict[str, Any]]
+
+
+def fingerprint(options: TranslateOptions) -> Job:
+    """What the output depends on, but for the machine that does the job.
+
+    versions  of onmt_lite and torch
+    options   all but those of EXEMPT
+    files     bytes and SHA-256 of the input, of the models' files and of other files that options
+              name
+
+    Raises FileError where a file cannot be read.
+    """
+    values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
+    compared = {name: value for name, value in values.items() if name not in EXEMPT}
+    written = {os.path.realpath(p) for p in (options.data.output, options.jobs.log_file) if p}
+    files = {
+        name: describe(path)
+        for name, path in files_read(options)
+        if os.path.realpath(path) not in written
+    }
+    return {
+        "versions": {"onmt_lite": __version__, "torch": torch_version()},
+        "options": json.loads(json.dumps(compared)),  # as they are read again: no tuples
+        "files": files,
+    }
+
+
+def differences(old: Job, new: Job) -> list[str]:
+    """What was something else in the `old` job, in words."""
+    found = []
+    for section, values in new.items():
+        before = old.get(section, {})
+        for name in dict.fromkeys([*before, *values]):
+            was, now = before.get(name), values.get(name)
+            if was == now:
+                continue
+            if section == "files":
+                state = "was changed" if was and now else "is new" if now else "is missing"
+                found.append(f"{name} {state}")
+            else:
+                version = "version of " * (section == "versions")
+                found.append(f"{version}{name} was {shown(was)}, now {shown(now)}")
+    return found
+
+
+def digest(job: Job) -> str:
+    """SHA-256 of a fingerprint."""
+    return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+
+
+def shown(value: Any) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "none" if value is None else text[:100] or "empty"
+
+
+def torch_version() -> str:
+    """Without the import, which takes seconds."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """The files whose contents matter: what to call each, and its path."""
+    values = {**vars(options.data), **vars(options.text)}
+    for name, why in EXEMPT.items():
+        if why == EXEMPT["src"] and name != "model" and values[name]:
+            yield name, values[name]
+    paths = [find_model(path) for path in model_paths(options.model.model)]
+    for i, path in enumerate(paths):
+        number = f" {i + 1}" if len(paths) > 1 else ""
+        for file in model_files(path):
+            yield f"{file.name} of model{number}", str(file)
+
+
+def model_files(path: Path) -> list[Path]:
+    """The files that a model may consist of."""
+    if path.is_dir():
+        folders = [path, path / "model"]  # CTranslate2 models may be in a folder of theirs
+        found = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    elif path.suffix == ".npz":  # its vocabularies and its decoder.yml lie beside it
+        found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
+    else:
+        found = [path, path.with_suffix(".safetensors")]
+    return sorted({f for f in found if f.is_file() and not f.name.startswith(".")})
+
+
+def describe(path: str) -> list[Any]:
+    """Bytes and SHA-256 of a file.  Raises FileError."""
+    total, sha = 0, hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileError(f"cannot read {path}: not a regular file")
+            while chunk := file.read(CHUNK):
+                sha.update(chunk)
+                total += len(chunk)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    return [total, sha.hexdigest()]
