@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -42,6 +43,7 @@ def run_program(
     7 some lines not translated, 128+N stopped by signal N.  An error of any other kind is a defect:
     it is announced and raised, which ends a process with its traceback and exit code 1.
     """
+    words = sys.orig_argv[1:] if argv is None else ["-m", "onmt_lite", *argv]
     argv = sys.argv[1:] if argv is None else argv
     try:
         stop_on_signals()
@@ -59,6 +61,7 @@ def run_program(
         problems = error.problems if isinstance(error, OptionError) else (str(error),)
         for problem in problems:
             print(f"onmt_lite: error: {_one_line(problem)}", file=CONSOLE)
+        say_how_to_go_on(error, words)
         return error.exit_code
     except Interrupted as interrupted:
         # The interpreter must not flush into a pipe that nobody reads any more
@@ -67,6 +70,7 @@ def run_program(
             echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
             kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
             print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
+            say_how_to_go_on(interrupted, words)
         return interrupted.exit_code
     except Exception as error:
         what = _one_line(f"{type(error).__name__}: {error}")
@@ -75,8 +79,22 @@ def run_program(
             "please report the traceback below",
             file=CONSOLE,
         )
+        say_how_to_go_on(error, words)
         raise
     return 0
+
+
+def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
+    """The command that goes on with a job, for a shell: on a line of its own.
+
+    words  of the command line, behind the name of the interpreter
+    """
+    if not getattr(error, "goes_on", False):
+        return
+    if not isinstance(error, Interrupted):  # which says that itself
+        print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
+    again = [] if any(name == "resume" for name, _ in split_argv(words)[0]) else ["-resume"]
+    print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
 
 def tell(argv: Sequence[str], program: Program) -> str:

@@ -5,6 +5,8 @@ class OnmtLiteError(Exception):
     """A problem the user can act on: what (where); what to do."""
 
     exit_code = 1
+    goes_on = False  # whether the same command with -resume goes on from what is written
+    kept = ""  # how far the work was, and what is left of it
 
 
 class OptionError(OnmtLiteError):

@@ -1,19 +1,14 @@
-"""Files named on the command line: found wrong early, written whole or not at all."""
+"""Files named on the command line: found wrong early, counted and opened for reading."""
 
 import contextlib
-import errno
-import fcntl
 import os
-import select
-import signal
+import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.interrupt import Interrupted
 from onmt_lite.text.lines import count_ahead, count_lines
 from onmt_lite.text.stream import STANDARD_INPUT
 
@@ -22,27 +17,47 @@ MATCH = "they must match line by line"
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
 
-def check_paths(read: Sequence[Named], output: str, log_file: str | None) -> None:
+def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
     """OptionError where a file would be written that is read, or written twice.
 
     `read`: what the job reads; of a directory, every file in it.
     """
-    written = [("output", "/dev/stdout" if output == "-" else output)]
-    if replaces_a_file(output):
-        written.append(("the file that output is written to first", str(part_of(output))))
-    if log_file is not None:
-        written.append(("log_file", log_file))
-    for i, (name, path) in enumerate(written):
-        for other, other_path in [*_with_files_inside(read), *written[:i]]:
-            if _same_file(path, other_path):
-                raise OptionError(f"{name} is the same file as {other}; choose another")
+    taken = list(_with_files_inside(read))
+    for named in written:
+        own = list(_with_parts(named))
+        for name, path in own:
+            for other, other_path in taken:
+                if _same_file(_opened(path, "/dev/stdout"), _opened(other_path, "/dev/stdin")):
+                    shown = _called(other, other_path, "standard input")
+                    raise OptionError(
+                        f"{_called(name, path, 'standard output')} is the same file as {shown}; "
+                        "choose another"
+                    )
+        taken += [(name, _opened(path, "/dev/stdout")) for name, path in own]
 
 
 def _with_files_inside(named: Sequence[Named]) -> Iterator[Named]:
     for name, path in named:
-        yield name, "/dev/stdin" if path == "-" else path
+        yield name, path
         with contextlib.suppress(OSError, ValueError):  # not a directory, or not there
-            yield from ((f"{entry.name} of {name}", entry.path) for entry in os.scandir(path))
+            yield from ((name, entry.path) for entry in os.scandir(path))
+
+
+def _with_parts(named: Named) -> Iterator[Named]:
+    """A file, and those in which it is written until it is complete."""
+    name, path = named
+    yield named
+    if name != "log_file" and replaces_a_file(path):
+        yield f"{name}'s unfinished", str(part_of(path))
+        yield f"{name}'s journal", str(journal_of(path))
+
+
+def _opened(path: str, standard: str) -> str:
+    return standard if path == "-" else path
+
+
+def _called(name: str, path: str, standard: str) -> str:
+    return standard if path == "-" else f"{name} {name_of(path)}"
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -154,9 +169,15 @@ def name_of(output: str) -> str:
 
 def replaces_a_file(output: str) -> bool:
     """Whether `output` is a file that appears when it is complete, not a stream or a device."""
-    if output == "-" or descriptor_of(output) is not None:
+    if output == "-" or is_device(output):
         return False
     return os.path.isfile(output) or not os.path.exists(output)
+
+
+def rereads(src: str) -> bool:
+    """Whether another run of the job can read `src` from its start: no stream, no device."""
+    there = os.path.exists(src) and not os.path.isdir(src)
+    return src != "-" and not is_device(src) and (os.path.isfile(src) or not there)
 
 
 def part_of(output: str) -> Path:
@@ -165,153 +186,40 @@ def part_of(output: str) -> Path:
     return target.with_name(target.name + ".part")
 
 
+def journal_of(output: str) -> Path:
+    """What is said of the part, beside it."""
+    part = part_of(output)
+    return part.with_name(part.name + ".journal")
+
+
+def is_device(path: str) -> bool:
+    """Whether a path leads through /dev or /proc: to a device, or to what a process has open.
+
+    It is written to as it is: renamed onto, it would be replaced.
+    """
+    return any(
+        folder in ("/dev", "/proc") or re.match(r"/dev/(?!shm\b)|/proc/", folder)
+        for folder, _ in _links(path)
+    )
+
+
 def descriptor_of(path: str) -> int | None:
     """N where a path leads to /dev/fd/N, as /dev/stdout does: what this process has open already.
 
     It is written to as it is.  Opened once more, a file would be written from its start, even
     where the shell appends to it.
     """
+    own = os.path.realpath("/dev/fd")
+    return next(
+        (int(name) for folder, name in _links(path) if folder == own and name.isdecimal()), None
+    )
+
+
+def _links(path: str) -> Iterator[tuple[str, str]]:
+    """The folder and name of a path, then of what it links to, and so on."""
     for _ in range(40):  # links that go round in a circle
         folder, name = os.path.split(path)
-        if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/dev/fd"):
-            return int(name)
+        yield os.path.realpath(folder), name
         if not os.path.islink(path):
-            break
+            return
         path = os.path.join(folder, os.readlink(path))
-    return None
-
-
-@contextlib.contextmanager
-def open_output(path: str) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears under its name only when complete.
-
-    Until then it is `PATH.part`, locked against a second job.  FileError where a file operation
-    fails; an error of what is done within stays itself.
-    """
-    if path == "-":
-        if sys.stdout is None:
-            raise FileError("cannot write standard output: it is closed")
-        yield sys.stdout.buffer
-        return
-    with _refused(path):
-        if os.path.isdir(path):
-            raise FileError(f"cannot write {path}: it is a directory")
-        replaces = replaces_a_file(path)
-    with _replacement(path) if replaces else _device(path) as out:
-        yield out
-
-
-@contextlib.contextmanager
-def _refused(path: str) -> Iterator[None]:
-    """FileError where an operation on the file fails; nothing else belongs within."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise FileError(f"cannot write {path}: {reason}") from None
-
-
-@contextlib.contextmanager
-def _device(path: str) -> Iterator[IO[bytes]]:
-    """A device, a pipe or what this process has open already: written to as it is."""
-    with _refused(path):
-        fd = descriptor_of(path)
-        out = open(path if fd is None else os.dup(fd), "wb", buffering=0)
-    try:
-        yield out
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that led here counts
-            out.close()
-        raise
-    with _refused(path):
-        out.close()  # some file systems tell only now that a disk is full
-
-
-@contextlib.contextmanager
-def _replacement(path: str) -> Iterator[IO[bytes]]:
-    """A file beside `path` that takes its place at the end, or is removed where that fails."""
-    with _refused(path):
-        part, target = part_of(path), os.path.realpath(path)
-        replaced = os.stat(target) if os.path.exists(target) else None
-        out = _open_locked(part, path, private=replaced is not None)
-    try:
-        yield out
-        with _refused(path):
-            if replaced is not None:
-                _take_over_rights(out.fileno(), replaced)
-            os.fsync(out.fileno())
-            os.replace(part, target)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that led here counts
-            part.unlink(missing_ok=True)
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # all of it is on the disk, or removed
-            out.close()
-
-
-def _open_locked(part: Path, path: str, private: bool) -> IO[bytes]:
-    """An empty file that no other job writes to; `private`: for the eyes of its owner."""
-    # Nothing is cut before the lock is there: another job may be writing
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    while True:
-        out = open(os.open(part, flags, 0o600 if private else 0o666), "ab", buffering=0)
-        try:
-            _lock(out, path)
-            # That job may have renamed the file between our opening and locking it
-            if os.path.samestat(os.fstat(out.fileno()), os.stat(part)):
-                out.truncate(0)
-                if private:
-                    with contextlib.suppress(OSError):  # some file systems keep no modes
-                        os.fchmod(out.fileno(), 0o600)
-                return out
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            out.close()
-            raise
-        out.close()
-
-
-def _lock(out: IO[bytes], path: str) -> None:
-    try:
-        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise FileError(f"cannot write {path}: another job is writing it") from None
-    except OSError as error:
-        if os.fstat(out.fileno()).st_size == 0:
-            part_of(path).unlink(missing_ok=True)
-        raise FileError(
-            f"cannot write {path}: its file system has no locks ({error.strerror}); write "
-            "elsewhere, or to standard output"
-        ) from None
-
-
-def _take_over_rights(fd: int, replaced: os.stat_result) -> None:
-    """Mode and, as far as that is permitted, owner and group of the file that is replaced.
-
-    Some file systems have none of these, and nothing is lost where they stay private.
-    """
-    for uid, gid in ((-1, replaced.st_gid), (replaced.st_uid, -1)):
-        with contextlib.suppress(OSError):
-            os.fchown(fd, uid, gid)
-    with contextlib.suppress(OSError):
-        os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
-
-
-def write_all(out: IO[bytes], data: bytes, path: str) -> None:
-    """All of it, now: what is written must not wait in a buffer for a failure nobody sees."""
-    left = memoryview(data)
-    try:
-        out.flush()  # what the program itself has printed
-        while left:
-            try:
-                left = left[os.write(out.fileno(), left) :]
-            except BlockingIOError:  # of a pipe or terminal that another program has set so
-                waiting = select.poll()
-                waiting.register(out, select.POLLOUT)
-                waiting.poll()
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise Interrupted(signal.SIGPIPE) from None
-        raise FileError(f"cannot write {name_of(path)}: {error.strerror}") from None

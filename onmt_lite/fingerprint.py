@@ -3,28 +3,26 @@
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from onmt_lite import __version__
-from onmt_lite.errors import FileError
 from onmt_lite.options import KINDS, TranslateOptions
 from onmt_lite.shipped import find_model, model_paths
 
 CHUNK = 1 << 20
 
+# Options that name a file to read, besides models and configurations
+FILES = (
+    *("src", "tgt", "phrase_table"),
+    *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
+)
+
 # Options that may differ where a job goes on, and why
 EXEMPT = {
-    **dict.fromkeys(
-        (
-            *("model", "src", "tgt", "phrase_table"),
-            *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
-        ),
-        "names files, whose contents are compared",
-    ),
+    **dict.fromkeys(("model", *FILES), "names files, whose contents are compared"),
     "output": "the journal lies beside it",
     **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
     **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
@@ -42,9 +40,7 @@ def fingerprint(options: TranslateOptions) -> Job:
     versions  of onmt_lite and torch
     options   all but those of EXEMPT
     files     bytes and SHA-256 of the input, of the models' files and of other files that options
-              name
-
-    Raises FileError where a file cannot be read.
+              name; None for one that cannot be read
     """
     values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
     compared = {name: value for name, value in values.items() if name not in EXEMPT}
@@ -100,9 +96,7 @@ def torch_version() -> str:
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """The files whose contents matter: what to call each, and its path."""
     values = {**vars(options.data), **vars(options.text)}
-    for name, why in EXEMPT.items():
-        if why == EXEMPT["src"] and name != "model" and values[name]:
-            yield name, values[name]
+    yield from ((name, values[name]) for name in FILES if values[name])
     paths = [find_model(path) for path in model_paths(options.model.model)]
     for i, path in enumerate(paths):
         number = f" {i + 1}" if len(paths) > 1 else ""
@@ -122,16 +116,16 @@ def model_files(path: Path) -> list[Path]:
     return sorted({f for f in found if f.is_file() and not f.name.startswith(".")})
 
 
-def describe(path: str) -> list[Any]:
-    """Bytes and SHA-256 of a file.  Raises FileError."""
+def describe(path: str) -> list[Any] | None:
+    """Bytes and SHA-256 of a file; None for one that cannot be read, which the job will tell."""
+    if not os.path.isfile(path):  # a FIFO would make the job wait
+        return None
     total, sha = 0, hashlib.sha256()
     try:
         with open(path, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileError(f"cannot read {path}: not a regular file")
             while chunk := file.read(CHUNK):
                 sha.update(chunk)
                 total += len(chunk)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    except OSError:
+        return None
     return [total, sha.hexdigest()]

@@ -16,6 +16,7 @@ class Interrupted(BaseException):
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
         self.kept = ""  # how far the work was, and what is left of it
+        self.goes_on = False  # whether the same command with -resume goes on from there
 
 
 def stop_on_signals() -> None:

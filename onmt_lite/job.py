@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from onmt_lite.buckets import (
     BUCKET_LINES,
@@ -25,12 +25,13 @@ from onmt_lite.files import (
     check_paths,
     count_input,
     name_of,
-    open_output,
     replaces_a_file,
-    write_all,
+    rereads,
 )
+from onmt_lite.fingerprint import FILES, fingerprint
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
+from onmt_lite.output import Output, open_output
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.reports import LOG, Summary
 from onmt_lite.shipped import find_config, model_paths
@@ -42,12 +43,6 @@ from onmt_lite.workers import Workers
 if TYPE_CHECKING:
     from onmt_lite.translator import Translator
 
-# Options that name a file to read, besides models and configurations
-READ = (
-    *("src", "tgt", "phrase_table"),
-    *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
-)
-
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 
@@ -56,12 +51,15 @@ def run_job(
     translator: "Translator | None" = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Translate -src to -output.  Raises an OnmtLiteError; then no output file is left behind.
+    """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
+    if the error `goes_on`, the same job with -resume goes on from what is written.
 
-    With a `translator` that is loaded already, the log stays as the caller has set it up.
-    `progress` is called after each batch with the lines and target tokens that are done.
+    With a `translator` that is loaded already, the log stays as the caller has set it up, and
+    nothing goes on.  `progress` is called after each batch with the lines and target tokens that
+    are done.
     """
-    check_paths(list(files_read(options)), options.data.output, options.jobs.log_file)
+    check_paths(list(files_read(options)), files_written(options))
+    check_resume(options)
     with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
         return run_logged(options, translator, progress)
 
@@ -70,61 +68,100 @@ def run_logged(
     options: TranslateOptions, translator: "Translator | None", progress: Progress | None
 ) -> Summary:
     """As `run_job`, with the log set up."""
-    data, report = options.data, options.information
-    meter, started = None, time.monotonic()
+    data, jobs, report = options.data, options.jobs, options.information
+    out, meter, started = None, None, time.monotonic()
+    resumable = translator is None and not why_not_resumed(options)
     inputs = Inputs(data.src, data.tgt)
-    total = count_input(data.src, data.tgt)
-    if options.jobs.shard and total is None:
-        raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
     try:
-        with open_output(data.output) as out:
+        total = count_input(data.src, data.tgt)
+        if jobs.shard and total is None:
+            raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
+        with open_output(data.output, jobs.report, resumable) as out:
             for note in options.notes:
                 LOG.info("NOTE: %s", note)
+            job = fingerprint(options) if resumable else {}
+            if jobs.resume and out.is_complete(job):
+                LOG.info("%s is complete; nothing is left to do", name_of(data.output))
+                return Summary()
             with choose_engine(options, translator) as engine:
                 for note in engine.notes:
                     LOG.info("NOTE: %s", note)
                 n = lines_per_bucket(options, engine)
-                shard = choose_shard(data.src, options.jobs, n, total)
-                typed = is_typed(data.src)
-                with Meter(shard.n_lines, options.jobs.quiet, typed, progress) as meter:
-                    summary = translate_buckets(engine, options, shard, inputs, out, meter)
+                shard = choose_shard(data.src, jobs, n, total)
+                out.begin(job, engine.machine, jobs.resume)
+                typed, n_before = is_typed(data.src), out.summary.n_lines
+                with Meter(shard.n_lines, jobs.quiet, typed, progress, n_before) as meter:
+                    translate_buckets(engine, options, shard, inputs, out, meter)
                     seconds = meter.seconds()
+            out.finish()
+            summary = out.summary
             summary.log(scores=report.verbose or report.report_time)
             if report.report_time:
                 LOG.info(
                     "TIME: %.2f s to load, %.2f s to translate, %.1f sentences/s, %.1f tokens/s",
                     meter.started - started,
                     seconds,
-                    meter.n_lines / seconds,
+                    (meter.n_lines - n_before) / seconds,
                     meter.n_tokens / seconds,
                 )
                 LOG.info("TIME: %s", meter.phases())
-    except Interrupted as stop:
-        stop.kept = what_is_kept(data.output, meter)
+    except BaseException as error:
+        goes_on = resumable and isinstance(error, Interrupted) if out is None else out.keeps(error)
+        kept = what_is_kept(data.output, out, meter, goes_on)
+        vars(error).update(goes_on=goes_on, kept=kept)  # for the command line
         raise
     meter.end(data.output, time.monotonic() - started)
     return summary
 
 
-def what_is_kept(output: str, meter: Meter | None) -> str:
+def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: bool) -> str:
     """Of a job that was stopped: how far it was and what became of its output."""
     replaced = replaces_a_file(output)
-    n_lines = 0 if meter is None else meter.n_lines if replaced else meter.n_written
+    n_lines = 0 if out is None else out.summary.n_lines
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
+    if out is not None and out.complete:
+        return f"{done}; {name_of(output)} is complete"
     if not replaced:
         return (
             f"{done}, written to {name_of(output)}" if n_lines else f"{done}; nothing was written"
         )
     state = "is as it was before" if os.path.exists(output) else "was not written"
-    return f"{done}; {name_of(output)} {state}, nothing of this run is kept"
+    kept = "; go on with:" if goes_on else ", nothing of this run is kept"
+    return f"{done}; {name_of(output)} {state}{kept}"
+
+
+def check_resume(options: TranslateOptions) -> None:
+    """OptionError where -resume is given and cannot work."""
+    if options.jobs.resume and (why := why_not_resumed(options)):
+        raise OptionError(f"resume: {why}")
+
+
+def why_not_resumed(options: TranslateOptions) -> str:
+    """Why another run cannot go on with the job; "" where it can."""
+    data = options.data
+    for name, path in (("src", data.src), ("tgt", data.tgt)):
+        if path is not None and not rereads(path):
+            shown = "standard input" if path == "-" else path
+            return f"{name} is {shown}, which cannot be read again; give a file"
+    for name, path in (("output", data.output), ("report", options.jobs.report)):
+        if path is not None and not replaces_a_file(path) and not os.path.isdir(path):
+            return f"{name} is {name_of(path)}, which is no file to go on with; give a file"
+    return ""
+
+
+def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
+    """Everything that the options name to be written: what to call it, and its path."""
+    jobs = options.jobs
+    named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
+    return [(name, path) for name, path in named if path is not None]
 
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Everything that the options name to be read: what to call it, and its path."""
     values = {**vars(options.data), **vars(options.text)}
-    yield from ((name, values[name]) for name in READ if values[name])
-    yield from ((f"config {path}", find_config(path)) for path in options.configs)
-    yield from ((f"model {path}", str(path)) for path in model_paths(options.model.model))
+    yield from ((name, values[name]) for name in FILES if values[name])
+    yield from (("config", find_config(path)) for path in options.configs)
+    yield from (("model", str(path)) for path in model_paths(options.model.model))
 
 
 def choose_engine(options: TranslateOptions, translator: "Translator | None") -> Engine:
@@ -141,24 +178,21 @@ def translate_buckets(
     options: TranslateOptions,
     shard: Shard,
     inputs: Inputs,
-    out: IO[bytes],
+    out: Output,
     meter: Meter,
-) -> Summary:
+) -> None:
     """Bucket after bucket, so that memory does not grow with the input."""
-    data, summary = options.data, Summary()
-    with inputs, open_buckets(data, lines_per_bucket(options, engine), shard) as reader:
-        for done in engine.run(reader.buckets(), meter.add):
+    n = lines_per_bucket(options, engine)
+    with inputs, open_buckets(options.data, n, shard) as reader:
+        for done in engine.run(reader.buckets(out.n_done), meter.add):
             inputs.check()
             with meter.hidden():  # the output may go to the same terminal
                 with meter.clock.phase("write"):
-                    write_all(out, done.data, data.output)
-                meter.n_written += done.n_lines
+                    out.append(done)
             meter.clock.add(done.seconds)
-            summary.join(done.summary)
             for line in done.log:
                 LOG.info("%s", line)
-        note_encoding(reader.source, summary)
-    return summary
+        note_encoding(reader.source, out.summary)
 
 
 def lines_per_bucket(options: TranslateOptions, engine: Engine) -> int:

@@ -2,7 +2,7 @@
 
 `OUT.part.journal` has one JSON object per line:
 
-    {"onmt_lite_journal": 1, "pid": 4711, "host": "node7"}         who writes; HEAD bytes with blanks
+    {"onmt_lite_journal": 1, "pid": 4711, "host": "node7"}         who writes; of HEAD bytes
     {"job": {...}, "crc": "9ae0daaf"}                              see `onmt_lite.fingerprint`
     {"bucket": 0, "lines": 1024, "bytes": 40961, ..., "crc": ...}  one for each bucket in the file
     {"end": 20, "crc": ...}                                        there are no more than 20 buckets
@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import stat
 import zlib
 from collections.abc import Iterator
@@ -50,8 +51,10 @@ class Journal:
         self.path, self.writes = path, writes
         self.fd, self.new = self._locked(mode)
         try:
-            self.empty = os.fstat(self.fd).st_size == 0
-            self.job = next((record["job"] for record, _ in self._records() if "job" in record), None)
+            self.empty = os.fstat(self.fd).st_size < HEAD
+            self.job = next(
+                (record["job"] for record, _ in self._records() if "job" in record), None
+            )
         except BaseException:
             self.close()
             raise
@@ -74,7 +77,7 @@ class Journal:
         write_all(self.fd, line_of(record))
         os.fsync(self.fd)
 
-    def done(self) -> Iterator[tuple[Record, int]]:
+    def lines(self) -> Iterator[tuple[Record, int]]:
         """Yield the records of buckets, each with where the next line begins; then perhaps that of
         the end.  They stop where a line is damaged or out of order."""
         n = 0
@@ -175,7 +178,12 @@ def record_of(line: bytes) -> Record | None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes; a disk that becomes full takes some of them."""
+    """Write all bytes.  Raises OSError; then some of them may be written."""
     left = memoryview(data)
     while left:
-        left = left[os.write(fd, left) :]
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:  # of a pipe or terminal that another program has set so
+            waiting = select.poll()
+            waiting.register(fd, select.POLLOUT)
+            waiting.poll()

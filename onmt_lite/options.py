@@ -447,6 +447,19 @@ class JobOptions:
     log_file: str | None = opt(
         None, "Write the log and the progress to this file too", value="FILE", example="job.log"
     )
+    report: str | None = opt(
+        None,
+        "Write a JSON object to this file for each line that has notes: its `id`, from 0, and its "
+        "`notes`",
+        value="FILE",
+        example="degraded.jsonl",
+    )
+    resume: bool = opt(
+        False,
+        "Go on where a job with the same input, models and options was stopped, to the same "
+        "output as without a stop",
+        example="-src input.de -output output.en",
+    )
     bucket_lines: int | None = opt(
         None,
         "Work in buckets of N lines, each sorted by length and written when it is done; without "
@@ -679,10 +692,12 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append("verbose and quiet contradict each other; give one")
     if v["src"] == v["tgt"] == "-":
         problems.append("src and tgt cannot both be standard input; give one as a file")
+    if v["report"] == "-":
+        problems.append("report: standard output is for translations; give a file")
     problems += check_shard(v)
     problems += [
         f"{name} is empty; give a path"
-        for name in ("src", "tgt", "output", "log_file")
+        for name in ("src", "tgt", "output", "log_file", "report")
         if v[name] == ""
     ]
     if not v["text_field"]:

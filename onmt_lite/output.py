@@ -1,108 +1,207 @@
-"""Where translations go: to a stream, or to a file that appears when it is complete.
-
-A file OUT is written as OUT.part, bucket after bucket, and OUT.part.journal says which buckets of
-which job are in it: see `onmt_lite.journal`.  At the end the part takes the place of OUT.
-"""
+"""Where translations go: to a stream, or to a file that appears when it is complete."""
 
 import contextlib
+import errno
 import os
-import select
 import signal
-import stat
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import IO, Any
 
 from onmt_lite.buckets import Done
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
-from onmt_lite.files import descriptor_of, name_of, part_of, replaces_a_file
-from onmt_lite.fingerprint import Job, differences, digest
+from onmt_lite.files import descriptor_of, name_of, replaces_a_file
+from onmt_lite.fingerprint import Job, differences
 from onmt_lite.interrupt import Interrupted
-from onmt_lite.journal import Journal, Record, foreign, write_all
-from onmt_lite.reports import LOG, Summary
+from onmt_lite.journal import Record, write_all
+from onmt_lite.part import Part, refused
+from onmt_lite.reports import LOG, Noted, Summary
 
-ATTRIBUTE = "user.onmt_lite.job"  # of a complete file: its job, its bytes and their CRC-32
-CHUNK = 1 << 20
-REFUSED = (OptionError, DataError, CheckpointError)  # going on would end as the first run did
+REFUSED = (OptionError, DataError, CheckpointError)  # another run would end in the same way
+
+
+@contextlib.contextmanager
+def open_output(path: str, report: str | None, resumable: bool) -> Iterator["Output"]:
+    """The output of a job, and its -report; files are locked, and written from `begin` on.
+
+    resumable  another run can read the input from its start, and find what is written
+
+    Raises FileError.  After an error within, what another run can go on from stays; see `leave`.
+    """
+    with contextlib.ExitStack() as stack:
+        out, *more = [stack.enter_context(open_sink(name)) for name in (path, report) if name]
+        output = Output(out, more[0] if more else None, resumable)
+        try:
+            yield output
+        except BaseException as error:
+            output.leave(error)
+            raise
+
+
+@contextlib.contextmanager
+def open_sink(path: str) -> Iterator["Stream | Part"]:
+    """A file that is locked, or a stream; closed at the end.  Raises FileError."""
+    sink = Part(path) if replaces_a_file(path) else Stream(path)
+    try:
+        yield sink
+    finally:
+        with contextlib.suppress(OSError):  # the error that led here counts
+            sink.close()
 
 
 class Output:
     """What a job writes: its translations, and its report if there is one.
 
-    n_done   buckets that are written, with those of earlier runs
-    kept     the summary of the lines that earlier runs have written
+    n_done    buckets that are written, with those of earlier runs
+    summary   of the lines in these
+    complete  whether the files are in their places
     """
 
-    def __init__(self, sinks: "list[Stream | Part]", resumable: bool):
-        """`sinks`: for the translations, then perhaps for the report.  `resumable`: an input that
-        can be read again from its start."""
-        self.sinks = sinks
+    def __init__(self, out: "Stream | Part", report: "Stream | Part | None", resumable: bool):
+        self.out, self.report = out, report
+        sinks = [sink for sink in (out, report) if sink is not None]
         self.parts = [sink for sink in sinks if isinstance(sink, Part)]
-        self.resumable = resumable and len(self.parts) == len(sinks)
-        self.n_done, self.kept = 0, Summary()
-        self.begun = False
+        self.resumable = resumable
+        self.job: Job = {}
+        self.begun, self.complete, self.n_done, self.summary = False, False, 0, Summary()
 
     def compare(self, job: Job) -> None:
-        """Raise OptionError where a journal is of another job; one that has no "machine" yet is
-        compared without."""
-        journals = [part.journal.job for part in self.parts if part.journal.job is not None]
-        found = [difference for old in journals for difference in differences(old, job)]
+        """Raise OptionError where a journal that is there is of another job."""
+        journals = [part.journal.job for part in self.parts]
+        found = [d for old in journals if old for d in differences(old, job)]
         if found:
-            problems = (f"resume: {difference}" for difference in dict.fromkeys(found))
-            raise OptionError(*(f"{p}; give what it was, or leave out -resume" for p in problems))
+            remedy = "give what it was, or leave out -resume to begin anew"
+            raise OptionError(*(f"resume: {what}; {remedy}" for what in dict.fromkeys(found)))
 
-    def finish_earlier(self, job: Job) -> bool:
-        """Whether earlier runs have done all of the job; then the files are in their places."""
-        if not all(part.is_complete(job) for part in self.parts):
-            return False
-        self._place(job)
-        return True
+    def is_complete(self, job: Job) -> bool:
+        """Whether earlier runs have done all of the job; then the files are put in their places.
 
-    def begin(self, job: Job, resume: bool) -> None:
-        """Go on behind the buckets that are there, or begin anew.  `job` has its machine.
-
-        Raises OptionError where another machine has begun, FileError where a file cannot be
-        written.
+        Raises OptionError where earlier runs have begun another job.
         """
-        self.begun = True
+        self.compare(job)
+        if all(part.is_complete(job) for part in self.parts):
+            self.job = job
+            self._place()
+        return self.complete
+
+    def begin(self, job: Job, machine: dict[str, str], resume: bool) -> None:
+        """Begin anew, or with `resume` behind the buckets that are written.
+
+        job  what the output depends on, besides the machine; {} where nothing can be resumed
+
+        Raises OptionError where another machine has begun, FileError where writing fails.
+        """
+        self.job = {**job, "machine": machine} if job else {}
         if resume:
-            self.compare(job)
+            self.compare(self.job)
             self._find()
+            LOG.info("NOTE: %s", going_on(self.summary.n_lines))
+        self.begun = True
         for part in self.parts:
             if self.n_done:
                 part.go_on()
             else:
-                part.start(job)
+                part.begin(self.job)
 
     def append(self, done: Done) -> None:
         """Write a bucket.  Raises FileError, and Interrupted where nobody reads a pipe."""
-        record = {"lines": done.n_lines, "summary": asdict(done.summary)}
-        # What earlier runs have counted is read where the translations are
-        for sink, data in reversed([*zip(self.sinks, (done.data, done.report))]):
-            sink.append(data, record)
-        self.n_done += 1
+        if self.report is not None:
+            self.report.append(done.report, {})
+        self.out.append(done.data, {"lines": done.n_lines, "summary": asdict(done.summary)})
+        self._count(done.summary)
 
-    def finish(self, job: Job) -> None:
-        """Everything is written: put the files in their places.  Raises FileError."""
-        for sink in self.sinks:
-            sink.end()
-        self._place(job)
+    def finish(self) -> None:
+        """Put what is written in its place.  Raises FileError."""
+        for sink in (self.out, self.report):
+            if sink is not None:
+                sink.end()
+        self._place()
+
+    def keeps(self, error: BaseException) -> bool:
+        """Whether another run can go on after this error."""
+        if isinstance(error, REFUSED) or not self.resumable or self.complete:
+            return False
+        return self.begun or isinstance(error, Interrupted)
 
     def leave(self, error: BaseException) -> None:
-        """Keep what can be gone on from; else remove what this run has written."""
-        ...
+        """After an error: keep what another run can go on from, or remove what this one wrote."""
+        for part in [] if self.complete else self.parts:
+            with contextlib.suppress(OSError):  # the error that led here counts
+                if not self.begun and part.journal.new:
+                    part.journal.remove()
+                elif self.begun and not self.keeps(error):
+                    part.remove()
 
     def _find(self) -> None:
-        """Count the buckets that are in all parts as the journals say."""
+        """Count the buckets that are in all parts as their journals say."""
         for buckets in zip(*(part.buckets() for part in self.parts)):
             for part, bucket in zip(self.parts, buckets):
                 part.keep(bucket)
-            self.kept.join(Summary.read(buckets[0].record["summary"]))
-            self.n_done += 1
+            self._count(read_summary(buckets[0].record["summary"]))
 
-    def _place(self, job: Job) -> None:
+    def _count(self, summary: Summary) -> None:
+        self.n_done += 1
+        self.summary.join(summary)
+
+    def _place(self) -> None:
         for part in self.parts:
-            part.place(job)
+            part.place(self.job)
+        self.complete = True
         for part in self.parts:
-            part.journal.remove()
+            with refused(part.path):
+                part.journal.remove()
+
+
+def read_summary(record: dict[str, Any]) -> Summary:
+    """The summary of which `asdict` has made a record."""
+    notes = {note: Noted(**noted) for note, noted in record["notes"].items()}
+    return Summary(**{**record, "notes": notes})
+
+
+def going_on(n_lines: int) -> str:
+    return f"going on after line {n_lines:,}" if n_lines else "no line is done yet; beginning anew"
+
+
+class Stream:
+    """Standard output, a device or a pipe: written to as it is."""
+
+    def __init__(self, path: str):
+        """Raises FileError."""
+        self.path = path
+        if path == "-":
+            if sys.stdout is None:
+                raise FileError("cannot write standard output: it is closed")
+            self.file: IO[bytes] = sys.stdout.buffer
+            return
+        with refused(path):
+            if os.path.isdir(path):
+                raise FileError(f"cannot write {path}: it is a directory")
+            fd = descriptor_of(path)
+            # Nothing is cut: what another process has open may be a file
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND) if fd is None else os.dup(fd)
+            self.file = open(fd, "wb", buffering=0)
+
+    def append(self, data: bytes, record: Record) -> None:
+        """Write all of it, now; the record is for files.  Raises as `write_stream` does."""
+        write_stream(self.file, data, self.path)
+
+    def end(self) -> None:
+        """Close it: some file systems tell only now that a disk is full.  Raises FileError."""
+        with refused(self.path):
+            self.close()
+
+    def close(self) -> None:
+        if self.path != "-":
+            self.file.close()
+
+
+def write_stream(out: IO[bytes], data: bytes, path: str) -> None:
+    """Write all of it, now: what waits in a buffer may fail when nobody sees."""
+    try:
+        out.flush()  # what the program itself has printed
+        write_all(out.fileno(), data)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise Interrupted(signal.SIGPIPE) from None
+        raise FileError(f"cannot write {name_of(path)}: {error.strerror}") from None

@@ -30,15 +30,18 @@ class Meter:
         quiet: bool,
         typed: bool,
         tell: Callable[[int, int], object] | None = None,
+        n_before: int = 0,
     ):
         """`total` lines, None where they cannot be counted beforehand; `typed`: a person types
-        them.  `tell` is called after each batch with the lines and target tokens that are done."""
-        self.total, self.typed, self.tell = total, typed, tell
-        self.n_lines = self.n_tokens = self.n_written = 0
+        them.  `tell` is called after each batch with the lines and target tokens that are done;
+        `n_before` of the lines were done by an earlier run."""
+        self.total, self.typed, self.tell, self.n_before = total, typed, tell, n_before
+        self.n_lines, self.n_tokens = n_before, 0
         self.clock = Clock()  # what the job spends on what, in all its processes
         self.said = False  # a line about progress, on stderr
         self.bar = tqdm(
             total=total,
+            initial=n_before,
             unit=" lines",
             file=CONSOLE,
             disable=quiet or typed or not CONSOLE.isatty(),
@@ -105,8 +108,9 @@ class Meter:
     def _line(self) -> str:
         """1,024 of 2,000 lines, 812 tokens/s, 00:14 left"""
         parts = [self.done(self.n_lines), self._speed()]
-        if self.total and self.n_lines:
-            left = self.seconds() * (self.total - self.n_lines) / self.n_lines
+        n_new = self.n_lines - self.n_before
+        if self.total and n_new:
+            left = self.seconds() * (self.total - self.n_lines) / n_new
             parts.append(f"{tqdm.format_interval(left)} left")
         return ", ".join(parts)
 

@@ -38,6 +38,12 @@ def to_jsonl(translation: Translation) -> str:
     return JSON_BREAKS.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"
 
 
+def to_report(translation: Translation) -> str:
+    """The line of -report; none for a translation without notes."""
+    notes = list(translation.notes)
+    return json.dumps({"id": translation.id, "notes": notes}) + "\n" if notes else ""
+
+
 def to_text(translation: Translation, n_best: int, with_score: bool) -> str:
     """n_best lines, the best first; empty ones where there are fewer hypotheses."""
     lines = []

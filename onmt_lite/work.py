@@ -8,7 +8,7 @@ from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Translation
-from onmt_lite.reports import Summary, build_writer, sentence_log
+from onmt_lite.reports import Summary, build_writer, sentence_log, to_report
 from onmt_lite.rules import model_notes
 from onmt_lite.runtime import choose
 from onmt_lite.shipped import model_paths
@@ -50,6 +50,7 @@ def translate_bucket(
         len(bucket.lines),
         "".join(map(writer, translations)).encode("utf-8"),
         Summary.of(translations),
+        "".join(map(to_report, translations)).encode("ascii"),
         log=log,
         seconds=translator.clock.take(),
     )

@@ -18,6 +18,7 @@ RANKS = [
     ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.generation"],
     ["onmt_lite.records", "onmt_lite.options"],
+    ["onmt_lite.journal", "onmt_lite.fingerprint"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],
     ["onmt_lite.runtime"],
@@ -29,8 +30,8 @@ RANKS = [
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
     ["onmt_lite.buckets"],
-    ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers"],
-    ["onmt_lite.worker"],
+    ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers", "onmt_lite.part"],
+    ["onmt_lite.worker", "onmt_lite.output"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
     ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate"],
     ["onmt_lite.__main__"],
@@ -41,7 +42,7 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 # May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(environment|files|generation|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
+    r"onmt_lite/(environment|files|journal|fingerprint|part|output|generation|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
     r"\.py"
 )
 

@@ -23,7 +23,8 @@ def check_files(options: TrainOptions) -> None:
             problems.append(f"{data.init_from} (no such model)")
         raise FileError(f"cannot read {', '.join(problems)}")
     read += [("init_from", data.init_from)] if data.init_from else []
-    check_paths(read, data.output, log_file)
+    written = [("output", data.output), *([("log_file", log_file)] if log_file else [])]
+    check_paths(read, written)
     begun = (out / STATE).exists()
     if begun and not options.learning.resume:
         raise OptionError(f"output: {out} holds a run already; go on with -resume")

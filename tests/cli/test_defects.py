@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.files import open_output
+from onmt_lite.output import open_output
 from onmt_lite.progress import StrictFileHandler
 from tests.cli.conftest import ROOT
 

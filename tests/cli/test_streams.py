@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from onmt_lite.errors import FileError
-from onmt_lite.files import open_input, open_output, write_all
+from onmt_lite.files import open_input
+from onmt_lite.output import open_output, write_stream
 from onmt_lite.progress import StrictFileHandler
 from onmt_lite.text.lines import LineReader
 
@@ -38,8 +39,8 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(buffering):
     found: list[bytes] = []
     with open(writing, "wb", buffering=buffering) as out:
         reader = slow_reader(reading, found)
-        write_all(out, TEXT.encode(), "-")
-        write_all(out, b"end\n", "-")
+        write_stream(out, TEXT.encode(), "-")
+        write_stream(out, b"end\n", "-")
     reader.join()
     os.close(reading)
     assert b"".join(found).decode() == TEXT + "end\n"
@@ -88,7 +89,7 @@ def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypa
     monkeypatch.setattr(os, "fchmod", refuse(number))
     monkeypatch.setattr(os, "fchown", refuse(number))
     with open_output(str(path)) as out:
-        write_all(out, b"new\n", str(path))
+        write_stream(out, b"new\n", str(path))
     assert path.read_bytes() == b"new\n"
 
 
@@ -121,7 +122,7 @@ def test_a_part_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", lock)
     with open_output(str(tmp_path / "out")) as out:
-        write_all(out, b"new\n", "out")
+        write_stream(out, b"new\n", "out")
     assert (tmp_path / "out").read_bytes() == b"new\n" and len(times) == 2
 
 
