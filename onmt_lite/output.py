@@ -22,7 +22,9 @@ REFUSED = (OptionError, DataError, CheckpointError)  # another run would end in 
 
 
 @contextlib.contextmanager
-def open_output(path: str, report: str | None, resumable: bool) -> Iterator["Output"]:
+def open_output(
+    path: str, report: str | None = None, resumable: bool = False
+) -> Iterator["Output"]:
     """The output of a job, and its -report; files are locked, and written from `begin` on.
 
     resumable  another run can read the input from its start, and find what is written
@@ -85,7 +87,7 @@ class Output:
             self._place()
         return self.complete
 
-    def begin(self, job: Job, machine: dict[str, str], resume: bool) -> None:
+    def begin(self, job: Job, machine: dict[str, str], resume: bool = False) -> None:
         """Begin anew, or with `resume` behind the buckets that are written.
 
         job  what the output depends on, besides the machine; {} where nothing can be resumed

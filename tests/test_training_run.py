@@ -181,7 +181,7 @@ REFUSED = [
     ([], "-output file/run", FileError, "file/run"),
     ([], "-output /proc/run", FileError, "/proc"),
     ([], "-log_file no/folder/log", FileError, "no/folder"),
-    ([], "-log_file file", OptionError, "log_file is the same file as train"),
+    ([], "-log_file file", OptionError, "log_file .* is the same file as train .*"),
     ([], "-resume", OptionError, "leave -resume out"),
     ([], "-device cuda:7", OptionError, "usable GPU"),
     ([model_in], "", OptionError, "holds a model already"),

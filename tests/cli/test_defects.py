@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -36,9 +37,18 @@ def test_an_error_of_the_translation_stays_itself(main, src, tmp_path, broken, o
         main("-src", src, "-output", output, "-quiet")
     assert caught.value is broken
     said = LINE.format(f"{type(broken).__name__}: {broken}")
-    assert capfdbinary.readouterr() == (b"", said.encode())
+    out, err = capfdbinary.readouterr()
+    first, *goes_on = err.decode().splitlines(keepends=True)
+    assert (out, first) == (b"", said)
+    left = [path.name for path in tmp_path.iterdir() if path.name not in ("out", "src.txt")]
+    if output == "out":
+        state = "before the first line; out is as it was before; go on with:"
+        assert goes_on[0] == f"onmt_lite: stopped {state}\n"
+        assert goes_on[1].endswith(" -resume\n") and len(goes_on) == 2
+        assert sorted(left) == ["out.part", "out.part.journal"]
+    else:
+        assert not goes_on and not left
     assert (tmp_path / "out").read_bytes() == b"older\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src.txt"]
 
 
 def test_a_defect_ends_in_its_traceback_and_exit_code_1(table, tmp_path, env):
@@ -71,27 +81,34 @@ def test_an_error_inside_counts_more_than_one_of_closing(tmp_path, name):
         os.mkfifo(path)
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(ValueError, match="a bug"), open_output(str(path)) as out:
-        os.close(out.fileno())
+        out.begin({}, {})
+        os.close(out.out.fd if name == "out" else out.out.file.fileno())
         raise ValueError("a bug")
     if name == "pipe":
         os.close(reader)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
 
 
-def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path):
+def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path, env):
     """A file that may not grow beyond 4,096 bytes stands for the disk."""
     (tmp_path / "src.txt").write_bytes(b"two\n" * 4000)
     (tmp_path / "out").write_bytes(b"older\n")
     limit = resource.RLIMIT_FSIZE
     job = process(
-        *("-src", "src.txt", "-output", "out", "-quiet"),
+        *("-src", "src.txt", "-output", "out", "-quiet", "-bucket_lines", 100),
         preexec_fn=lambda: resource.setrlimit(limit, (4096, 4096)),
     )
     out, err = job.communicate(timeout=200)
     assert (job.returncode, out) == (5, b"")
-    assert err == b"onmt_lite: error: cannot write out: File too large\n"
+    error, stopped, command = err.decode().splitlines()
+    assert error == "onmt_lite: error: cannot write out: File too large"
+    state = r"after [12],\d00 of 4,000 lines; out is as it was before; go on with:"
+    assert re.fullmatch(f"onmt_lite: stopped {state}", stopped)
     assert (tmp_path / "out").read_bytes() == b"older\n"
-    assert not (tmp_path / "out.part").exists()
+    done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "out").read_text() == "ü\n" * 4000
+    assert sorted(os.listdir(tmp_path)) == ["out", "src.txt"]
 
 
 def test_a_defect_in_a_message_is_not_called_an_error_of_the_log_file(tmp_path):

@@ -33,16 +33,16 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("writes", ["output", "log_file"])
+@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
 def test_files_of_words_are_not_written_to(main, src, tmp_path, name, writes):
     file, text, more = READ[name]
     (tmp_path / file).write_text(text)
     done = main("-src", src, f"-{name}", file, *more, f"-{writes}", file)
-    done.failed(2, f"{writes} is the same file as {name}; choose another")
+    done.failed(2, f"{writes} {file} is the same file as {name} {file}; choose another")
     assert (tmp_path / file).read_text() == text
 
 
-@pytest.mark.parametrize("writes", ["output", "log_file"])
+@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
 def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tmp_path, writes):
     shutil.copy(table, tmp_path / "m.json")
     (tmp_path / "one.yaml").write_text("beam_size: 3\n")
@@ -50,19 +50,23 @@ def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tm
     os.link("m.json", "linked")
     for path, name in [("m.json", "model m.json"), ("linked", "model m.json")]:
         done = main("-src", src, "-model", "m.json", f"-{writes}", path)
-        done.failed(2, f"{writes} is the same file as {name}; choose another")
+        done.failed(2, f"{writes} {path} is the same file as {name}; choose another")
     done = main("-src", src, "-config", "one.yaml", "two.yaml", f"-{writes}", "two.yaml")
-    done.failed(2, f"{writes} is the same file as config two.yaml; choose another")
+    done.failed(2, f"{writes} two.yaml is the same file as config two.yaml; choose another")
     assert (tmp_path / "m.json").read_bytes() == table.read_bytes()
     assert (tmp_path / "two.yaml").read_text() == "beam_size: 2\n"
 
 
+@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
 @pytest.mark.parametrize("file", ["source.spm", "model.safetensors"])
-def test_no_file_of_a_models_directory_is_written_to(main, src, tmp_path, file):
+def test_no_file_of_a_models_directory_is_written_to(main, src, tmp_path, file, writes):
     model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
     before = (model / file).read_bytes()
-    done = main("-src", src, "-model", "model", "-output", f"model/{file}")
-    done.failed(2, f"output is the same file as {file} of model model; choose another")
+    os.link(model / file, tmp_path / "linked")
+    for path in (f"model/{file}", "linked"):
+        done = main("-src", src, "-model", "model", f"-{writes}", path)
+        same = f"{writes} {path} is the same file as model model/{file}; choose another"
+        done.failed(2, same)
     assert (model / file).read_bytes() == before
 
 
@@ -79,9 +83,9 @@ def test_streams_of_the_shell_are_files_too(shell, src):
     """Reading what is just written would never end."""
     before = src.read_bytes()
     done = shell(f">> {src}", "-src", src)
-    done.failed(2, "output is the same file as src; choose another")
+    done.failed(2, f"standard output is the same file as src {src}; choose another")
     done = shell(f"< {src}", "-output", src)
-    done.failed(2, "output is the same file as src; choose another")
+    done.failed(2, f"output {src} is the same file as standard input; choose another")
     assert src.read_bytes() == before
 
 
@@ -110,14 +114,12 @@ def test_a_replaced_file_keeps_its_owner(main, src, tmp_path):
 def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path, until):
     (tmp_path / "out").write_bytes(b"older\n")
     os.chmod(tmp_path / "out", 0o600)
-    (tmp_path / "out.part").write_bytes(b"of a job that was killed")
-    os.chmod(tmp_path / "out.part", 0o644)
     job = process("-output", "out", stdin=-1)
     job.stdin.write(b"one\n")
     job.stdin.flush()
     part = tmp_path / "out.part"
-    until(lambda: job.poll() is not None or part.read_bytes() == b"ein\n")
-    assert mode(part) == 0o600
+    until(lambda: job.poll() is not None or (part.exists() and part.read_bytes() == b"ein\n"))
+    assert mode(part) == mode(tmp_path / "out.part.journal") == 0o600
     job.stdin.close()
     assert job.wait(timeout=200) == 0
     assert mode(tmp_path / "out") == 0o600

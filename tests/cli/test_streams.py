@@ -9,10 +9,12 @@ import threading
 
 import pytest
 
+from onmt_lite.buckets import Done
 from onmt_lite.errors import FileError
 from onmt_lite.files import open_input
 from onmt_lite.output import open_output, write_stream
 from onmt_lite.progress import StrictFileHandler
+from onmt_lite.reports import Summary
 from onmt_lite.text.lines import LineReader
 
 JOB_LIMIT = 60  # seconds, after which a job hangs
@@ -74,6 +76,13 @@ def test_an_input_with_a_large_number(tmp_path):
     assert [line.text for window in windows for line in window] == ["one", "two"]
 
 
+def write(path, text):
+    with open_output(str(path)) as out:
+        out.begin({}, {})
+        out.append(Done(0, 1, text, Summary()))
+        out.finish()
+
+
 def refuse(number: int):
     def operation(*args):
         raise OSError(number, os.strerror(number))
@@ -88,8 +97,7 @@ def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypa
     path.write_bytes(b"older\n")
     monkeypatch.setattr(os, "fchmod", refuse(number))
     monkeypatch.setattr(os, "fchown", refuse(number))
-    with open_output(str(path)) as out:
-        write_stream(out, b"new\n", str(path))
+    write(path, b"new\n")
     assert path.read_bytes() == b"new\n"
 
 
@@ -106,23 +114,23 @@ def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, number, said):
     with pytest.raises(FileError, match=f"cannot write .*out: {said}"):
         with open_output(str(tmp_path / "out")):
             pytest.fail("written without a lock")
-    assert os.listdir(tmp_path) == (["out.part"] if number == errno.EWOULDBLOCK else [])
+    left = ["out.part.journal"] if number == errno.EWOULDBLOCK else []
+    assert os.listdir(tmp_path) == left
 
 
-def test_a_part_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
-    """It was renamed by the job that has just finished with it."""
-    part, flock = tmp_path / "out.part", fcntl.flock
+def test_a_journal_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
+    """It was removed by the job that has just finished with it."""
+    journal, flock = tmp_path / "out.part.journal", fcntl.flock
     times = []
 
     def lock(*args):
         times.append(args)
         flock(*args)
         if len(times) == 1:
-            part.unlink()
+            journal.unlink()
 
     monkeypatch.setattr(fcntl, "flock", lock)
-    with open_output(str(tmp_path / "out")) as out:
-        write_stream(out, b"new\n", "out")
+    write(tmp_path / "out", b"new\n")
     assert (tmp_path / "out").read_bytes() == b"new\n" and len(times) == 2
 
 
