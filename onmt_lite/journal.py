@@ -64,12 +64,12 @@ class Journal:
         host = "".join(c for c in os.uname().nodename if c.isalnum() or c in "-._")[:100]
         head = MARK + f'"pid": {os.getpid()}, "host": "{host}"}}'.encode("ascii", "replace")
         os.pwrite(self.fd, head.ljust(HEAD - 1) + b"\n", 0)
-        os.fsync(self.fd)
 
     def begin(self, job: Record) -> None:
         """Forget all that was written, and begin with this job."""
         os.ftruncate(self.fd, HEAD)
         self.add({"job": job})
+        self.job = job
 
     def add(self, record: Record) -> None:
         """Append a line, on the disk when this returns."""

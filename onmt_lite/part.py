@@ -49,7 +49,6 @@ class Part:
             try:
                 self._check_ours()
                 self.journal.claim()
-                sync_folder(self.name)
             except BaseException:
                 if self.journal.new:
                     self.journal.remove()
@@ -120,9 +119,9 @@ class Part:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.name)
             self.journal.begin(job)
+            sync_folder(self.name)  # before the part, which nobody would know for ours
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.fd = os.open(self.name, flags, self.mode)
-            sync_folder(self.name)
 
     def go_on(self) -> None:
         """Go on behind the buckets that are kept.  Raises FileError."""
@@ -133,20 +132,22 @@ class Part:
             self.journal.cut(self.journal_end)
 
     def append(self, data: bytes, record: Record) -> None:
-        """Write a bucket and its record; both are on the disk when this returns.  Raises
-        FileError."""
+        """Write a bucket; of a job that can be resumed, the bucket and its record are on the disk
+        when this returns.  Raises FileError."""
         assert self.fd is not None, "not begun"
         with refused(self.path):
             write_all(self.fd, data)
-            os.fsync(self.fd)
-            facts = {"bucket": self.n_buckets, "bytes": len(data), "crc32": zlib.crc32(data)}
-            self.journal.add({**facts, **record})
+            if self.journal.job:
+                os.fsync(self.fd)
+                facts = {"bucket": self.n_buckets, "bytes": len(data), "crc32": zlib.crc32(data)}
+                self.journal.add({**facts, **record})
         self._count(data)
 
     def end(self) -> None:
         """Say that no bucket follows.  Raises FileError."""
-        with refused(self.path):
-            self.journal.add({"end": self.n_buckets, "bytes": 0, "crc32": 0})
+        if self.journal.job:
+            with refused(self.path):
+                self.journal.add({"end": self.n_buckets, "bytes": 0, "crc32": 0})
 
     def place(self, job: Job) -> None:
         """Let the part take the place of the file.  Raises FileError."""
@@ -155,8 +156,9 @@ class Part:
         with refused(self.path):
             if self.fd is None:
                 self.fd = os.open(self.name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with contextlib.suppress(OSError, AttributeError):  # a file system without attributes
-                os.setxattr(self.fd, LABEL, label_of(job, self.n_bytes, self.crc))
+            if job:
+                with contextlib.suppress(OSError, AttributeError):  # there are no attributes
+                    os.setxattr(self.fd, LABEL, label_of(job, self.n_bytes, self.crc))
             if self.replaced is not None:
                 take_over_rights(self.fd, self.replaced)
             os.fsync(self.fd)

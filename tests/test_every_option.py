@@ -85,6 +85,7 @@ LOGS = {
 APART = "model device gpu precision threads batch_size batch_type log_file".split()
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
+APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["workers"]  # see test_workers.py
 APART += ["deterministic"]  # see test_deterministic.py
 APART += vars(TextOptions())  # see test_transforms.py
