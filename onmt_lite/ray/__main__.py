@@ -1,0 +1,34 @@
+"""Translate on a cluster: `python -m onmt_lite.ray -help`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from onmt_lite.environment import prepare_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onmt_lite.ray.options import RayOptions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of a job with these words, those of the command line by default."""
+    prepare_environment("yaml")
+    # Imported late: what follows needs the package
+    from onmt_lite.cli import run_program
+    from onmt_lite.ray.options import PROGRAM, load_ray_options
+
+    return run_program(argv, PROGRAM, load_ray_options, translate)
+
+
+def translate(options: RayOptions) -> None:
+    prepare_environment()
+    from onmt_lite.ray.job import run_job
+
+    run_job(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Every option of `python -m onmt_lite.ray`: those of a cluster here, those of a translation from
+`translate.py`."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import (
+    ELSEWHERE,
+    ModelOptions,
+    SamplingOptions,
+    SearchOptions,
+    SpeedOptions,
+    TextOptions,
+    TranslateOptions,
+    build,
+    preset_defaults,
+    search_remark,
+)
+from onmt_lite.options import OPTIONS as TRANSLATE
+from onmt_lite.options import cross_check as check_translation
+from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+
+USAGE = """\
+-src FILE|FOLDER|GLOB ... -output FOLDER [options]
+
+Translates files on the machines of a Ray cluster, or with a Ray of its own on this machine.  The
+folder gets one part file per bucket of lines; joined in order, the parts are what translate.py
+makes of the files joined.  Every machine must have this package, the files of the model, the
+inputs and the folder under the same paths."""
+
+
+@dataclass(frozen=True)
+class FilesOptions:
+    """What is read and written."""
+
+    title: ClassVar[str] = "Input and output"
+
+    src: tuple[str, ...] = opt(
+        (),
+        "Translate these files, in this order: files, folders (the files in them, sorted) and "
+        "patterns (what matches, sorted)",
+        value="FILE",
+        example="'text/*.de'",
+    )
+    output: str = opt(
+        "",
+        "Write part files into this folder, which must be empty or absent without resume",
+        value="PATH",
+        example="translated",
+    )
+    input_format: Literal["auto", "text", "jsonl", "parquet"] = opt(
+        "auto",
+        "Read lines (`text`), a JSON object per line (`jsonl`) or rows of a table (`parquet`); "
+        "`auto` goes by the suffix, .jsonl or .parquet, and is else `text`",
+        example="jsonl",
+    )
+    output_format: Literal["text", "jsonl", "parquet"] | None = opt(
+        None,
+        "Write translations (`text`), JSON objects (`jsonl`) or the rows of the input with the "
+        "columns translation, score and notes (`parquet`); without it, what the input is",
+        example="jsonl",
+    )
+    text_field: str = opt(
+        "text",
+        "Translate this field of JSON objects, this column of a table",
+        value="NAME",
+        example="body -input_format jsonl",
+    )
+    bucket_lines: int | None = opt(
+        None,
+        "Hand out N lines at a time, which become one part file; without it, 1,024 for actors "
+        "without a GPU and 8,192 for those with one",
+        min=1,
+        max=10_000_000,
+        example="256",
+    )
+    resume: bool = opt(
+        False, "Go on with the job that was stopped: make the parts that the folder lacks"
+    )
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where it runs."""
+
+    title: ClassVar[str] = "Cluster"
+
+    address: str | None = opt(
+        None,
+        "Run on the Ray cluster at this address, `auto` for the one of this machine; without it, "
+        "on the one that RAY_ADDRESS names, or else on a Ray that ends with the job",
+        value="ADDRESS",
+        example="auto",
+    )
+    actors: int | None = opt(
+        None,
+        "Load the model N times, in a process each; without it, as often as the cluster has room "
+        "for at the start",
+        min=1,
+        max=100_000,
+        example="8",
+    )
+    cpus_per_actor: int = opt(
+        1, "Reserve N CPUs for each actor, which uses as many threads", min=1, max=1024, example="4"
+    )
+    gpus_per_actor: float = opt(
+        0.0,
+        "Reserve this share of a GPU for each actor; with 0 the model runs on the CPU",
+        min=0,
+        max=1,
+        example="1",
+    )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is said on the way, on stderr."""
+
+    title: ClassVar[str] = "Jobs"
+
+    quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
+    log_file: str | None = opt(
+        None, "Write the log and the progress to this file too", value="FILE", example="job.log"
+    )
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """All groups together; `translation` is what an actor's Translator takes."""
+
+    files: FilesOptions
+    cluster: ClusterOptions
+    translation: TranslateOptions
+
+
+# Options of a translation that Ray decides
+BY_RAY = {"gpu": "Ray chooses the GPUs; give gpus_per_actor 1"}
+SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions)
+GROUPS = (
+    *(ModelOptions, TextOptions, FilesOptions, ClusterOptions, SearchOptions),
+    *(SamplingOptions, SpeedOptions, LogOptions, *META),
+)
+OPTIONS: dict[str, Option] = {
+    name: option
+    for name, option in options_of(GROUPS, lambda n: search_remark(n) if n in TRANSLATE else "")
+    .items()
+    if name not in BY_RAY
+}
+SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]
+NOT_HERE = {
+    **ELSEWHERE,
+    **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
+    **BY_RAY,
+    "workers": "here it is actors",
+}
+PROGRAM = Program(("onmt_ray",), USAGE, OPTIONS, FOREIGN)
+
+
+def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    resolved = load(argv, OPTIONS, cross_check, NOT_HERE, preset_defaults, FOREIGN)
+    files, cluster = map(resolved.build, (FilesOptions, ClusterOptions))
+    translation = of_actors(build(of_translation(resolved)), cluster)
+    return RayOptions(files, cluster, translation), resolved
+
+
+def of_translation(resolved: Resolved) -> Resolved:
+    """Values of all options of translate.py: here its own for those that only it has."""
+    names = [name for name in TRANSLATE if name in OPTIONS and name in SHARED_NAMES]
+    names.append("config")
+    values = {name: option.default for name, option in TRANSLATE.items()}
+    values |= {name: resolved.values[name] for name in names}
+    origins = dict.fromkeys(TRANSLATE, "default")
+    origins |= {name: resolved.origins[name] for name in names}
+    return Resolved(values, origins, resolved.notes)
+
+
+def of_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
+    """On the device that an actor has, with paths that do not depend on where it runs."""
+    places = {**vars(options.model), **vars(options.text)}
+    named = {
+        name: whole(places[name])
+        for name, option in TRANSLATE.items()
+        if option.is_path and name in places and places[name]
+    }
+    device = "cuda" if cluster.gpus_per_actor else "cpu"
+    threads = options.speed.threads or cluster.cpus_per_actor
+    return options.updated(**named, device=device, threads=threads)
+
+
+def whole(paths: Any) -> Any:
+    """Absolute paths of what exists; other names may be those of shipped models."""
+    if isinstance(paths, tuple):
+        return tuple(map(whole, paths))
+    return os.path.abspath(paths) if os.path.lexists(paths) else paths
+
+
+def cross_check(v: Mapping[str, Any]) -> list[str]:
+    defaults = {name: option.default for name, option in TRANSLATE.items()}
+    shared = {name: value for name, value in v.items() if name in SHARED_NAMES}
+    problems = [f"{name} is missing; give a path" for name in ("src", "output") if not v[name]]
+    problems += check_translation({**defaults, **shared})
+    if v["src"] and "" in v["src"]:
+        problems.append("src is empty; give a path")
+    if "-" in v["src"]:
+        problems.append("src -: actors cannot read standard input; give files")
+    if v["text_field"] == "":
+        problems.append("text_field is empty; give the name of a field")
+    wanted = "cuda" if v["gpus_per_actor"] else "cpu"
+    if v["device"] != "auto" and not v["device"].startswith(wanted):
+        problems.append(
+            f"device {v['device']}: with gpus_per_actor {v['gpus_per_actor']:g} actors run on "
+            f"{wanted}; give another gpus_per_actor"
+        )
+    return problems
