@@ -8,7 +8,7 @@ from itertools import islice
 
 from onmt_lite.errors import FileError
 from onmt_lite.records import Line
-from onmt_lite.text.stream import text_stream
+from onmt_lite.text.stream import Stream, text_stream
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -106,21 +106,24 @@ class LineReader:
             self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
 
     def _raw_lines(self, fd: int) -> Iterator[tuple[bytes | None, bool]]:
-        """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
-        stream = text_stream(fd, self.name)
-        pending, cut = b"", False
-        while chunk := stream.read(CHUNK):
-            *complete, rest = chunk.split(b"\n")
-            for part in complete:
-                yield shorten(pending + part, cut)
-                pending, cut = b"", False
-            pending += rest
-            if len(pending) > MAX_LINE_BYTES + 1:  # one more for a carriage return
-                pending, cut = pending[: MAX_LINE_BYTES + 1], True
-            if not stream.waits():
-                yield None, False
-        if pending:
-            yield shorten(pending, cut)
+        yield from raw_lines(text_stream(fd, self.name))  # only now is the input looked at
+
+
+def raw_lines(stream: Stream) -> Iterator[tuple[bytes | None, bool]]:
+    """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
+    pending, cut = b"", False
+    while chunk := stream.read(CHUNK):
+        *complete, rest = chunk.split(b"\n")
+        for part in complete:
+            yield shorten(pending + part, cut)
+            pending, cut = b"", False
+        pending += rest
+        if len(pending) > MAX_LINE_BYTES + 1:  # one more for a carriage return
+            pending, cut = pending[: MAX_LINE_BYTES + 1], True
+        if not stream.waits():
+            yield None, False
+    if pending:
+        yield shorten(pending, cut)
 
 
 def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
