@@ -15,9 +15,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 
 
-def prepare_environment() -> None:
-    """End the program with one line on stderr and exit code 2 where something is missing."""
-    problem = _problem()
+def prepare_environment(*modules: str) -> None:
+    """End the program with one line on stderr and exit code 2 where something is missing; without
+    `modules`, which of PACKAGES are needed yet, where any is."""
+    problem = _problem(modules or tuple(PACKAGES))
     if problem:
         print(f"onmt_lite: error: {problem}", file=sys.stderr)
         raise SystemExit(2)
@@ -43,12 +44,12 @@ def _is_intel_with_avx512() -> bool:
     return {"GenuineIntel", "avx512f", "avx512bw"} <= words
 
 
-def _problem() -> str:
+def _problem(modules: tuple[str, ...]) -> str:
     """What is missing and the command that helps; "" where nothing is missing."""
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
         return f"Python {version} is too old ({sys.executable}); run Python 3.10 or newer"
-    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    missing = [PACKAGES[module] for module in modules if find_spec(module) is None]
     if not missing:
         return ""
     return f"missing packages: {', '.join(missing)} ({sys.executable}); run: {_remedy(missing)}"

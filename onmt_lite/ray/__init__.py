@@ -13,6 +13,8 @@ where the actors run, and what becomes of those that die.  Files in the order of
 
 from typing import TYPE_CHECKING, Any
 
+from onmt_lite.errors import OptionError
+
 if TYPE_CHECKING:
     from ray.data import Dataset
 
@@ -41,9 +43,27 @@ def translate_dataset(
     from ray.data import ActorPoolStrategy
 
     from onmt_lite.buckets import BUCKET_LINES
+    from onmt_lite.options import TranslateOptions
     from onmt_lite.ray.actors import TranslateRows
     from onmt_lite.ray.options import ClusterOptions, of_actors
     from onmt_lite.ray.tables import check_columns
-    from onmt_lite.options import TranslateOptions
 
-    ...
+    cluster = ClusterOptions(
+        actors=actors, cpus_per_actor=cpus_per_actor, gpus_per_actor=gpus_per_actor
+    )
+    given = TranslateOptions.of(**options, output_format="jsonl")
+    if given.search.n_best > 1:
+        raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")
+    known = ds.schema(fetch_if_missing=False)
+    if known is not None:
+        check_columns(known.base_schema, column, "the dataset")
+    device = "cuda" if gpus_per_actor else "cpu"
+    return ds.map_batches(
+        TranslateRows,
+        batch_size=bucket_lines or BUCKET_LINES[device],
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=actors),
+        num_cpus=cpus_per_actor,
+        num_gpus=gpus_per_actor,
+        fn_constructor_kwargs={"options": of_actors(given, cluster), "column": column},
+    )

@@ -16,13 +16,15 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from onmt_lite.errors import FileError, OptionError
+from onmt_lite.fingerprint import differences
 from onmt_lite.ray.inputs import MANIFEST
-from onmt_lite.reports import LOG, Noted
+from onmt_lite.reports import LOG, Noted, Summary
 
 SUCCESS, NOTES, ATTEMPTS, LOCK = "_SUCCESS", ".notes", ".attempts", ".lock"
 SUFFIX = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
@@ -126,16 +128,12 @@ def begin_attempt(folder: Folder, number: int) -> int:
 
 def finish_part(folder: Folder, number: int, data: bytes, notes: NotesOfPart) -> None:
     """Write a part, and before it what was noted of its lines.  FileError."""
-    write_whole(folder.notes(number), notes_to_json(notes))
+    write_whole(folder.notes(number), to_json(plain(notes)))
     write_whole(folder.part(number), data)
 
 
-def notes_to_json(notes: NotesOfPart) -> bytes:
-    return to_json({name: asdict(noted) for name, noted in notes.items()})
-
-
-def notes_from(found: Mapping[str, Any]) -> NotesOfPart:
-    return {name: Noted(**noted) for name, noted in found.items()}
+def plain(notes: NotesOfPart) -> dict[str, Any]:
+    return {name: asdict(noted) for name, noted in sorted(notes.items())}
 
 
 # -- what the driver does -------------------------------------------------------------------------
@@ -196,31 +194,29 @@ def _locked(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-def check_same(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """OptionError that names what a job is asked for differently than the one in the folder."""
-    changed = [name for name in now if before.get(name) != now[name]]
-    changed += [name for name in before if name not in now]
-    if not changed:
-        return
-    raise OptionError(
-        *(
-            f"resume: {_difference(name, before.get(name), now.get(name))}; do as before, or "
-            f"choose another folder than {path}"
-            for name in changed
-        )
-    )
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """OptionError that names what the job in the folder was asked for differently."""
+    found = differences(before, {name: now[name] for name in now if name != "inputs"})
+    found += changed_inputs(before.get("inputs", []), now["inputs"])
+    if found:
+        remedy = "do as before, or choose another folder"
+        raise OptionError(*(f"resume: {difference}; {remedy}" for difference in found))
 
 
-def _difference(name: str, before: Any, now: Any) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = [n for n in {**before, **now} if before.get(n) != now.get(n)]
-        shown = [f"{n} was {_shown(before.get(n))} and is {_shown(now.get(n))}" for n in names]
-        return f"{name}: {', '.join(shown)}"
-    return f"{name} was {_shown(before)} and is {_shown(now)}"
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value, ensure_ascii=False)[:100]
+def changed_inputs(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """In words, how the inputs differ; a file may have moved."""
+    found = []
+    for i, (old, new) in enumerate(zip_longest(before, now), 1):
+        if old is None:
+            found.append(f"input {i}, {new['path']}, is new")
+        elif new is None:
+            found.append(f"input {i}, {old['path']}, is missing")
+        elif {**old, "path": ""} != {**new, "path": ""}:
+            was = "" if old["path"] == new["path"] else f" was {old['path']}, and"
+            found.append(f"input {i}, {new['path']},{was} has other contents")
+    return found
 
 
 def begin(path: str, manifest: Mapping[str, Any]) -> None:
@@ -244,6 +240,11 @@ def missing_parts(folder: Folder) -> list[int]:
     return [i for i in numbers if os.path.basename(folder.part(i)) not in there]
 
 
+def is_complete(folder: Folder) -> bool:
+    """Whether the job has said so; then the parts that are there are all."""
+    return os.path.exists(os.path.join(folder.path, SUCCESS))
+
+
 def collect_notes(folder: Folder) -> dict[int, NotesOfPart]:
     """What was noted of all parts that are there and have notes, by their numbers.  FileError."""
     success = os.path.join(folder.path, SUCCESS)
@@ -253,28 +254,27 @@ def collect_notes(folder: Folder) -> dict[int, NotesOfPart]:
         path = folder.notes(number)
         notes = read_json(path) if os.path.exists(path) else told.get(str(number), {})
         if notes:
-            found[number] = notes_from(notes)
+            found[number] = {name: Noted(**noted) for name, noted in notes.items()}
     return found
 
 
-def succeed(folder: Folder, n_lines: int, notes_of_parts: Mapping[int, NotesOfPart]) -> None:
-    """Say that all parts are there, and remove what only a job that runs needs.  FileError."""
+def succeed(folder: Folder, n_lines: int) -> Summary:
+    """Say that all parts are there, and remove what only a job that runs needs; the notes of all
+    lines.  FileError."""
+    of_parts = collect_notes(folder)
     tidy(folder)
-    totals: NotesOfPart = {}
-    for notes in notes_of_parts.values():
-        for name, noted in notes.items():
-            totals.setdefault(name, Noted()).join(noted)
+    summary = Summary(n_lines)
+    for notes in of_parts.values():
+        summary.join(Summary(notes=notes))
     told = {
         "lines": n_lines,
         "parts": folder.n_parts,
-        "notes": {name: asdict(noted) for name, noted in sorted(totals.items())},
-        "notes_of_parts": {
-            number: {name: asdict(noted) for name, noted in notes.items()}
-            for number, notes in notes_of_parts.items()
-        },
+        "notes": plain(summary.notes),
+        "notes_of_parts": {number: plain(notes) for number, notes in of_parts.items()},
     }
     write_whole(os.path.join(folder.path, SUCCESS), to_json(told))
     shutil.rmtree(os.path.join(folder.path, NOTES), ignore_errors=True)
+    return summary
 
 
 def tidy(folder: Folder) -> None:

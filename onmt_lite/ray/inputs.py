@@ -1,5 +1,6 @@
 """Inputs, found, looked at and cut into ranges: what the driver hands out instead of text."""
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -10,9 +11,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.fingerprint import describe
+from onmt_lite.records import Line
+from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.kinds import LOOKED_AT, kind_of
-from onmt_lite.text.lines import MAX_LINE_BYTES, MAX_MEAN_BYTES, MAX_WINDOW_BYTES
-from onmt_lite.text.stream import GZIP
+from onmt_lite.text.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    MAX_MEAN_BYTES,
+    MAX_WINDOW_BYTES,
+    raw_lines,
+    to_line,
+)
+from onmt_lite.text.stream import GZIP, Stream
 
 CHUNK = 1 << 20
 SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet"}
@@ -157,9 +168,7 @@ def number(inputs: Sequence[Input]) -> list[Range]:
     first = 0
     for i, each in enumerate(inputs):
         for part in each.parts:
-            ranges.append(
-                Range(len(ranges), i, each.path, each.n_bytes, first, **part._asdict())
-            )
+            ranges.append(Range(len(ranges), i, each.path, each.n_bytes, first, **part._asdict()))
             first += part.n_lines
     return ranges or [Range(0, 0, inputs[0].path, inputs[0].n_bytes, 0, n_lines=0, start=0)]
 
@@ -167,17 +176,17 @@ def number(inputs: Sequence[Input]) -> list[Range]:
 def cut_lines(path: str, bucket_lines: int) -> Input:
     """A file of lines, cut where translate.py cuts: after `bucket_lines` lines, or before that
     where they are very long.  FileError where it cannot be read."""
-    parts, digest, size = [], hashlib.sha256(), 0
+    sha, size = hashlib.sha256(), 0
 
-    def seen() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         nonlocal size
         for chunk in _chunks(path, CHUNK):
-            digest.update(chunk)
+            sha.update(chunk)
             size += len(chunk)
             yield chunk
 
-    parts = list(cut(seen(), bucket_lines))
-    return Input(path, size, digest.hexdigest(), parts)
+    parts = list(cut(chunks(), bucket_lines))
+    return Input(path, size, sha.hexdigest(), parts)
 
 
 def cut(chunks: Iterable[bytes], bucket_lines: int) -> Iterator[Part]:
@@ -207,23 +216,57 @@ def cut(chunks: Iterable[bytes], bucket_lines: int) -> Iterator[Part]:
 def cut_rows(path: str, bucket_lines: int) -> Input:
     """A Parquet file, cut into its row groups, and those into runs of `bucket_lines` rows.
     DataError where it is none, FileError where it cannot be read."""
-    digest, size = hashlib.sha256(), 0
-    for chunk in _chunks(path, CHUNK):
-        digest.update(chunk)
-        size += len(chunk)
     groups = row_groups(path)
+    size, sha256 = describe(path)
     parts = [
         Part(start, min(bucket_lines, n_rows - start), group=group)
         for group, n_rows in enumerate(groups)
         for start in range(0, n_rows, bucket_lines)
     ]
-    return Input(path, size, digest.hexdigest(), parts)
+    return Input(path, size, sha256, parts)
 
 
 def row_groups(path: str) -> list[int]:
     """The number of rows in each."""
-    metadata = open_table(path).metadata
+    with open_table(path) as table:
+        metadata = table.metadata
     return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+# -- reading again --------------------------------------------------------------------------------
+
+
+def read_lines(wanted: Range, kind: str, text_field: str) -> list[Line]:
+    """The lines of a range of text, or of JSON objects.  FileError where the file cannot be read
+    or is no longer what it was."""
+    lines = []
+    with _refused(wanted.path), open(wanted.path, "rb") as file:
+        file.seek(wanted.start)
+        left, crc = wanted.n_bytes, 0
+
+        def read(size: int) -> bytes:
+            nonlocal left, crc
+            chunk = file.read(min(size, left))
+            left, crc = left - len(chunk), zlib.crc32(chunk, crc)
+            return chunk
+
+        for raw, is_cut in raw_lines(Stream(read, lambda: True)):
+            assert raw is not None  # such a stream never pauses
+            if wanted.start == 0 and not lines:
+                raw = raw.removeprefix(BOM)
+            number = wanted.first + len(lines)
+            lines.append(
+                object_line(raw, number, is_cut, text_field)
+                if kind == "jsonl"
+                else to_line(raw, number, is_cut)
+            )
+        if left or crc != wanted.crc or os.fstat(file.fileno()).st_size != wanted.file_bytes:
+            raise changed(wanted)
+    return lines
+
+
+def changed(wanted: Range) -> FileError:
+    return FileError(f"{wanted.path} was changed while it was read; translate it once more")
 
 
 def open_table(path: str) -> Any:
@@ -240,9 +283,14 @@ def open_table(path: str) -> Any:
 
 
 def _chunks(path: str, size: int) -> Iterator[bytes]:
+    with _refused(path), open(path, "rb") as file:
+        while chunk := file.read(size):
+            yield chunk
+
+
+@contextlib.contextmanager
+def _refused(path: str) -> Iterator[None]:
     try:
-        with open(path, "rb") as file:
-            while chunk := file.read(size):
-                yield chunk
+        yield
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from None

@@ -146,8 +146,9 @@ GROUPS = (
 )
 OPTIONS: dict[str, Option] = {
     name: option
-    for name, option in options_of(GROUPS, lambda n: search_remark(n) if n in TRANSLATE else "")
-    .items()
+    for name, option in options_of(
+        GROUPS, lambda n: search_remark(n) if n in TRANSLATE else ""
+    ).items()
     if name not in BY_RAY
 }
 SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]

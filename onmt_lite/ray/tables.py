@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.ray.inputs import Range, open_table
+from onmt_lite.ray.inputs import Range, changed, open_table
 from onmt_lite.records import Line
 from onmt_lite.text.lines import shorten, to_line
 
@@ -46,14 +47,16 @@ def _is_text(kind: pyarrow.DataType) -> bool:
 def read_rows(wanted: Range) -> pyarrow.Table:
     """The rows of a range.  Of its row group no more is in memory at once.  FileError where the
     file is no longer what it was."""
-    changed = FileError(f"{wanted.path} was changed while it was read; translate it once more")
     end = wanted.start + wanted.n_lines
     seen, found = 0, []
     with open_table(wanted.path) as table:
         if not wanted.n_lines:
             return table.schema_arrow.empty_table()
-        if wanted.group >= table.num_row_groups:
-            raise changed
+        if (
+            os.path.getsize(wanted.path) != wanted.file_bytes
+            or wanted.group >= table.num_row_groups
+        ):
+            raise changed(wanted)
         try:
             for batch in table.iter_batches(wanted.n_lines, row_groups=[wanted.group]):
                 low, high = (min(max(n - seen, 0), len(batch)) for n in (wanted.start, end))
@@ -64,7 +67,7 @@ def read_rows(wanted: Range) -> pyarrow.Table:
                     return pyarrow.Table.from_batches(found)
         except (pyarrow.ArrowException, OSError) as error:
             raise FileError(f"cannot read {wanted.path}: {error}; check the file") from None
-    raise changed
+    raise changed(wanted)
 
 
 def lines_of(table: pyarrow.Table, text_field: str, first: int, with_fields: bool) -> list[Line]:

@@ -1,0 +1,289 @@
+"""The driver: one job, from files to a folder of parts, on the actors of Ray."""
+
+import contextlib
+import logging
+import os
+import queue
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from onmt_lite.buckets import BUCKET_LINES
+from onmt_lite.errors import (
+    CheckpointError,
+    DataError,
+    FileError,
+    MemoryExhausted,
+    OnmtLiteError,
+    OptionError,
+)
+from onmt_lite.files import check_paths
+from onmt_lite.fingerprint import fingerprint
+from onmt_lite.interrupt import Interrupted, stop_on_signals
+from onmt_lite.options import TranslateOptions
+from onmt_lite.progress import Meter, logging_to
+from onmt_lite.ray import folder as folders
+from onmt_lite.ray.actors import Task, TranslateBucket
+from onmt_lite.ray.folder import Folder
+from onmt_lite.ray.inputs import (
+    Input,
+    Range,
+    cut_lines,
+    cut_rows,
+    find_files,
+    kind_of_files,
+    look_at,
+    number,
+    open_table,
+)
+from onmt_lite.ray.options import ClusterOptions, FilesOptions, RayOptions
+from onmt_lite.reports import LOG
+
+INSTALL = "pip install 'ray[data]'"
+OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: ranges are small, and text never gets there
+ERRORS = {e.exit_code: e for e in (DataError, CheckpointError, FileError, MemoryExhausted)}
+REFUSALS = (OptionError, DataError, CheckpointError)  # as a rule before the first part
+
+
+def run_job(options: RayOptions) -> None:
+    """Translate the inputs into the folder.  Raises an OnmtLiteError, or Interrupted."""
+    ray = find_ray()
+    with logging_to(options.translation.jobs):
+        for note in options.translation.notes:
+            LOG.info("NOTE: %s", note)
+        files = options.files
+        paths = find_files(files.src)
+        kind = kind_of_files(paths, files.input_format)
+        made = files.output_format or kind
+        check_inputs(paths, kind, made, options)
+        with folders.open_folder(files.output, files.resume) as before:
+            try:
+                task, ranges = plan(paths, kind, made, options, before)
+                work(ray, task, ranges, options.cluster)
+            except REFUSALS:
+                folders.undo(files.output)
+                raise
+
+
+def find_ray() -> Any:
+    """The library.  OptionError where it is not installed."""
+    # Before the import: errors of a worker that was killed are Ray's to mend and ours to tell
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise OptionError(f"the package ray is missing ({error}); run: {INSTALL}") from None
+    return ray
+
+
+# -- before the work ------------------------------------------------------------------------------
+
+
+def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
+    """Raises OptionError and DataError for what cannot be read or written, by first bytes and by
+    columns."""
+    files, translation = options.files, options.translation
+    check_paths([("src", path) for path in paths], os.devnull, translation.jobs.log_file)
+    output = os.path.realpath(files.output)
+    for path in paths:
+        if os.path.realpath(path).startswith(os.path.join(output, "")):
+            raise OptionError(f"output: {path} of src is in {files.output}; choose another folder")
+    if made == "parquet" and translation.search.n_best > 1:
+        raise OptionError(
+            f"n_best {translation.search.n_best}: a row of parquet has one translation; give "
+            "n_best 1, or output_format jsonl"
+        )
+    for path in paths:
+        if kind != "parquet":
+            look_at(path)
+            continue
+        from onmt_lite.ray.tables import check_columns
+
+        with open_table(path) as table:
+            check_columns(table.schema_arrow, files.text_field, path)
+
+
+def plan(
+    paths: Sequence[str],
+    kind: str,
+    made: str,
+    options: RayOptions,
+    before: dict[str, Any] | None,
+) -> tuple[Task, list[Range]]:
+    """What every actor does, and all ranges of the inputs; the manifest is written, or compared
+    with the one from `before`."""
+    files = options.files
+    device = "cuda" if options.cluster.gpus_per_actor else "cpu"
+    bucket_lines = files.bucket_lines or BUCKET_LINES[device]
+    translation = of_lines(options.translation, files, "jsonl" if made == "parquet" else made)
+    cut = cut_rows if kind == "parquet" else cut_lines
+    inputs = [cut(path, bucket_lines) for path in paths]
+    job = fingerprint(translation)
+    asked = {"bucket_lines": bucket_lines, "device": device}
+    asked |= {"input_format": kind, "output_format": made, "text_field": files.text_field}
+    manifest = {**job, "asked": asked, "inputs": [entry(each) for each in inputs]}
+    if before is None:
+        folders.begin(files.output, manifest)
+    else:
+        folders.check_same(before, manifest)
+    ranges = number(inputs)
+    folder = Folder(os.path.abspath(files.output), made, len(ranges))
+    return Task(translation, kind, files.text_field, folder, job), ranges
+
+
+def of_lines(options: TranslateOptions, files: FilesOptions, form: str) -> TranslateOptions:
+    """Of lines that have been read already, to text or JSONL."""
+    data = replace(options.data, src="", output_format=form, input_format="text")
+    return replace(options, data=data)
+
+
+def entry(read: Input) -> dict[str, Any]:
+    return {"path": read.path, "bytes": read.n_bytes, "sha256": read.sha256, "lines": read.n_lines}
+
+
+# -- the work -------------------------------------------------------------------------------------
+
+
+def work(ray: Any, task: Task, ranges: Sequence[Range], cluster: ClusterOptions) -> None:
+    """Make the parts that are not there, and say so at the end."""
+    folder = task.folder
+    missing = folders.missing_parts(folder)
+    n_lines = sum(each.n_lines for each in ranges)
+    if not missing and folders.is_complete(folder):
+        LOG.info("%s is complete", folder.path)
+        return
+    if len(missing) < len(ranges):
+        LOG.info("%d of %d parts are there", len(ranges) - len(missing), len(ranges))
+    started = time.monotonic()
+    todo = [ranges[i] for i in missing]
+    with Meter(sum(each.n_lines for each in todo), task.options.jobs.quiet, False) as meter:
+        try:
+            if todo:
+                make_parts(ray, task, todo, cluster, meter)
+        except Interrupted as stop:
+            stop.kept = f"after {meter.done(meter.n_lines)}; to go on: {again()}"
+            raise
+    summary = folders.succeed(folder, n_lines)
+    summary.log(scores=False)
+    meter.end(folder.path, time.monotonic() - started)
+
+
+def make_parts(
+    ray: Any, task: Task, todo: Sequence[Range], cluster: ClusterOptions, meter: Meter
+) -> None:
+    """Hand out ranges until all have become parts.  Raises the error of an actor."""
+    folders.make_ready(task.folder)
+    with running(ray, cluster) as own:
+        n_actors = choose_actors(ray, cluster, len(todo), own)
+        rows = ray.data.from_items([asdict(each) for each in todo], override_num_blocks=len(todo))
+        done = rows.map_batches(
+            TranslateBucket,
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=n_actors, max_tasks_in_flight_per_actor=1),
+            num_cpus=cluster.cpus_per_actor,
+            num_gpus=cluster.gpus_per_actor,
+            fn_constructor_kwargs={"task": task},
+        )
+        for row in as_they_come(done):
+            if row is None:
+                meter.add(0, 0)
+            elif row["error"]:
+                raise error_of(row["code"], row["error"])
+            else:
+                meter.add(row["lines"], row["tokens"])
+
+
+@contextlib.contextmanager
+def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
+    """Connected to a cluster; whether it is one of this job alone, which ends with it."""
+    address = cluster.address or os.environ.get("RAY_ADDRESS")
+    local = {}
+    if not address:
+        n_cpus = max(len(os.sched_getaffinity(0)), (cluster.actors or 1) * cluster.cpus_per_actor)
+        local = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
+    try:
+        ray.init(address or "local", logging_level="error", log_to_driver=False, **local)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
+        raise OptionError(f"address: cannot reach {where} ({reason}); see ray status") from None
+    except SystemExit:
+        raise Interrupted(signal.SIGTERM) from None  # Ray's answer to it
+    try:
+        stop_on_signals()  # Ray has its own handlers
+        quieten(ray)
+        yield not address
+    finally:
+        ray.shutdown()
+
+
+def quieten(ray: Any) -> None:
+    """What Ray would print, we say; what Ray would give up after, a long bucket may take."""
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_no_progress_timeout_s = -1  # a bucket may take longer than 30 minutes
+
+
+def choose_actors(ray: Any, cluster: ClusterOptions, n_buckets: int, own: bool) -> int:
+    """How many there are to be; an idle one is of no use."""
+    total = ray.cluster_resources()
+    room = int(total.get("CPU", 0) // cluster.cpus_per_actor)
+    if cluster.gpus_per_actor:
+        room = min(room, int(total.get("GPU", 0) / cluster.gpus_per_actor + 1e-6))
+    if room == 0 and own:
+        raise OptionError("gpus_per_actor: this machine has no GPU that Ray finds; give 0")
+    wanted = cluster.actors or max(1, room)
+    if wanted > room:
+        LOG.info("NOTE: actors %d: the cluster has room for %d now", wanted, room)
+    return min(wanted, n_buckets)
+
+
+def as_they_come(dataset: Any) -> Iterator[dict[str, Any] | None]:
+    """The rows of a dataset, and None each second that passes without one.
+
+    They come by a thread, so that a signal is answered at once, whatever Ray is waiting for.
+    """
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    end = object()
+
+    def fetch() -> None:
+        try:
+            for row in dataset.iter_rows():
+                waiting.put(row)
+            waiting.put(end)
+        except BaseException as error:
+            waiting.put(error)
+            raise SystemExit from None
+
+    threading.Thread(target=fetch, daemon=True).start()
+    while True:
+        try:
+            found = waiting.get(timeout=1)
+        except queue.Empty:
+            found = None
+        if found is end:
+            return
+        if isinstance(found, BaseException):
+            raise found
+        yield found
+
+
+def error_of(code: int, text: str) -> OnmtLiteError:
+    """The error that an actor has told as a row."""
+    if code == OptionError.exit_code:
+        return OptionError(*text.split("\n"))
+    return ERRORS.get(code, OnmtLiteError)(text)
+
+
+def again() -> str:
+    """The command that goes on with a job that was stopped."""
+    words = [sys.executable, "-m", "onmt_lite.ray", *sys.argv[1:]]
+    return shlex.join(words if "-resume" in words else [*words, "-resume"])
