@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
@@ -32,6 +32,7 @@ SUFFIX = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
 UNFINISHED = re.compile(r"\.(manifest\.json|_SUCCESS|\d+|part-\d+\.[a-z]+)\.[^/]*\.tmp")
 
 NotesOfPart = dict[str, Noted]  # by note
+Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def plain(notes: NotesOfPart) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_folder(path: str, resume: bool) -> Iterator[dict[str, Any] | None]:
+def open_folder(path: str, resume: bool) -> Iterator[Manifest | None]:
     """The manifest of the job that -resume goes on with, None for a new one; within, no other job
     writes to the folder.
 
@@ -194,7 +195,7 @@ def _locked(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(before: Manifest, now: Manifest) -> None:
     """OptionError that names what the job in the folder was asked for differently."""
     found = differences(before, {name: now[name] for name in now if name != "inputs"})
     found += changed_inputs(before.get("inputs", []), now["inputs"])
@@ -203,9 +204,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise OptionError(*(f"resume: {difference}; {remedy}" for difference in found))
 
 
-def changed_inputs(
-    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def changed_inputs(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
     """In words, how the inputs differ; a file may have moved."""
     found = []
     for i, (old, new) in enumerate(zip_longest(before, now), 1):
@@ -219,7 +218,7 @@ def changed_inputs(
     return found
 
 
-def begin(path: str, manifest: Mapping[str, Any]) -> None:
+def begin(path: str, manifest: Manifest) -> None:
     """Write down what the job is.  FileError."""
     write_whole(os.path.join(path, MANIFEST), to_json(manifest))
 
@@ -262,7 +261,6 @@ def succeed(folder: Folder, n_lines: int) -> Summary:
     """Say that all parts are there, and remove what only a job that runs needs; the notes of all
     lines.  FileError."""
     of_parts = collect_notes(folder)
-    tidy(folder)
     summary = Summary(n_lines)
     for notes in of_parts.values():
         summary.join(Summary(notes=notes))

@@ -239,7 +239,7 @@ def row_groups(path: str) -> list[int]:
 def read_lines(wanted: Range, kind: str, text_field: str) -> list[Line]:
     """The lines of a range of text, or of JSON objects.  FileError where the file cannot be read
     or is no longer what it was."""
-    lines = []
+    lines: list[Line] = []
     with _refused(wanted.path), open(wanted.path, "rb") as file:
         file.seek(wanted.start)
         left, crc = wanted.n_bytes, 0

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 from onmt_lite.buckets import BUCKET_LINES
 from onmt_lite.errors import (
@@ -41,7 +41,7 @@ from onmt_lite.ray.inputs import (
     number,
     open_table,
 )
-from onmt_lite.ray.options import ClusterOptions, FilesOptions, RayOptions
+from onmt_lite.ray.options import ClusterOptions, RayOptions
 from onmt_lite.reports import LOG
 
 INSTALL = "pip install 'ray[data]'"
@@ -72,9 +72,10 @@ def run_job(options: RayOptions) -> None:
 
 def find_ray() -> Any:
     """The library.  OptionError where it is not installed."""
-    # Before the import: errors of a worker that was killed are Ray's to mend and ours to tell
+    # Before the import.  What becomes of a worker that was killed is Ray's to mend and ours to tell
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no Ray is to begin while ours ends
     try:
         import ray
         import ray.data
@@ -115,14 +116,14 @@ def plan(
     kind: str,
     made: str,
     options: RayOptions,
-    before: dict[str, Any] | None,
+    before: folders.Manifest | None,
 ) -> tuple[Task, list[Range]]:
     """What every actor does, and all ranges of the inputs; the manifest is written, or compared
     with the one from `before`."""
     files = options.files
     device = "cuda" if options.cluster.gpus_per_actor else "cpu"
     bucket_lines = files.bucket_lines or BUCKET_LINES[device]
-    translation = of_lines(options.translation, files, "jsonl" if made == "parquet" else made)
+    translation = of_lines(options.translation, "text" if made == "text" else "jsonl")
     cut = cut_rows if kind == "parquet" else cut_lines
     inputs = [cut(path, bucket_lines) for path in paths]
     job = fingerprint(translation)
@@ -138,8 +139,8 @@ def plan(
     return Task(translation, kind, files.text_field, folder, job), ranges
 
 
-def of_lines(options: TranslateOptions, files: FilesOptions, form: str) -> TranslateOptions:
-    """Of lines that have been read already, to text or JSONL."""
+def of_lines(options: TranslateOptions, form: Literal["text", "jsonl"]) -> TranslateOptions:
+    """Of lines that have been read already; rows of Parquet are made of JSONL."""
     data = replace(options.data, src="", output_format=form, input_format="text")
     return replace(options, data=data)
 
@@ -168,8 +169,11 @@ def work(ray: Any, task: Task, ranges: Sequence[Range], cluster: ClusterOptions)
             if todo:
                 make_parts(ray, task, todo, cluster, meter)
         except Interrupted as stop:
-            stop.kept = f"after {meter.done(meter.n_lines)}; to go on: {again()}"
+            n_there = len(ranges) - len(folders.missing_parts(folder))
+            stop.kept = f"after {n_there} of {len(ranges)} parts; to go on: {again()}"
             raise
+        finally:
+            folders.tidy(folder)
     summary = folders.succeed(folder, n_lines)
     summary.log(scores=False)
     meter.end(folder.path, time.monotonic() - started)
@@ -209,7 +213,8 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         n_cpus = max(len(os.sched_getaffinity(0)), (cluster.actors or 1) * cluster.cpus_per_actor)
         local = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
     try:
-        ray.init(address or "local", logging_level="error", log_to_driver=False, **local)
+        with no_stderr():
+            ray.init(address or "local", logging_level="error", log_to_driver=False, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
@@ -222,6 +227,19 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         yield not address
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def no_stderr() -> Iterator[None]:
+    """While Ray begins, the one thing that it says is how little it will say."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # closed by the shell
+            before = os.dup(2)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, 2)
+            stack.enter_context(nothing := open(os.devnull, "wb"))
+            os.dup2(nothing.fileno(), 2)
+        yield
 
 
 def quieten(ray: Any) -> None:
