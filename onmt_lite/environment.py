@@ -16,8 +16,10 @@ PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML"
 
 
 def prepare_environment(*modules: str) -> None:
-    """End the program with one line on stderr and exit code 2 where something is missing; without
-    `modules`, which of PACKAGES are needed yet, where any is."""
+    """End the program with one line on stderr and exit code 2 where something is missing.
+
+    modules  those of PACKAGES that are needed so far; without any, all are
+    """
     problem = _problem(modules or tuple(PACKAGES))
     if problem:
         print(f"onmt_lite: error: {problem}", file=sys.stderr)
@@ -49,8 +51,8 @@ def _problem(modules: tuple[str, ...]) -> str:
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
         return f"Python {version} is too old ({sys.executable}); run Python 3.10 or newer"
-    missing = [PACKAGES[module] for module in modules if find_spec(module) is None]
-    if not missing:
+    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    if not any(PACKAGES[module] in missing for module in modules):
         return ""
     return f"missing packages: {', '.join(missing)} ({sys.executable}); run: {_remedy(missing)}"
 

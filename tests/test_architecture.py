@@ -33,7 +33,7 @@ RANKS = [
     ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers", "onmt_lite.part"],
     ["onmt_lite.worker", "onmt_lite.output"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
-    ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate"],
+    ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.ray"],
     ["onmt_lite.__main__"],
     ["translate"],
 ]
@@ -42,7 +42,9 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 # May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(environment|files|journal|fingerprint|part|output|generation|progress|cli|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+)"
+    r"onmt_lite/(environment|files|fingerprint|journal|part|output|generation|progress|cli"
+    r"|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+"
+    r"|ray/(inputs|folder|tables|job))"
     r"\.py"
 )
 
@@ -136,7 +138,8 @@ def test_search_and_models_do_not_know_each_other(trees):
 def test_what_runs_before_torch_imports_only_small_things(trees):
     """Wrong options are told within 0.1 s; see also test_options.py."""
     names = r"(errors|interrupt|console|generation|schema/.*|(\w+_)?options|cli|__init__).py"
-    for path in [name for name in NAMES if re.fullmatch(f"onmt_lite/{names}", name)]:
+    before = f"onmt_lite/({names}|ray/options.py)"
+    for path in [name for name in NAMES if re.fullmatch(before, name)]:
         heavy = {
             module
             for module, _ in imports(trees[path])

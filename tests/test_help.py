@@ -23,6 +23,9 @@ from onmt_lite.export import load_export_options
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
 from onmt_lite.options import PROGRAM as TRANSLATE
+from onmt_lite.ray.__main__ import main as ray_main
+from onmt_lite.ray.options import PROGRAM as RAY
+from onmt_lite.ray.options import load_ray_options
 from onmt_lite.schema import META_NAMES, Resolver, completion, help_on, help_text, json_schema
 from onmt_lite.schema.help import by_group
 from onmt_lite.schema.help import example as example_of
@@ -30,15 +33,21 @@ from onmt_lite.training.options import PROGRAM as TRAIN
 from onmt_lite.training.options import load_train_options
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = [TRANSLATE, TRAIN, EXPORT]
-MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main}
+PROGRAMS = [TRANSLATE, TRAIN, EXPORT, RAY]
+MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main, RAY: ray_main}
 # What a program cannot do without, so that an example of one option loads
 ALWAYS = {
     TRANSLATE: [],
     TRAIN: "-train a -valid b -output c -train_steps 9".split(),
     EXPORT: "-model a -to opennmt-py -output c.pt".split(),
+    RAY: "-src a -output b".split(),
 }
-LOADS = {TRANSLATE: load_options, TRAIN: load_train_options, EXPORT: load_export_options}
+LOADS = {
+    TRANSLATE: load_options,
+    TRAIN: load_train_options,
+    EXPORT: load_export_options,
+    RAY: load_ray_options,
+}
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.commands[0])
 EVERY = [(program, name) for program in PROGRAMS for name in program.options]
 every_option = pytest.mark.parametrize(

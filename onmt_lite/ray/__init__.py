@@ -11,23 +11,23 @@ where the actors run, and what becomes of those that die.  Files in the order of
     folder.py    the manifest, the parts, what is known of a job that was stopped
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from onmt_lite.errors import OptionError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 
 def translate_dataset(
-    ds: "Dataset",
+    ds: Dataset,
     column: str = "text",
     actors: int = 1,
     cpus_per_actor: int = 1,
     gpus_per_actor: float = 0,
     bucket_lines: int | None = None,
     **options: Any,
-) -> "Dataset":
+) -> Dataset:
     """A Ray Dataset with the columns translation (text), score (None for a blank line) and notes
     (a list of names) besides those of `ds`.
 
@@ -43,6 +43,7 @@ def translate_dataset(
     from ray.data import ActorPoolStrategy
 
     from onmt_lite.buckets import BUCKET_LINES
+    from onmt_lite.errors import OptionError
     from onmt_lite.options import TranslateOptions
     from onmt_lite.ray.actors import TranslateRows
     from onmt_lite.ray.options import ClusterOptions, of_actors

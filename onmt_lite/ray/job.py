@@ -4,9 +4,7 @@ import contextlib
 import logging
 import os
 import queue
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -43,6 +41,7 @@ from onmt_lite.ray.inputs import (
 )
 from onmt_lite.ray.options import ClusterOptions, RayOptions
 from onmt_lite.reports import LOG
+from onmt_lite.shipped import find_model, model_paths
 
 INSTALL = "pip install 'ray[data]'"
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: ranges are small, and text never gets there
@@ -88,8 +87,8 @@ def find_ray() -> Any:
 
 
 def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
-    """Raises OptionError and DataError for what cannot be read or written, by first bytes and by
-    columns."""
+    """Raise OptionError, DataError and CheckpointError for what cannot be read or written, by names,
+    first bytes and columns."""
     files, translation = options.files, options.translation
     check_paths([("src", path) for path in paths], os.devnull, translation.jobs.log_file)
     output = os.path.realpath(files.output)
@@ -101,6 +100,9 @@ def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions
             f"n_best {translation.search.n_best}: a row of parquet has one translation; give "
             "n_best 1, or output_format jsonl"
         )
+    for model in model_paths(translation.model.model):
+        if not find_model(model).exists():
+            raise CheckpointError(f"no model at {model}: there is no such file or directory")
     for path in paths:
         if kind != "parquet":
             look_at(path)
@@ -158,19 +160,19 @@ def work(ray: Any, task: Task, ranges: Sequence[Range], cluster: ClusterOptions)
     missing = folders.missing_parts(folder)
     n_lines = sum(each.n_lines for each in ranges)
     if not missing and folders.is_complete(folder):
-        LOG.info("%s is complete", folder.path)
+        LOG.info("%s is complete; nothing is left to do", folder.path)
         return
-    if len(missing) < len(ranges):
-        LOG.info("%d of %d parts are there", len(ranges) - len(missing), len(ranges))
     started = time.monotonic()
     todo = [ranges[i] for i in missing]
-    with Meter(sum(each.n_lines for each in todo), task.options.jobs.quiet, False) as meter:
+    n_before = n_lines - sum(each.n_lines for each in todo)
+    with Meter(n_lines, task.options.jobs.quiet, False, n_before=n_before) as meter:
         try:
             if todo:
                 make_parts(ray, task, todo, cluster, meter)
-        except Interrupted as stop:
-            n_there = len(ranges) - len(folders.missing_parts(folder))
-            stop.kept = f"after {n_there} of {len(ranges)} parts; to go on: {again()}"
+        except BaseException as error:
+            n_parts = len(ranges) - len(folders.missing_parts(folder))
+            kept = f"after {n_parts} of {len(ranges)} parts; go on with:"
+            vars(error).update(kept=kept, goes_on=not isinstance(error, REFUSALS))
             raise
         finally:
             folders.tidy(folder)
@@ -299,9 +301,3 @@ def error_of(code: int, text: str) -> OnmtLiteError:
     if code == OptionError.exit_code:
         return OptionError(*text.split("\n"))
     return ERRORS.get(code, OnmtLiteError)(text)
-
-
-def again() -> str:
-    """The command that goes on with a job that was stopped."""
-    words = [sys.executable, "-m", "onmt_lite.ray", *sys.argv[1:]]
-    return shlex.join(words if "-resume" in words else [*words, "-resume"])

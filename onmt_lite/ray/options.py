@@ -137,25 +137,26 @@ class RayOptions:
     translation: TranslateOptions
 
 
-# Options of a translation that Ray decides
-BY_RAY = {"gpu": "Ray chooses the GPUs; give gpus_per_actor 1"}
 SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions)
 GROUPS = (
     *(ModelOptions, TextOptions, FilesOptions, ClusterOptions, SearchOptions),
     *(SamplingOptions, SpeedOptions, LogOptions, *META),
 )
-OPTIONS: dict[str, Option] = {
-    name: option
-    for name, option in options_of(
-        GROUPS, lambda n: search_remark(n) if n in TRANSLATE else ""
-    ).items()
-    if name not in BY_RAY
-}
+OPTIONS: dict[str, Option] = options_of(
+    GROUPS, lambda name: search_remark(name) if name in TRANSLATE else ""
+)
+OPTIONS["device"] = dataclasses.replace(
+    OPTIONS["device"],
+    help="Run on `cpu` or `cuda`, or (`auto`) on a GPU if gpus_per_actor reserves one",
+    form=("auto|cpu|cuda", "auto, cpu or cuda"),
+    example="cuda -gpus_per_actor 1",
+)
+del OPTIONS["gpu"]
 SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]
 NOT_HERE = {
     **ELSEWHERE,
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
-    **BY_RAY,
+    "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
 }
 PROGRAM = Program(("onmt_ray",), USAGE, OPTIONS, FOREIGN)
@@ -171,8 +172,7 @@ def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
 
 def of_translation(resolved: Resolved) -> Resolved:
     """Values of all options of translate.py: here its own for those that only it has."""
-    names = [name for name in TRANSLATE if name in OPTIONS and name in SHARED_NAMES]
-    names.append("config")
+    names = [name for name in TRANSLATE if name in OPTIONS and name in (*SHARED_NAMES, "config")]
     values = {name: option.default for name, option in TRANSLATE.items()}
     values |= {name: resolved.values[name] for name in names}
     origins = dict.fromkeys(TRANSLATE, "default")
@@ -212,7 +212,7 @@ def cross_check(v: Mapping[str, Any]) -> list[str]:
     if v["text_field"] == "":
         problems.append("text_field is empty; give the name of a field")
     wanted = "cuda" if v["gpus_per_actor"] else "cpu"
-    if v["device"] != "auto" and not v["device"].startswith(wanted):
+    if v["device"] not in ("auto", wanted):
         problems.append(
             f"device {v['device']}: with gpus_per_actor {v['gpus_per_actor']:g} actors run on "
             f"{wanted}; give another gpus_per_actor"
