@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from onmt_lite.buckets import BUCKET_LINES
+from onmt_lite.environment import ROOT
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -87,8 +88,8 @@ def find_ray() -> Any:
 
 
 def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
-    """Raise OptionError, DataError and CheckpointError for what cannot be read or written, by names,
-    first bytes and columns."""
+    """Raise OptionError, DataError and CheckpointError where names, first
+    bytes or columns tell that something cannot be read or written."""
     files, translation = options.files, options.translation
     check_paths([("src", path) for path in paths], os.devnull, translation.jobs.log_file)
     output = os.path.realpath(files.output)
@@ -197,26 +198,37 @@ def make_parts(
             num_gpus=cluster.gpus_per_actor,
             fn_constructor_kwargs={"task": task},
         )
-        for row in as_they_come(done):
-            if row is None:
-                meter.add(0, 0)
-            elif row["error"]:
-                raise error_of(row["code"], row["error"])
-            else:
-                meter.add(row["lines"], row["tokens"])
+        try:
+            for row in as_they_come(done):
+                if row is None:
+                    meter.add(0, 0)
+                elif row["error"]:
+                    raise error_of(row["code"], row["error"])
+                else:
+                    meter.add(row["lines"], row["tokens"])
+        except ray.exceptions.RayTaskError:
+            raise  # a defect of ours
+        except ray.exceptions.RayError as error:
+            raise OnmtLiteError(
+                f"Ray has ended the job ({last_line(error)}); onmt_lite must be installed on all "
+                "machines, and Ray's logs say more"
+            ) from None
 
 
 @contextlib.contextmanager
 def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
     """Connected to a cluster; whether it is one of this job alone, which ends with it."""
     address = cluster.address or os.environ.get("RAY_ADDRESS")
-    local = {}
+    more: dict[str, Any] = {}
     if not address:
         n_cpus = max(len(os.sched_getaffinity(0)), (cluster.actors or 1) * cluster.cpus_per_actor)
-        local = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
+        more = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
+    if os.path.exists(os.path.join(ROOT, "translate.py")):  # a checkout, installed nowhere
+        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+        more["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     try:
         with no_stderr():
-            ray.init(address or "local", logging_level="error", log_to_driver=False, **local)
+            ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
@@ -294,6 +306,10 @@ def as_they_come(dataset: Any) -> Iterator[dict[str, Any] | None]:
         if isinstance(found, BaseException):
             raise found
         yield found
+
+
+def last_line(error: Exception) -> str:
+    return next((line for line in str(error).split("\n")[::-1] if line.strip()), "without a word")
 
 
 def error_of(code: int, text: str) -> OnmtLiteError:

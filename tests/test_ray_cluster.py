@@ -1,0 +1,377 @@
+"""`python -m onmt_lite.ray` on a cluster of two nodes on this machine, with deaths of all kinds.
+
+Skipped without Ray, which is large.  To run them:
+pip install 'ray[data]>=2.60,<2.64' && python -m pytest tests/test_ray_cluster.py
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import translate
+
+pytest.importorskip("ray")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = (ROOT / "data" / "sample.de.txt").read_text(encoding="utf-8").split("\n")[:-1]
+TOY = str(ROOT / "data" / "toy.json")
+STORE = 80 << 20
+ACTOR = b"ray::MapWorker(MapBatches(TranslateBucket))"
+
+
+def lines(n):
+    """Lines as files have them: blank ones, bad bytes, separators of other standards."""
+    odd = ["", "\u2028 Haus", "Guten\rTag", "\v", "Katze \udcff", "x" * 300]
+    texts = [f"{SAMPLE[i % len(SAMPLE)]} {i}" if i % 9 else odd[i // 9 % 6] for i in range(n)]
+    return [text.encode("utf-8", "surrogateescape") for text in texts]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": STORE}
+    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    made.add_node(**node)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def expected(here):
+    """expected(words) -> the bytes that translate.py writes"""
+
+    def run(*words):
+        assert translate.main([*words, "-output", "expected", "-quiet"]) in (0, 7)
+        return (here / "expected").read_bytes()
+
+    return run
+
+
+class Job:
+    """A driver as a process of its own."""
+
+    def __init__(self, *words, cwd, address=None):
+        where = ["-address", address] if address else []
+        self.words = [sys.executable, "-m", "onmt_lite.ray", *words, *where]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, stderr=subprocess.PIPE)
+
+    def end(self):
+        """Exit code and stderr."""
+        err = self.process.communicate(timeout=200)[1]
+        return self.process.returncode, err.decode("utf-8")
+
+
+@pytest.fixture
+def start(here, cluster):
+    """start(words) -> a Job on the cluster of this module"""
+    jobs = []
+
+    def run(*words):
+        jobs.append(Job(*words, cwd=here, address=cluster.address))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+
+
+def parts(folder):
+    return sorted(path.name for path in folder.glob("part-*"))
+
+
+def joined(folder):
+    return b"".join((folder / name).read_bytes() for name in parts(folder))
+
+
+def actors():
+    """Process ids."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(ACTOR):
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+    return found
+
+
+def tidy(folder):
+    """What is in the folder of a job that is complete."""
+    names = {path.name for path in folder.iterdir()}
+    return names == {"manifest.json", "_SUCCESS", *parts(folder)}
+
+
+class TestSameAsTranslatePy:
+    def test_text_of_several_files(self, here, start, expected):
+        every = lines(90)
+        cuts = [0, 25, 25, 26, 90]
+        (here / "in").mkdir()
+        for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
+            data = b"".join(line + b"\n" for line in every[a:b])
+            (here / "in" / f"{i}.txt").write_bytes(data.removesuffix(b"\n") if i == 0 else data)
+        (here / "all").write_bytes(b"\n".join(every) + b"\n")
+        options = ["-beam_size", "2", "-n_best", "2"]
+        job = start("-src", "in", "-output", "out", "-bucket_lines", "10", *options)
+        code, err = job.end()
+        assert code == 0, err
+        assert joined(here / "out") == expected("-src", "all", *options)
+        assert len(parts(here / "out")) == 3 + 1 + 7 and tidy(here / "out")
+        told = json.loads((here / "out" / "_SUCCESS").read_bytes())
+        assert (told["lines"], told["parts"]) == (90, 11)
+        assert told["notes"]["empty"]["first"] == [1, 28, 55, 82]
+
+    def test_objects(self, here, start, expected):
+        records = [
+            {"text": line.decode("utf-8", "replace"), "n": i} for i, line in enumerate(lines(30))
+        ]
+        data = "".join(json.dumps(record) + "\n" for record in records) + "[]\n"
+        (here / "a.jsonl").write_text(data, encoding="utf-8")
+        options = ["-src", "a.jsonl", "-bucket_lines", "8", "-random_sampling_topk", "5"]
+        code, err = start(*options, "-output", "out").end()
+        wanted = expected(*options, "-output_format", "jsonl")
+        assert code == translate.main([*options, "-output", "again", "-quiet"]), err
+        assert joined(here / "out") == wanted
+        assert parts(here / "out")[-1] == "part-000003.jsonl"
+        assert "invalid-json: 1 of 31 lines (31)" in err
+
+    def test_rows(self, here, start, expected):
+        """The columns of the input as they were, and three more; whatever the row groups."""
+        texts = [line.decode("utf-8", "replace") for line in lines(40)]
+        table = pa.table(
+            {
+                "id": pa.array(range(40), pa.int16()),
+                "body": pa.array([None, *texts[1:]], pa.large_string()),
+                "tags": pa.array([["a", None]] * 40, pa.list_(pa.string())),
+            }
+        )
+        pq.write_table(table, "a.parquet", row_group_size=15)
+        given = ["-text_field", "body", "-bucket_lines", "10"]
+        code, err = start("-src", "a.parquet", "-output", "out", *given).end()
+        assert code == 0, err
+        assert len(parts(here / "out")) == 2 + 2 + 1
+        found = pa.concat_tables([pq.read_table(here / "out" / n) for n in parts(here / "out")])
+        assert found.select(table.column_names).equals(table)
+        made = found.drop_columns(table.column_names).to_pylist()
+        (here / "a.txt").write_bytes(b"\n".join(text.encode() for text in ["", *texts[1:]]) + b"\n")
+        wanted = expected("-src", "a.txt", "-output_format", "jsonl").split(b"\n")[:-1]
+        for row, record in zip(made, map(json.loads, wanted), strict=True):
+            best = record["hyps"][0]
+            assert (row["translation"], row["notes"]) == (best["text"], record["notes"])
+            assert row["score"] == pytest.approx(
+                best["score"] if best["tokens"] else None, abs=1e-5
+            )
+
+    def test_other_kinds_of_output(self, here, start, expected):
+        table = pa.table({"text": ["katze", "hund", None], "when": [1.5, float("nan"), None]})
+        pq.write_table(table, "a.parquet")
+        (here / "a.txt").write_bytes(b"katze\nhund\n\n")
+        common = ["-model", TOY, "-bucket_lines", "2"]
+        for form, source in (("text", "a.parquet"), ("jsonl", "a.parquet"), ("parquet", "a.txt")):
+            given = [*common, "-src", source, "-output_format", form, "-output", form]
+            code, err = start(*given).end()
+            assert code == 0, err
+        assert joined(here / "text") == expected("-src", "a.txt", *common)
+        records = [json.loads(line) for line in joined(here / "jsonl").split(b"\n")[:-1]]
+        wanted = expected("-src", "a.txt", "-output_format", "jsonl", *common).split(b"\n")[:-1]
+        fields = [{"when": 1.5}, {"when": None}, {"when": None}]
+        assert [record.pop("fields") for record in records] == fields
+        assert records == list(map(json.loads, wanted))
+        tables = [pq.read_table(here / "parquet" / name) for name in parts(here / "parquet")]
+        rows = pa.concat_tables(tables).to_pylist()
+        assert [row["text"] for row in rows] == ["katze", "hund", ""]
+        texts = joined(here / "text").decode().split("\n")[:-1]
+        assert [row["translation"] for row in rows] == texts
+
+    def test_nothing_to_translate(self, here, start):
+        (here / "a.txt").write_bytes(b"")
+        code, err = start("-src", "a.txt", "-output", "out", "-model", TOY).end()
+        assert (code, parts(here / "out"), joined(here / "out")) == (0, ["part-000000.txt"], b"")
+
+
+SLOW = ["-beam_size", "8", "-bucket_lines", "40", "-actors", "2"]
+
+
+class TestDeaths:
+    @pytest.fixture
+    def wanted(self, here, expected):
+        (here / "a.txt").write_bytes(b"".join(line + b"\n" for line in lines(400)))
+        return expected("-src", "a.txt", "-beam_size", "8")
+
+    def test_an_actor(self, here, start, wanted):
+        job = start("-src", "a.txt", "-output", "out", *SLOW)
+        wait_for(lambda: parts(here / "out"))
+        os.kill(actors()[0], signal.SIGKILL)
+        code, err = job.end()
+        assert (code, joined(here / "out")) == (0, wanted), err
+        assert tidy(here / "out")
+
+    def test_a_node(self, here, start, wanted, cluster):
+        node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        try:
+            job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "3")
+            wait_for(lambda: len(actors()) == 3 and parts(here / "out"))
+        finally:
+            cluster.remove_node(node, allow_graceful=False)
+        code, err = job.end()
+        assert (code, joined(here / "out")) == (0, wanted), err
+        assert tidy(here / "out")
+
+    def test_the_driver(self, here, wanted):
+        """With a Ray of its own, which dies with it; what is there is not done again."""
+        job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
+        wait_for(lambda: len(parts(here / "out")) > 2)
+        job.process.kill()
+        job.end()
+        wait_for(lambda: not actors(), 30)
+        before = {path.name: path.stat().st_mtime_ns for path in (here / "out").glob("part-*")}
+        assert len(before) < 10
+        code, err = Job("-src", "a.txt", "-output", "out", *SLOW, "-resume", cwd=here).end()
+        assert (code, joined(here / "out")) == (0, wanted), err
+        after = {path.name: path.stat().st_mtime_ns for path in (here / "out").glob("part-*")}
+        assert before.items() <= after.items()
+        assert tidy(here / "out")
+
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+    def test_a_signal(self, here, wanted, name):
+        """The command that it prints goes on; the Ray is gone."""
+        job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
+        wait_for(lambda: parts(here / "out"))
+        sent = time.monotonic()
+        job.process.send_signal(signal.Signals[name])
+        code, err = job.end()
+        assert time.monotonic() - sent < 15
+        assert code == 128 + signal.Signals[name]
+        assert f"stopped by {name} after" in err and not actors()
+        command = err.split("\n")[-2]
+        assert shlex.split(command) == [*job.words, "-resume"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        assert subprocess.run(["sh", "-c", command], cwd=here, env=env).returncode == 0
+        assert joined(here / "out") == wanted
+
+    def test_a_bucket_that_no_actor_survives(self, here, start, wanted):
+        job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "1")
+        attempts, killed = here / "out" / ".attempts" / "000001", 0
+        while job.process.poll() is None:
+            with contextlib.suppress(OSError):
+                if attempts.stat().st_size > killed:
+                    killed = attempts.stat().st_size
+                    os.kill(actors()[0], signal.SIGKILL)
+            time.sleep(0.01)
+        code, err = job.end()
+        assert (code, killed) == (1, 3), err
+        said = [line for line in err.split("\n") if "error" in line]
+        assert len(said) == 1 and "lines 41 to 80" in said[0] and "Traceback" not in err
+        code, err = start("-src", "a.txt", "-output", "out", *SLOW, "-resume").end()
+        assert (code, joined(here / "out")) == (0, wanted), err
+
+
+class TestResume:
+    def test_only_with_the_same_job(self, here, start):
+        (here / "a.txt").write_bytes(b"katze\nhund\n")
+        given = ["-src", "a.txt", "-output", "out", "-model", TOY, "-bucket_lines", "1"]
+        assert start(*given).end()[0] == 0
+        code, err = start(*given).end()
+        assert code == 5 and "give -resume" in err
+        code, err = start(*given, "-resume", "-beam_size", "2").end()
+        assert code == 2 and "beam_size was 5, now 2" in err
+        before = {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
+        assert start(*given, "-resume").end()[0] == 0
+        assert before == {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
+        (here / "a.txt").write_bytes(b"katze\nkatze\n")
+        code, err = start(*given, "-resume").end()
+        assert code == 2 and "a.txt, has other contents" in err
+
+    def test_columns_that_cannot_be(self, here, start):
+        table = pa.table({"text": ["katze"], "score": [1.0], "n": [1]})
+        pq.write_table(table, "a.parquet")
+        code, err = start("-src", "a.parquet", "-output", "out").end()
+        assert code == 2 and "has a column score already" in err
+        code, err = start("-src", "a.parquet", "-output", "out", "-text_field", "body").end()
+        assert code == 2 and "no column body; its columns are text, score, n" in err
+        code, err = start("-src", "a.parquet", "-output", "out", "-text_field", "n").end()
+        assert code == 2 and "column n of " in err
+        (here / "b.parquet").write_bytes(b"PAR1 and no more")
+        code, err = start("-src", "b.parquet", "-output", "out").end()
+        assert code == 3 and "no Parquet file" in err
+        assert not (here / "out").exists()
+
+    def test_a_model_that_actors_cannot_load(self, here, start):
+        (here / "a.txt").write_bytes(b"katze\n")
+        (here / "m.json").write_bytes(b"{}")
+        code, err = start("-src", "a.txt", "-output", "out", "-model", "m.json").end()
+        assert code == 4 and err.count("error") == 1 and "m.json" in err
+        assert not (here / "out").exists()
+
+
+DATASET = """
+import json
+import sys
+
+import ray
+
+ray.init(sys.argv[1], logging_level="error", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+from onmt_lite.ray import translate_dataset
+
+rows = [{"n": i, "body": body} for i, body in enumerate(["katze", "", "hund"] * 4)]
+ds = translate_dataset(
+    ray.data.from_items(rows), column="body", actors=2, model=sys.argv[2], beam_size=2
+)
+print(json.dumps(sorted(ds.take_all(), key=lambda row: row["n"])))
+"""
+
+
+def test_a_dataset(here, cluster):
+    from onmt_lite import Translator
+
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", DATASET, cluster.address, TOY]
+    done = subprocess.run(words, cwd=here, env=env, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = json.loads(done.stdout)
+    bodies = ["katze", "", "hund"] * 4
+    wanted = Translator.from_pretrained(TOY, beam_size=2).translate(bodies)
+    assert [(row["n"], row["body"]) for row in rows] == list(enumerate(bodies))
+    assert [row["translation"] for row in rows] == [t.text for t in wanted]
+    assert [row["notes"] for row in rows] == [list(t.notes) for t in wanted]
+    scores = [t.hyps[0].score if t.hyps[0].tokens else None for t in wanted]
+    assert [row["score"] for row in rows] == pytest.approx(scores, abs=1e-5)
+
+
+def test_a_dataset_refuses_at_once():
+    import ray.data
+
+    from onmt_lite.errors import OptionError
+    from onmt_lite.ray import translate_dataset
+
+    with pytest.raises(OptionError, match="beam_siz"):
+        translate_dataset(None, beam_siz=3)
+    with pytest.raises(OptionError, match="n_best 2"):
+        translate_dataset(None, n_best=2)
+    assert ray.data  # no cluster was needed
