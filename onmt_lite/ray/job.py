@@ -180,6 +180,7 @@ def work(ray: Any, task: Task, ranges: Sequence[Range], cluster: ClusterOptions)
     summary = folders.succeed(folder, n_lines)
     summary.log(scores=False)
     meter.end(folder.path, time.monotonic() - started)
+    summary.check()
 
 
 def make_parts(
