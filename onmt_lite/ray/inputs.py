@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.fingerprint import describe
 from onmt_lite.records import Line
 from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.kinds import LOOKED_AT, kind_of
@@ -216,14 +215,16 @@ def cut(chunks: Iterable[bytes], bucket_lines: int) -> Iterator[Part]:
 def cut_rows(path: str, bucket_lines: int) -> Input:
     """A Parquet file, cut into its row groups, and those into runs of `bucket_lines` rows.
     DataError where it is none, FileError where it cannot be read."""
-    groups = row_groups(path)
-    size, sha256 = describe(path)
+    groups, size, sha = row_groups(path), 0, hashlib.sha256()
+    for chunk in _chunks(path, CHUNK):
+        sha.update(chunk)
+        size += len(chunk)
     parts = [
         Part(start, min(bucket_lines, n_rows - start), group=group)
         for group, n_rows in enumerate(groups)
         for start in range(0, n_rows, bucket_lines)
     ]
-    return Input(path, size, sha256, parts)
+    return Input(path, size, sha.hexdigest(), parts)
 
 
 def row_groups(path: str) -> list[int]:

@@ -91,7 +91,8 @@ def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions
     """Raise OptionError, DataError and CheckpointError where names, first
     bytes or columns tell that something cannot be read or written."""
     files, translation = options.files, options.translation
-    check_paths([("src", path) for path in paths], os.devnull, translation.jobs.log_file)
+    log_file = translation.jobs.log_file
+    check_paths([("src", path) for path in paths], [("log_file", log_file)] if log_file else [])
     output = os.path.realpath(files.output)
     for path in paths:
         if os.path.realpath(path).startswith(os.path.join(output, "")):
