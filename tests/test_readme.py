@@ -34,6 +34,8 @@ from onmt_lite.export import load_export_options
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
 from onmt_lite.presets import PRESETS
+from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
+from onmt_lite.ray.options import load_ray_options
 from onmt_lite.schema import markdown_table
 from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.training.options import load_train_options
@@ -51,6 +53,7 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
     "onmt_lite.calibrate": load_calibrate_options,
+    "onmt_lite.ray": load_ray_options,
 }
 COMMANDS = {  # of an installed copy
     "onmt_translate": "onmt_lite",
@@ -373,6 +376,7 @@ class TestNames:
             *TRAIN_OPTIONS,
             *EXPORT_OPTIONS,
             *CALIBRATE_OPTIONS,
+            *RAY_OPTIONS,
             *FOREIGN,
             *ELSEWHERE,
         }
