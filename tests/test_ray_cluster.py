@@ -374,4 +374,6 @@ def test_a_dataset_refuses_at_once():
         translate_dataset(None, beam_siz=3)
     with pytest.raises(OptionError, match="n_best 2"):
         translate_dataset(None, n_best=2)
+    with pytest.raises(OptionError, match="tgt: of the command line only"):
+        translate_dataset(None, tgt="a")
     assert ray.data  # no cluster was needed

@@ -40,23 +40,27 @@ def translate_dataset(
     options and for a column that is not there or is there already, the latter when `ds` is run
     unless its columns are known before.
     """
+    from pyarrow import Schema
     from ray.data import ActorPoolStrategy
 
     from onmt_lite.buckets import BUCKET_LINES
     from onmt_lite.errors import OptionError
+    from onmt_lite.options import OPTIONS as TRANSLATE
     from onmt_lite.options import TranslateOptions
     from onmt_lite.ray.actors import TranslateRows
-    from onmt_lite.ray.options import ClusterOptions, of_actors
+    from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
     from onmt_lite.ray.tables import check_columns
 
     cluster = ClusterOptions(
         actors=actors, cpus_per_actor=cpus_per_actor, gpus_per_actor=gpus_per_actor
     )
+    if names := [name for name in options if name in TRANSLATE and name not in SHARED_NAMES]:
+        raise OptionError(f"{', '.join(names)}: of the command line only")
     given = TranslateOptions.of(**options, output_format="jsonl")
     if given.search.n_best > 1:
         raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")
     known = ds.schema(fetch_if_missing=False)
-    if known is not None:
+    if known is not None and isinstance(known.base_schema, Schema):
         check_columns(known.base_schema, column, "the dataset")
     device = "cuda" if gpus_per_actor else "cpu"
     return ds.map_batches(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onmt_lite.buckets import Bucket, Done
 from onmt_lite.environment import prepare_environment
-from onmt_lite.errors import CheckpointError, OnmtLiteError
+from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
 from onmt_lite.fingerprint import Job, differences, fingerprint
 from onmt_lite.options import TranslateOptions
 from onmt_lite.ray.folder import Folder, begin_attempt, finish_part
@@ -134,9 +134,9 @@ def translate_lines(
     return translate_bucket(translator, options, Bucket(number, lines), lambda *more: None)
 
 
-def died(bucket: Range) -> OnmtLiteError:
+def died(bucket: Range) -> WorkerLost:
     last = bucket.first + bucket.n_lines
-    return OnmtLiteError(
+    return WorkerLost(
         f"{MAX_ATTEMPTS} actors died of bucket {bucket.number}, lines {bucket.first + 1} to {last} "
         f"of the inputs (in {bucket.path}); look for what is special in these lines, or give "
         "actors more memory"

@@ -20,6 +20,7 @@ from onmt_lite.errors import (
     MemoryExhausted,
     OnmtLiteError,
     OptionError,
+    WorkerLost,
 )
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import fingerprint
@@ -211,7 +212,7 @@ def make_parts(
         except ray.exceptions.RayTaskError:
             raise  # a defect of ours
         except ray.exceptions.RayError as error:
-            raise OnmtLiteError(
+            raise WorkerLost(
                 f"Ray has ended the job ({last_line(error)}); onmt_lite must be installed on all "
                 "machines, and Ray's logs say more"
             ) from None
@@ -223,7 +224,7 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
     address = cluster.address or os.environ.get("RAY_ADDRESS")
     more: dict[str, Any] = {}
     if not address:
-        n_cpus = max(len(os.sched_getaffinity(0)), (cluster.actors or 1) * cluster.cpus_per_actor)
+        n_cpus = max(os.cpu_count() or 1, (cluster.actors or 1) * cluster.cpus_per_actor)
         more = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
     if os.path.exists(os.path.join(ROOT, "translate.py")):  # a checkout, installed nowhere
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
@@ -318,4 +319,4 @@ def error_of(code: int, text: str) -> OnmtLiteError:
     """The error that an actor has told as a row."""
     if code == OptionError.exit_code:
         return OptionError(*text.split("\n"))
-    return ERRORS.get(code, OnmtLiteError)(text)
+    return ERRORS.get(code, WorkerLost)(text)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.options import (
@@ -23,6 +23,8 @@ from onmt_lite.options import (
 from onmt_lite.options import OPTIONS as TRANSLATE
 from onmt_lite.options import cross_check as check_translation
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+
+T = TypeVar("T", ModelOptions, TextOptions)
 
 USAGE = """\
 -src FILE|FOLDER|GLOB ... -output FOLDER [options]
@@ -182,15 +184,20 @@ def of_translation(resolved: Resolved) -> Resolved:
 
 def of_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
     """On the device that an actor has, with paths that do not depend on where it runs."""
-    places = {**vars(options.model), **vars(options.text)}
-    named = {
-        name: whole(places[name])
-        for name, option in TRANSLATE.items()
-        if option.is_path and name in places and places[name]
-    }
-    device = "cuda" if cluster.gpus_per_actor else "cpu"
-    threads = options.speed.threads or cluster.cpus_per_actor
-    return options.updated(**named, device=device, threads=threads)
+    speed = dataclasses.replace(
+        options.speed,
+        device="cuda" if cluster.gpus_per_actor else "cpu",
+        threads=options.speed.threads or cluster.cpus_per_actor,
+    )
+    return dataclasses.replace(
+        options, model=placed(options.model), text=placed(options.text), speed=speed
+    )
+
+
+def placed(group: T) -> T:
+    """With absolute paths."""
+    paths = {name: v for name, v in vars(group).items() if TRANSLATE[name].is_path}
+    return dataclasses.replace(group, **{name: whole(v) for name, v in paths.items() if v})
 
 
 def whole(paths: Any) -> Any:
