@@ -354,12 +354,12 @@ class TestFolder:
             folders.begin("out", manifest())
             folders.make_ready(folder)
             assert folders.missing_parts(folder) == [0, 1, 2]
-            assert [folders.begin_attempt(folder, 1) for _ in range(3)] == [0, 1, 2]
+            assert [folders.begin_attempt(folder, 1) for _ in range(4)] == [True, True, True, False]
             folders.finish_part(folder, 1, b"x\n", {"empty": Noted(1, 0, [4])})
             folders.finish_part(folder, 1, b"x\n", {"empty": Noted(1, 0, [4])})  # twice
             assert folders.missing_parts(folder) == [0, 2]
             folders.make_ready(folder)  # a new run counts from the beginning
-            assert folders.begin_attempt(folder, 1) == 0
+            assert folders.begin_attempt(folder, 1)
             folders.finish_part(folder, 0, b"", {})
             folders.finish_part(folder, 2, b"y\n", {"empty": Noted(2, 0, [7, 9])})
             write(here / "out" / ".part-000002.txt.node7.4711.tmp", b"y")  # of a killed actor

@@ -71,11 +71,13 @@ class Job:
         where = ["-address", address] if address else []
         self.words = [sys.executable, "-m", "onmt_lite.ray", *words, *where]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, stderr=subprocess.PIPE)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, **pipes)
 
     def end(self):
         """Exit code and stderr."""
-        err = self.process.communicate(timeout=200)[1]
+        out, err = self.process.communicate(timeout=200)
+        assert out == b""  # Ray would print a good deal
         return self.process.returncode, err.decode("utf-8")
 
 

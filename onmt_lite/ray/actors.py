@@ -10,7 +10,7 @@ from onmt_lite.environment import prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
 from onmt_lite.fingerprint import Job, differences, fingerprint
 from onmt_lite.options import TranslateOptions
-from onmt_lite.ray.folder import Folder, begin_attempt, finish_part
+from onmt_lite.ray.folder import MAX_ATTEMPTS, Folder, begin_attempt, finish_part
 from onmt_lite.ray.inputs import Range, read_lines
 from onmt_lite.records import Line
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from onmt_lite.translator import Translator
-
-MAX_ATTEMPTS = 3  # so many actors may die of one bucket
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class TranslateBucket:
     def translate(self, bucket: Range) -> int:
         """Write the part of a bucket; the number of tokens of its translations."""
         task = self.task
-        if begin_attempt(task.folder, bucket.number) >= MAX_ATTEMPTS:
+        if not begin_attempt(task.folder, bucket.number):
             raise died(bucket)
         self.translator = self.translator or load(task)
         table, lines = read(bucket, task)

@@ -27,6 +27,7 @@ from onmt_lite.ray.inputs import MANIFEST
 from onmt_lite.reports import LOG, Noted, Summary
 
 SUCCESS, NOTES, ATTEMPTS, LOCK = "_SUCCESS", ".notes", ".attempts", ".lock"
+MAX_ATTEMPTS = 3  # so many actors may die of one bucket
 SUFFIX = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
 # Files that are not complete yet, left behind by whoever was killed
 UNFINISHED = re.compile(r"\.(manifest\.json|_SUCCESS|\d+|part-\d+\.[a-z]+)\.[^/]*\.tmp")
@@ -114,17 +115,18 @@ def to_json(value: Any) -> bytes:
 # -- what an actor does ---------------------------------------------------------------------------
 
 
-def begin_attempt(folder: Folder, number: int) -> int:
-    """Count one more attempt at a bucket; the number of those before.  FileError."""
+def begin_attempt(folder: Folder, number: int) -> bool:
+    """Count one more attempt at a bucket; False where there have been MAX_ATTEMPTS.  FileError."""
     path = folder.attempts(number)
     with _refused(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            before = os.fstat(fd).st_size
+            if os.fstat(fd).st_size >= MAX_ATTEMPTS:
+                return False
             os.write(fd, b".")
         finally:
             os.close(fd)
-    return before
+    return True
 
 
 def finish_part(folder: Folder, number: int, data: bytes, notes: NotesOfPart) -> None:

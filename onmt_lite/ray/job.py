@@ -190,7 +190,7 @@ def make_parts(
 ) -> None:
     """Hand out ranges until all have become parts.  Raises the error of an actor."""
     folders.make_ready(task.folder)
-    with running(ray, cluster) as own:
+    with silent_stdout(), running(ray, cluster) as own:
         n_actors = choose_actors(ray, cluster, len(todo), own)
         rows = ray.data.from_items([asdict(each) for each in todo], override_num_blocks=len(todo))
         done = rows.map_batches(
@@ -230,7 +230,7 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
         more["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     try:
-        with no_stderr():
+        with silent_stderr():
             ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
@@ -247,7 +247,15 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def no_stderr() -> Iterator[None]:
+def silent_stdout() -> Iterator[None]:
+    """Ray prints there, at length, that a worker has died."""
+    with open(os.devnull, "w", encoding="utf-8", newline="") as nothing:
+        with contextlib.redirect_stdout(nothing):
+            yield
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
     """While Ray begins, the one thing that it says is how little it will say."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # closed by the shell
