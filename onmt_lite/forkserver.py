@@ -43,7 +43,7 @@ class ForkServer:
         if self.n_starts == MAX_DEATHS:
             raise WorkerLost(f"the process that forks the workers died {MAX_DEATHS} times")
         self.n_starts += 1
-        here, there = Pipe()
+        here, there = new_pipe()
         # 0, 1 and 2 may be free in this process; in the other one they are not
         fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         there.close()
@@ -77,7 +77,7 @@ class ForkServer:
         while True:
             if self.channel is None:
                 self.start()
-            here, there = Pipe()
+            here, there = new_pipe()
             with there:
                 answer = self._ask(("fork", place), there.fileno())
             if isinstance(answer, int):
@@ -118,6 +118,13 @@ class ForkServer:
         self.process.kill()
         self.process.wait()
         self.process = self.channel = None
+
+
+def new_pipe() -> tuple[Connection, Connection]:
+    try:
+        return Pipe()
+    except OSError as error:
+        raise cannot_start(error) from None
 
 
 def cannot_start(error: OSError) -> WorkerLost:

@@ -184,10 +184,10 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
 
 def translator_of(shared: Shared, place: int) -> Translator:
     """The translator of a worker: on a CPU, with the weights that all share."""
-    (device, dtype), parts = shared.machines[place], shared.parts
-    placed(parts[0].model, device, dtype, in_place=True)
+    (device, dtype), (checkpoint, own, phrases) = shared.machines[place], shared.parts
+    placed(checkpoint.model, device, dtype, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
-    return Translator(parts[0], replace(shared.options, speed=speed), *parts[1:])
+    return Translator(checkpoint, replace(shared.options, speed=speed), own, phrases)
 
 
 def end_with(parent: int) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from onmt_lite import Translator
 from onmt_lite.buckets import Bucket, Done
@@ -25,7 +26,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG
 from onmt_lite.work import InProcess
-from onmt_lite.worker import portable
+from onmt_lite.worker import load, portable, translator_of
 from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -278,6 +279,57 @@ def test_errors_travel(error, kind):
     )
     assert getattr(found, "exit_code", 1) == getattr(error, "exit_code", 1)
     assert getattr(found, "problems", ()) == getattr(error, "problems", ())
+
+
+# -- the fork server, in this process -------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine of eight cores, where who asks for GPUs is written down."""
+    asked = tmp_path / "asked"
+
+    def ask(answer):
+        def answered(*args):
+            with asked.open("a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()}\n")
+            return answer
+
+        return answered
+
+    monkeypatch.setattr(torch.cuda, "is_available", ask(True))
+    monkeypatch.setattr(torch.cuda, "device_count", ask(3))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", ask(True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    return asked
+
+
+def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
+    """CUDA would not work in the workers.  The weights wait in main memory, in the type of GPUs."""
+    for given, devices in (
+        (dict(), ["cuda"] * 2),
+        (dict(gpu=[2]), ["cuda:2"] * 2),
+        (dict(gpu=[2, 0]), ["cuda:2", "cuda:0"]),
+    ):
+        shared = load(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2, None)
+        assert [str(device) for device, _ in shared.machines[:2]] == devices
+        assert {dtype for _, dtype in shared.machines} == {torch.bfloat16}
+        weights = list(shared.parts[0].model.parameters())
+        assert {(w.device.type, w.dtype) for w in weights} == {("cpu", torch.bfloat16)}
+    assert str(os.getpid()) not in machine.read_text("utf-8").split()
+    with pytest.raises(OptionError, match="gpu 5: this machine has 3 usable GPUs"):
+        load(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2, None)
+
+
+def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
+    options = dict(model=str(tiny_checkpoint), device="cpu")
+    for n, given, threads in ((2, {}, 4), (3, {}, 2), (20, {}, 1), (2, dict(threads=5), 5)):
+        shared = load(TranslateOptions.of(**options, **given), n, None)
+        translator = translator_of(shared, n - 1)
+        assert shared.options.speed.threads == threads
+        assert translator.model is shared.parts[0].model
 
 
 # -- the command line -----------------------------------------------------------------------------
