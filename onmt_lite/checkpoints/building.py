@@ -69,9 +69,16 @@ def build_transformer(
         layers = {name.split(".")[1] for name in weights if name.startswith(f"{kind}.")}
         if len(layers) != n:
             raise CheckpointError(f"{path}: {len(layers)} {kind} layers, its description says {n}")
-    largest = max(weight.numel() for weight in weights.values())
-    if cfg.d_model > largest or cfg.max_positions > MAX_POSITIONS:
-        raise CheckpointError(f"{path}: sizes in its description are larger than the weights")
+    # Before tables of these sizes are computed, as a model is made
+    tables = [w for name, w in weights.items() if name.endswith("_embedding.token.weight")]
+    widest = max(n for weight in weights.values() for n in weight.shape)
+    heads, d_ff = max(cfg.heads, cfg.dec_heads), max(cfg.d_ff, cfg.dec_d_ff)
+    if (
+        {table.shape[-1] for table in tables} != {cfg.d_model}
+        or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.width) > widest
+        or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
+    ):
+        raise CheckpointError(f"{path}: sizes in its description do not fit the weights")
     return build(lambda: Transformer(cfg), weights, path)
 
 

@@ -138,6 +138,8 @@ def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
         raise CheckpointError(f"{weights.path}: its attentions differ in num_heads_kv")
     n_rows = weights.shape(f"{first}.self_attention.linear_0.weight")[0]
     width = n_rows // max(1, heads + 2 * kv_heads)
+    if width == 0:
+        raise CheckpointError(f"{weights.path}: {heads} heads are more than its weights have")
     activation = said.number("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
         raise CheckpointError(f"{weights.path}: activation {activation} is not one that is read")
@@ -162,8 +164,7 @@ def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
         position_offset=int(computed and not learned),
         **relation,
     )
-    if width * heads != d_model:
-        found["head_width"] = width
+    found["head_width"] = width if width * heads != d_model else 0
     return found
 
 

@@ -1,0 +1,121 @@
+"""Sizes that a description asks for are compared with the weights before anything is computed."""
+
+import contextlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from onmt_lite.checkpoints import description, load_checkpoint, native
+from onmt_lite.checkpoints import weights as weights_module
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models import positions, transformer
+from tests.support import tiny
+
+DATA = Path(__file__).parent / "data"
+KINDS = [
+    *(DATA / "families" / name for name in ("m2m", "t5")),
+    *(DATA / "checkpoints" / name for name in ("hf/marian", "marian_npz/opus", "ct2/t5_bfloat16")),
+    *(DATA / "checkpoints" / name for name in ("switches/fairseq_pre_norm", "fairseq_fconv")),
+    *(DATA / "checkpoints" / name for name in ("m35_st_step_2.pt", "m35_lstm_step_2.pt")),
+]
+LARGE = 600  # wrong for these files, yet less than the numbers in one of their weights
+HUGE = 10**6
+MOST = 1 << 22  # numbers of a table that may be computed
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Sizes of the position tables that are computed; a huge one is not."""
+    sizes, sinusoids = [], positions.sinusoids
+
+    def counted(n, d, layout):
+        sizes.append(n * d)
+        return sinusoids(n, d, layout) if n * d <= MOST else torch.empty(n, d, device="meta")
+
+    for module in (positions, transformer, weights_module):
+        monkeypatch.setattr(module, "sinusoids", counted)
+    return sizes
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    native.save(path, tiny.make_model(head_width=4), tiny.train_pieces())
+    return path
+
+
+SIZES = """
+src_vocab_size tgt_vocab_size d_model heads d_ff enc_layers dec_layers max_positions
+position_offset kv_heads head_width dec_heads dec_d_ff relative_limit relative_buckets
+""".split()
+
+
+@pytest.mark.parametrize("relative", ["none", "rotary", "alibi", "shaw", "buckets"])
+@pytest.mark.parametrize("name", SIZES)
+def test_our_format(name, relative, directory, tmp_path, computed):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    original = json.loads((directory / native.MANIFEST).read_text("utf-8"))
+    bounded = "position" not in name and "relative" not in name  # by the weights
+    for value in (*([LARGE] if bounded else []), HUGE, 10**9, 2**63, 10**30):
+        config = original["config"] | {"relative": relative, "relative_limit": 40, name: value}
+        if name.endswith("vocab_size"):
+            config |= {"share_embeddings": False}
+        if name == "d_model":
+            config |= {"heads": 1, "head_width": 0}
+        manifest = {**original, "config": config}
+        manifest["sha256"] = native._checksum(manifest)
+        (tmp_path / native.MANIFEST).write_text(json.dumps(manifest), "utf-8")
+        with pytest.raises(CheckpointError):
+            native.load(tmp_path)
+    assert computed == []
+
+
+@pytest.mark.parametrize("path", KINDS, ids=lambda path: path.name)
+def test_other_kinds(path, monkeypatch, computed):
+    """Each whole number in a description becomes large: refused, or of no matter."""
+    plain, seen, turned, large = description.Description.__init__, [], 0, HUGE
+
+    def turning(self, values, path):
+        values = dict(getattr(values, "state", values))
+        for name, value in values.items():
+            if type(value) is int:
+                seen.append(name)
+                values[name] = large if len(seen) == turned else value
+        plain(self, values, path)
+
+    monkeypatch.setattr(description.Description, "__init__", turning)
+    load_checkpoint(path)
+    numbers = range(1, len(seen) + 1)
+    for turned, large in itertools.product(numbers, (5000, HUGE)):  # noqa: B007 see `turning`
+        seen.clear()
+        with contextlib.suppress(CheckpointError):
+            load_checkpoint(path)
+    assert len(numbers) and max(computed, default=0) <= MOST
+
+
+@pytest.mark.parametrize("value", [10**4, 10**6, 10**9])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_heads_of_a_ctranslate2_directory(side, value, monkeypatch):
+    """They decide a width that no weight shows."""
+    read = description.Description.number
+
+    def number(self, name, default=None):
+        counted = name == "num_heads" and self is sides[side]
+        return value if counted else read(self, name, default)
+
+    from onmt_lite.checkpoints import ctranslate2_transformer
+
+    switches, sides = ctranslate2_transformer._switches, {}
+
+    def remembered(*args):
+        sides.update(switches(*args))
+        return sides
+
+    monkeypatch.setattr(ctranslate2_transformer, "_switches", remembered)
+    monkeypatch.setattr(description.Description, "number", number)
+    with pytest.raises(CheckpointError, match="heads"):
+        load_checkpoint(DATA / "checkpoints" / "ct2" / "opennmt_int16")
