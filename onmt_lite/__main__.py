@@ -35,11 +35,20 @@ def translate(options: TranslateOptions) -> None:
         print_out(describe_models(options))
         return
     from onmt_lite.console import CONSOLE, is_typed
-    from onmt_lite.job import run_job
+    from onmt_lite.interrupt import Interrupted
 
-    if is_typed(options.data.src) and not options.jobs.quiet:
-        print("loading the model ...", file=CONSOLE)
-    run_job(options).check()
+    try:
+        if is_typed(options.data.src) and not options.jobs.quiet:
+            print("loading the model ...", file=CONSOLE)
+        from onmt_lite.job import run_job
+
+        run_job(options).check()
+    except Interrupted as stop:
+        if not stop.kept:  # the job had not begun
+            from onmt_lite.job import say_before_work
+
+            say_before_work(stop, options)
+        raise
 
 
 def train() -> int:

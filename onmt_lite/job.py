@@ -106,12 +106,24 @@ def run_logged(
                 )
                 LOG.info("TIME: %s", meter.phases())
     except BaseException as error:
-        goes_on = resumable and isinstance(error, Interrupted) if out is None else out.keeps(error)
-        kept = what_is_kept(data.output, out, meter, goes_on)
-        vars(error).update(goes_on=goes_on, kept=kept)  # for the command line
+        goes_on = out.keeps(error) if out is not None else resumable
+        say_what_is_kept(error, data.output, out, meter, goes_on)
         raise
     meter.end(data.output, time.monotonic() - started)
     return summary
+
+
+def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
+    """Let a stop say that nothing is written yet."""
+    say_what_is_kept(stop, options.data.output, None, None, not why_not_resumed(options))
+
+
+def say_what_is_kept(
+    error: BaseException, output: str, out: Output | None, meter: Meter | None, goes_on: bool
+) -> None:
+    """Let an error say for the command line what is kept, and whether -resume `goes_on`."""
+    goes_on &= out is not None or isinstance(error, Interrupted)
+    vars(error).update(goes_on=goes_on, kept=what_is_kept(output, out, meter, goes_on))
 
 
 def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: bool) -> str:

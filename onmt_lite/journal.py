@@ -52,9 +52,8 @@ class Journal:
         self.fd, self.new = self._locked(mode)
         try:
             self.empty = os.fstat(self.fd).st_size < HEAD
-            self.job = next(
-                (record["job"] for record, _ in self._records() if "job" in record), None
-            )
+            first, _ = next(self._records(), ({}, 0))
+            self.job: Record | None = first.get("job")
         except BaseException:
             self.close()
             raise
@@ -80,14 +79,14 @@ class Journal:
     def lines(self) -> Iterator[tuple[Record, int]]:
         """Yield the records of buckets, each with where the next line begins; then perhaps that of
         the end.  They stop where a line is damaged or out of order."""
-        n = 0
-        for record, end in self._records():
-            if record.get("bucket") == n:
-                n += 1
-            elif record.get("end") != n and "job" not in record:
-                return
-            if "job" not in record:
+        records = self._records()
+        if "job" not in next(records, ({}, 0))[0]:
+            return
+        for n, (record, end) in enumerate(records):
+            if n in (record.get("bucket"), record.get("end")):
                 yield record, end
+            if record.get("bucket") != n:
+                return
 
     def cut(self, size: int) -> None:
         """Forget the lines behind the first `size` bytes."""

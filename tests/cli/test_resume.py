@@ -1,0 +1,316 @@
+"""-resume and -report from the command line: stopped jobs go on, by the command that they print."""
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from onmt_lite import job as job_module
+from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
+from onmt_lite.interrupt import Interrupted
+from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.output import Output
+from onmt_lite.schema import META_NAMES
+from tests.cli.conftest import ROOT, SCRIPT
+
+LINES = b"one\ntwo\n\nodd\n" * 10
+GOLD = "ein\nü\n\nx y z\n".encode() * 10
+BUCKETS = ["-bucket_lines", "8"]  # five of them
+REPORT = [{"id": i, "notes": ["empty"]} for i in range(2, 40, 4)]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "src").write_bytes(LINES)
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+@pytest.fixture
+def stop(main, monkeypatch):
+    """stop(n, *argv): a job that is stopped before bucket n is written."""
+
+    def run(n, *argv, error=None):
+        append = Output.append
+
+        def until(self, done):
+            if self.n_done == n:
+                raise error or Interrupted(signal.SIGTERM)
+            append(self, done)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "append", until)
+            return main(*argv)
+
+    return run
+
+
+def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
+    argv = ["-src", "src", "-output", "out", "-report", "rep", *BUCKETS]
+    (tmp_path / "out").write_bytes(b"older\n")
+    for n in (0, 2, 4):
+        done = stop(n, *argv)
+        *_, said, command = done.err.splitlines()
+        assert done.code == 143
+        state = f"after {8 * n} of 40 lines" if n else "before the first line"
+        assert said == (
+            f"onmt_lite: stopped by SIGTERM {state}; out is as it was before; go on with:"
+        )
+        assert shlex.split(command)[-len(argv) - 3 :] == [
+            *argv,
+            *("-model", shlex.split(command)[-2]),
+            "-resume",
+        ]
+        assert (tmp_path / "out").read_bytes() == b"older\n"
+        assert (tmp_path / "out.part").read_bytes() == GOLD[: len(GOLD) * n // 5]
+    done = main(*argv, "-resume")
+    assert done.code == 0 and "NOTE: going on after line 32" in done.err
+    assert "empty: 10 of 40 lines (3, 7, 11, 15, 19, ...)" in done.err
+    assert (tmp_path / "out").read_bytes() == GOLD
+    report = (tmp_path / "rep").read_text().splitlines()
+    assert [json.loads(line) for line in report] == REPORT
+    assert names(tmp_path) == ["out", "rep", "src"]
+    done = main(*argv, "-resume")
+    assert (done.code, done.out, (tmp_path / "out").read_bytes()) == (0, b"", GOLD)
+
+
+def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_path):
+    argv = ["-src", "src", "-output", "out", *BUCKETS]
+    stop(3, *argv)
+    done = main(*argv, "-beam_size", 2)
+    part = tmp_path / "out.part"
+    assert (done.code, f"NOTE: {part}, left by a stopped job, is written anew" in done.err) == (
+        0,
+        1,
+    )
+    assert (tmp_path / "out").read_bytes() == GOLD
+    assert names(tmp_path) == ["out", "src"]
+
+
+def test_what_changed_is_named(main, stop, lines, table, tmp_path):
+    shutil.copy(table, tmp_path / "m.json")
+    (tmp_path / "tgt").write_bytes(LINES)
+    argv = ["-src", "src", "-output", "out", "-model", "m.json", *BUCKETS]
+    stop(2, *argv)
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    remedy = "give what it was, or leave out -resume to begin anew"
+    done = main(*argv, "-resume", "-beam_size", 4, "-n_best", 2, "-threads", 1, "-tgt", "src")
+    done.failed(
+        2,
+        f"resume: beam_size was 5, now 4; {remedy}",
+        f"resume: n_best was 1, now 2; {remedy}",
+        f"resume: tgt is new; {remedy}",
+    )
+    (tmp_path / "m.json").write_bytes(before["m.json"] + b" ")
+    main(*argv, "-resume").failed(2, f"resume: m.json of model was changed; {remedy}")
+    (tmp_path / "m.json").write_bytes(before["m.json"])
+    (tmp_path / "src").write_bytes(LINES.replace(b"two", b"one", 1))
+    main(*argv, "-resume").failed(2, f"resume: src was changed; {remedy}")
+    (tmp_path / "src").write_bytes(LINES)
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+    (tmp_path / "src").rename(tmp_path / "moved")  # the same input under another name
+    assert main("-resume", "-src", "moved", *argv[2:]).code == 0
+    assert (tmp_path / "out").read_bytes() == GOLD
+
+
+def test_resume_needs_files(main, lines, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    again = "which cannot be read again; give a file"
+    no_file = "which is no file to go on with; give a file"
+    for argv, said in [
+        (["-output", "out"], f"src is standard input, {again}"),
+        (["-src", "pipe", "-output", "out"], f"src is pipe, {again}"),
+        (["-src", "/dev/stdin", "-output", "out"], f"src is /dev/stdin, {again}"),
+        (["-src", "src", "-tgt", "pipe", "-output", "out"], f"tgt is pipe, {again}"),
+        (["-src", "src"], f"output is standard output, {no_file}"),
+        (["-src", "src", "-output", "/dev/null"], f"output is /dev/null, {no_file}"),
+        (["-src", "src", "-output", "pipe"], f"output is pipe, {no_file}"),
+        (
+            ["-src", "src", "-output", "out", "-report", "/dev/null"],
+            f"report is /dev/null, {no_file}",
+        ),
+    ]:
+        main(*argv, "-resume").failed(2, f"resume: {said}")
+    assert names(tmp_path) == ["pipe", "src"]
+    main("-src", "none", "-output", "out", "-resume").failed(
+        5, "cannot read none: No such file or directory"
+    )
+
+
+def test_refused_jobs_leave_what_an_earlier_one_wrote(main, stop, lines, tmp_path):
+    argv = ["-src", "src", "-output", "out", *BUCKETS]
+    stop(2, *argv)
+    before = (tmp_path / "out.part").read_bytes()
+    assert main(*argv, "-model", "no/such").code == 4
+    assert main(*argv, "-tgt", SCRIPT).code == 3
+    assert (tmp_path / "out.part").read_bytes() == before
+    assert main(*argv, "-resume").code == 0
+    assert (tmp_path / "out").read_bytes() == GOLD
+
+
+def test_a_report_beside_standard_output(main, lines, tmp_path):
+    done = main("-src", "src", "-report", "rep")
+    assert (done.code, done.out) == (0, GOLD)
+    assert [json.loads(line) for line in (tmp_path / "rep").read_text().splitlines()] == REPORT
+    assert names(tmp_path) == ["rep", "src"]
+    (tmp_path / "bad").write_bytes(b"one\n\nzz\n")
+    assert main("-src", "bad", "-report", "rep").code == 3
+    assert names(tmp_path) == ["bad", "rep", "src"]
+    main("-src", "src", "-report", "-").failed(
+        2, "report: standard output is for translations; give a file"
+    )
+
+
+def test_the_report_is_no_file_of_the_job(main, lines, tmp_path):
+    same = "report {} is the same file as {}; choose another"
+    argv = ["-src", "src", "-output", "out", "-log_file", "log"]
+    for path, other in [
+        ("src", "src src"),
+        ("out", "output out"),
+        ("log", "log_file log"),
+        ("out.part", f"output's unfinished {tmp_path}/out.part"),
+        ("out.part.journal", f"output's journal {tmp_path}/out.part.journal"),
+    ]:
+        main(*argv, "-report", path).failed(2, same.format(path, other))
+    assert names(tmp_path) == ["src"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
+def test_a_defect_keeps_what_is_written(main, stop, lines, tmp_path, error, capfdbinary):
+    argv = ["-src", "src", "-output", "out", *BUCKETS]
+    with pytest.raises(type(error)):
+        stop(2, *argv, error=error)
+    said = capfdbinary.readouterr().err.decode().splitlines()
+    assert said[1] == "onmt_lite: stopped after 16 of 40 lines; out was not written; go on with:"
+    assert said[2].endswith(" -resume")
+    assert main(*argv, "-resume").code == 0
+    assert (tmp_path / "out").read_bytes() == GOLD
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+SLOW = """
+import sys
+from onmt_lite import __main__, output
+append = output.Output.append
+def slow(self, done):
+    append(self, done)
+    print("bucket", flush=True)
+    sys.stdin.readline()  # as long as the test wants
+output.Output.append = slow
+sys.exit(__main__.main())
+"""
+
+
+def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env):
+    """SIGKILL, then SIGTERM, then the command that the second has printed, by a shell."""
+    shutil.copy(table, tmp_path / "a model's.json")
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = ["slow.py", "-src", "src", "-output", "out's end", "-model", "a model's.json"]
+    words = [sys.executable, *words, *BUCKETS]
+    env = {**env, "PYTHONPATH": str(ROOT)}
+    popen = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    waiting, popen = {**popen, "stdin": subprocess.PIPE}, {**popen, "stdin": subprocess.DEVNULL}
+    with subprocess.Popen(words, **waiting) as job:
+        assert job.stdout.readline() == b"bucket\n"
+        # Meanwhile another job does not wait for it
+        other = subprocess.run(words, **popen, timeout=100)
+        holder = f"(process {job.pid} on {os.uname().nodename})"
+        busy = f"cannot write out's end: another job is writing it {holder}"
+        assert other.returncode == 5
+        assert other.stderr.decode() == f"onmt_lite: error: {busy}\n"
+        job.kill()
+    with subprocess.Popen([*words, "-resume"], **waiting) as job:
+        job.stdout.readline()
+        job.send_signal(signal.SIGTERM)
+        out, err = job.communicate(timeout=100)
+    assert job.returncode == 143, err
+    command = err.decode().splitlines()[-1]
+    assert shlex.split(command) == [*words, "-resume"]
+    done = subprocess.run(command, shell=True, **popen, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out's end").read_bytes() == GOLD
+    assert names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
+
+
+def test_a_stop_while_modules_are_loaded(main, lines, tmp_path, monkeypatch):
+    def stops(options):
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(job_module, "run_job", stops)
+    done = main("-src", "src", "-output", "out")
+    said, command = done.err.splitlines()
+    state = "before the first line; out was not written; go on with:"
+    assert (done.code, said) == (130, f"onmt_lite: stopped by SIGINT {state}")
+    assert command.endswith("-resume") and names(tmp_path) == ["src"]
+    done = main(stdin=LINES)
+    state = "before the first line; nothing was written"
+    assert done.err == f"onmt_lite: stopped by SIGINT {state}\n"
+
+
+# -- the fingerprint ------------------------------------------------------------------------------
+
+
+def test_every_option_is_compared_or_exempt_for_a_reason():
+    options = TranslateOptions.of()
+    compared = fingerprint(options)["options"]
+    assert set(compared).isdisjoint(EXEMPT) and all(EXEMPT.values())
+    assert set(compared) | set(EXEMPT) == set(OPTIONS) - set(META_NAMES)
+
+
+def test_each_option_that_is_compared_makes_another_job():
+    """Whatever the value: options are set without the checks that combinations have."""
+    options = TranslateOptions.of()
+    job = fingerprint(options)
+    for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):
+        values = getattr(options, group)
+        for field in dataclasses.fields(values):
+            was = getattr(values, field.name)
+            now = not was if isinstance(was, bool) else ("x",) if was == () else f"{was}x"
+            changed = dataclasses.replace(values, **{field.name: now})
+            other = {**fingerprint(dataclasses.replace(options, **{group: changed})), "files": {}}
+            found = differences({**job, "files": {}}, other)
+            assert bool(found) == (field.name not in EXEMPT), field.name
+            assert all(text.startswith(f"{field.name} was ") for text in found)
+
+
+def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "weights.bin", "source.spm", ".hidden"):
+        (tmp_path / name).write_bytes(b"")
+        (tmp_path / "model" / name).write_bytes(name.encode())
+    for name in ("m.pt", "m.safetensors", "other.pt", "n.npz", "vocab.yml"):
+        (tmp_path / name).write_bytes(name.encode())
+
+    def files(*models):
+        paths = [str(tmp_path / model) for model in models]
+        return set(fingerprint(TranslateOptions.of(model=paths))["files"])
+
+    assert files("model") == {
+        "config.json of model",
+        "weights.bin of model",
+        "source.spm of model",
+    }
+    assert files("m.pt", "n.npz") == {
+        *("m.pt of model 1", "m.safetensors of model 1"),
+        *("n.npz of model 2", "vocab.yml of model 2", "source.spm of model 2"),
+    }
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_read_to_compare(main, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(LINES,), daemon=True)
+    writer.start()
+    assert main("-src", "pipe", "-output", "out").code == 0
+    assert (tmp_path / "out").read_bytes() == GOLD
+    assert names(tmp_path) == ["out", "pipe"]
