@@ -66,7 +66,7 @@ class ExampleMaker:
         tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
-        tgt_room = self.max_positions - checkpoint.n_forced - 1
+        tgt_room = self.max_positions - len(frame.start)
         tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]

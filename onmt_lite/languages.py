@@ -31,14 +31,18 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
             raise OptionError(
                 f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
             )
-    direction = Direction(given.src or languages.default.src, given.tgt or languages.default.tgt)
-    lacks = {"src_lang": languages.source != "none" and not direction.src}
+    held = languages.in_tokens
+    if held and not named and languages.target != "start":
+        return Direction()
+    default = Direction() if held else languages.default
+    direction = Direction(given.src or default.src, given.tgt or default.tgt)
+    lacks = {"src_lang": languages.source != "none" and not (direction.src or held)}
     lacks["tgt_lang"] = languages.target != "text" and not direction.tgt
     problems = [
         f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
         f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (-print_model lists all)"
         for name, lacking in lacks.items()
-        if lacking and not languages.optional
+        if lacking
     ]
     if problems:
         raise OptionError(*problems)
@@ -59,7 +63,7 @@ def near(code: str, languages: Languages) -> str:
 def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:
     """The line without its tag, and its languages; what names no known ones stays text."""
     found = TAG.match(text) if languages else None
-    if found is None or languages is None:
+    if found is None or languages is None or (languages.in_tokens and not direction.tgt):
         return text, direction
     src, tgt = found[1] or direction.src, found[2]
     if tgt not in languages.ids or (found[1] and src not in languages.ids):

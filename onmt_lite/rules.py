@@ -30,6 +30,7 @@ class SearchRules:
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
+        self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._plan(options.text.replace_unk)
 
     def _check_attention(self, replace_unk: bool) -> None:
@@ -90,7 +91,7 @@ class SearchRules:
         force_end = "paid" if self.policy.at_max == "end" else "no"
         if self.preset.free_end and checkpoint.forced_eos:
             force_end = "free"
-        n_given = checkpoint.n_forced if self.preset.counts_forced else 0
+        n_given = self.n_forced if self.preset.counts_forced else 0
         return Plan(
             self.policy,
             self.stop,
@@ -108,7 +109,7 @@ class SearchRules:
             patience=search.patience or 1.0,
             never_ids=never,
             banned_ids=banned,
-            sees_start=(self.preset.free_end, *[n_given > 0] * checkpoint.n_forced),
+            sees_start=(self.preset.free_end, *[n_given > 0] * self.n_forced),
             n_given=n_given,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
@@ -137,7 +138,7 @@ class SearchRules:
         prefix, n_apart = example.prefix_ids, 0
         if prefix and self.preset.prefix_apart:
             n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
-        steps, n_forced = self._max_steps(example) + n_apart, self.checkpoint.n_forced
+        steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
         return Limits(
             min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced),

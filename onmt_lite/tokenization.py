@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.checkpoints.record import Checkpoint, of_text
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_pieces
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions
@@ -54,8 +54,8 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     """
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
-    if checkpoint.text_end:
-        checkpoint = _with_text_end(checkpoint, name == "space")
+    if checkpoint.text_end and name != "space":  # a line of tokens may have it already
+        checkpoint = _with_text_end(checkpoint)
     if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":
@@ -82,13 +82,10 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
     return name, available[name]
 
 
-def _with_text_end(checkpoint: Checkpoint, of_tokens: bool) -> Checkpoint:
-    """With what the model wants around a line of text.  A line of tokens may have it already."""
-    known = checkpoint.languages
-    if not of_tokens:
-        return replace(checkpoint, src_end=(*checkpoint.text_end, *checkpoint.src_end), text_end=())
-    optional = known and replace(known, optional=True, default=Direction())
-    return replace(checkpoint, languages=optional)
+def _with_text_end(checkpoint: Checkpoint) -> Checkpoint:
+    """With what the model wants around a line of text."""
+    end = (*checkpoint.text_end, *checkpoint.src_end)
+    return replace(checkpoint, src_end=end, text_end=(), languages=of_text(checkpoint.languages))
 
 
 def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:

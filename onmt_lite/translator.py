@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onmt_lite.checkpoints import load_checkpoints
-from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.clock import Clock
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
@@ -454,12 +454,13 @@ def read_parts(options: TranslateOptions, device: torch.device, dtype: torch.dty
     Raises OptionError or CheckpointError."""
     own, phrases = read_own(options), _phrases(options)  # found damaged before a model is read
     given = Direction(options.model.src_lang, options.model.tgt_lang)
+    of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
         checkpoint = load_checkpoints(
             model_paths(options.model.model),
             options.model.model_weights,
             options.model.avg_raw_probs,
-            lambda known: choose_languages(known, given),
+            lambda known: choose_languages(known if of_tokens else of_text(known), given),
         )
     placed(checkpoint.model, device, dtype, in_place=True)
     return checkpoint, own, phrases

@@ -9,7 +9,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import load_checkpoint, safetensors
-from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
 from onmt_lite.options import load_options
 
 ROOT = Path(__file__).parent / "data" / "families"
@@ -64,6 +64,13 @@ class TestDefaults:
         change(copy / "generation_config.json", max_length=60)
         values = resolved(copy).values
         assert (values["beam_size"], values["max_length"]) == (7, 60)
+
+    def test_a_number_of_outputs_is_not_taken_over_and_a_note_says_so(self, copy):
+        change(copy / "generation_config.json", num_return_sequences=3, num_beams=3)
+        translator = Translator.from_pretrained(copy, device="cpu", search="transformers")
+        with pytest.warns(OptionWarning, match="num_return_sequences 3.*-n_best 3"):
+            (found,) = translator.translate([">>en_XX<< a"], max_length=4)
+        assert len(found.hyps) == 1
 
     def test_marian_models_keep_the_defaults_of_the_search(self, tmp_path):
         marian = Path(__file__).parent / "data" / "checkpoints" / "hf" / "marian"

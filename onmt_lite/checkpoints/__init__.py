@@ -82,8 +82,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
     try:
         for reader in READERS:
             if reader.recognises(path):
-                if reader is huggingface:
-                    return huggingface.load(path, check)
+                if reader in (huggingface, ctranslate2):
+                    return reader.load(path, check)
                 return reader.load(path)
         raise CheckpointError(
             f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "

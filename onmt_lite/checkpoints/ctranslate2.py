@@ -13,11 +13,11 @@ from torch import Tensor
 from onmt_lite.checkpoints.ctranslate2_file import read_variables
 from onmt_lite.checkpoints.ctranslate2_transformer import build_model
 from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
-from onmt_lite.checkpoints.hf_directory import TOKENIZER
+from onmt_lite.checkpoints.hf_directory import TOKENIZER, LanguageCheck
 from onmt_lite.checkpoints.hf_words import default_language, language_ids
 from onmt_lite.checkpoints.multilingual import OF_M2M100, OF_MBART, OF_NLLB
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
-from onmt_lite.checkpoints.subwords import PIECES, pieces_beside
+from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
 from onmt_lite.checkpoints.t5 import OF_LANGUAGE
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -25,6 +25,8 @@ from onmt_lite.text.vocab import Vocab
 
 MODEL, CONFIG = "model.bin", "config.json"
 PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
+PACKAGE = "metadata.json"  # of Argos Translate
+CODES = "bpe.model"  # of old packages of Argos Translate
 MAX_VOCABULARY = 64 << 20  # bytes
 START = "<start>"  # what the decoder starts from where that is a vector of zeros
 # In the place of config.json before version 6
@@ -37,16 +39,23 @@ def recognises(path: Path) -> bool:
 
 
 def _folder(path: Path) -> Path | None:
-    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate."""
-    return next((folder for folder in (path, path / "model") if (folder / MODEL).is_file()), None)
+    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate, or
+    that of the file itself."""
+    folders = (path.parent,) if path.name == MODEL else (path, path / "model")
+    return next((folder for folder in folders if (folder / MODEL).is_file()), None)
 
 
-def load(path: Path) -> Checkpoint:
-    """CheckpointError for what is damaged, or a model of another kind."""
+def load(path: Path, check: LanguageCheck) -> Checkpoint:
+    """CheckpointError for what is damaged, or a model of another kind, and what `check` raises."""
     folder = _folder(path)
     assert folder is not None
+    said = folder / CONFIG
+    beside = (folder, folder.parent) if folder.name == "model" else (folder,)
+    if said.is_file() and cuts_text(beside):  # before weights are read, which may be large
+        tokens = _read_tokens(folder, "target")
+        check(_languages(folder, Description(read_json(said), said), tokens))
     version, variables = read_variables(folder / MODEL)
-    config = _read_config(folder / CONFIG, version, variables)
+    config = _read_config(said, version, variables)
     model, zero_start = build_model(variables, config, folder / MODEL)
     src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
     for side, vocab, n in (
@@ -55,12 +64,13 @@ def load(path: Path) -> Checkpoint:
     ):
         if len(vocab) != n:
             raise CheckpointError(f"{folder}: {len(vocab)} {side} tokens, but the model has {n}")
-    languages = _languages(folder, config, tgt)
+    languages = _languages(folder, config, tgt.tokens)
     if languages is not None and languages.target != "text":
         tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
     silent = [tgt.tokens[i] for i in languages.ids.values()] if languages else []
-    beside = (folder, folder.parent) if folder.name == "model" else (folder,)
     tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
+    if not tokenizers and any((place / CODES).is_file() for place in beside):
+        missing = (f"{beside[-1] / PIECES[0]} ({CODES} and words of Moses are not read)",)
     # Models of transformers want the end token, and leave it to the caller
     wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.flag("add_source_eos", None)
@@ -152,12 +162,16 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _languages(folder: Path, config: Description, tgt: Vocab) -> Languages | None:
-    """Those that tokens of the vocabulary name, placed as the family of such tokens does."""
-    tokens = dict(enumerate(tgt.tokens))
+def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages | None:
+    """Those that tokens of the vocabulary name, placed as the family of such tokens does; of a
+    package of Argos Translate, what each of its translations begins with."""
+    tokens = dict(enumerate(tgt))
+    held = not config.get("add_source_eos")
+    if prefix := _prefix(folder.parent / PACKAGE, tgt):
+        return Languages({prefix: tgt.index(prefix)}, "none", default=Direction("", prefix))
     texts = language_ids(tokens, OF_LANGUAGE)
     if len(texts) > 1:
-        return Languages(texts, source="none", target="text")
+        return Languages(texts, source="none", target="text", in_tokens=held)
     ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
     if ids is None:
         return None
@@ -165,8 +179,19 @@ def _languages(folder: Path, config: Description, tgt: Vocab) -> Languages | Non
     tokenizer = Description(read_json(said) if said.is_file() else {}, said)
     default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
     if config.get("decoder_start_token") is None:
-        return Languages(ids, source="after", target="start", default=default)
-    return Languages(ids, default=default)
+        return Languages(ids, "after", "start", default, held)
+    last = tokenizer.flag("legacy_behaviour", False)
+    return Languages(ids, "after" if last else "before", "forced", default, held)
+
+
+def _prefix(package: Path, tgt: list[str]) -> str:
+    """The token that metadata.json says; "" for none."""
+    if not package.is_file():
+        return ""
+    prefix = Description(read_json(package), package).text("target_prefix", "")
+    if prefix and prefix not in tgt:
+        raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
+    return prefix
 
 
 def _start_id(

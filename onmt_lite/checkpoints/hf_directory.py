@@ -83,6 +83,16 @@ class Directory:
     def version(self) -> str:
         return str(self.config.get("transformers_version") or "")[:20]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the files ask for, but is given by an option alone."""
+        n = self.generation.number("num_return_sequences", 1)
+        return (
+            (f"num_return_sequences {n} of {GENERATION}: without effect; -n_best {n} gives them",)
+            if n > 1
+            else ()
+        )
+
     def weights(self) -> Weights:
         return Weights(read_weights(self.path), self.path)
 

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
 from onmt_lite.checkpoints.hf_directory import TOKENIZER, Directory, token_id
-from onmt_lite.checkpoints.subwords import processor, read_pieces
+from onmt_lite.checkpoints.subwords import FAST, processor, read_pieces
 from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import PieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model")
-FAST = "tokenizer.json"
 
 
 class Added(NamedTuple):

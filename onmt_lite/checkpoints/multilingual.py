@@ -145,6 +145,7 @@ def _checkpoint(
         src_end=(eos,),
         never_ids=banned_ids(config, size),
         forced_eos=forces_eos(config, eos),
+        notes=directory.notes,
         toolkit="transformers",
         version=directory.version,
         languages=languages,

@@ -1,7 +1,7 @@
 """What every reader returns: a model and all that is needed to feed it text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from onmt_lite.models.base import EncoderDecoder
@@ -29,14 +29,19 @@ class Languages:
              part of it (`forced`), in place of the start token (`start`), or text before the line
              (`text`)
     default  the languages where nobody says which
-    optional  lines may hold their tokens already: where nobody says a language, none is added
+    in_tokens  lines of tokens may hold their languages: where nobody says one, none is added
     """
 
     ids: Mapping[str, int]
     source: Literal["before", "after", "none"] = "before"
     target: Literal["forced", "start", "text"] = "forced"
     default: Direction = Direction()
-    optional: bool = False
+    in_tokens: bool = field(default=False, compare=False)
+
+
+def of_text(languages: Languages | None) -> Languages | None:
+    """The same for lines of text, which hold no languages."""
+    return languages and replace(languages, in_tokens=False)
 
 
 class Frame(NamedTuple):
@@ -125,10 +130,14 @@ class Checkpoint:
         before, after = len(self.src_start), len(self.src_end)
         return before + (place == "before"), after + (place == "after")
 
-    @property
-    def n_forced(self) -> int:
-        """How many tokens each translation begins with, at no cost, that are no part of it."""
-        return int(self.languages is not None and self.languages.target == "forced")
+    def n_forced(self, tgt_lang: str) -> int:
+        """How many tokens each translation begins with, at no cost, that are no part of it.
+
+        tgt_lang: what the options say, which lines of tokens need not."""
+        known = self.languages
+        if known is None or (known.in_tokens and not tgt_lang):
+            return 0
+        return int(known.target == "forced")
 
     @property
     def copies(self) -> bool:

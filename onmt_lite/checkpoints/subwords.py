@@ -23,6 +23,7 @@ MAX_BYTES = 256 << 20
 # As the models of the toolkits have them: one for each side, or one for both
 SIDES = ("source.spm", "target.spm")
 PIECES = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
+FAST = "tokenizer.json"  # of Hugging Face, which can stand in for them
 SPACER = "▁"
 
 
@@ -87,6 +88,11 @@ def read_phrases(path: str) -> dict[str, str]:
     return phrases
 
 
+def cuts_text(folders: Sequence[Path]) -> bool:
+    """Whether a file in these folders says how lines are cut into pieces."""
+    return any((folder / name).is_file() for folder in folders for name in (*SIDES, *PIECES, FAST))
+
+
 def pieces_beside(
     folders: Sequence[Path],
     tokens: Sequence[str],
@@ -108,7 +114,7 @@ def pieces_beside(
             if (folder / name).is_file():
                 tokenizer = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
                 return {"sentencepiece": tokenizer}, ()
-        fast = folder / "tokenizer.json"
+        fast = folder / FAST
         if of_pieces and fast.is_file():
             data = as_sentencepiece(read_json(fast), "<unk>", fast)
             return {"sentencepiece": PieceTokenizer(processor(data, fast), silent=silent)}, ()

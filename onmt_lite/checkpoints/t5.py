@@ -61,6 +61,7 @@ def load(directory: Directory) -> Checkpoint:
         src_end=(eos,),
         never_ids=banned_ids(config, len(vocab)),
         forced_eos=forces_eos(config, eos),
+        notes=directory.notes,
         toolkit="transformers",
         version=directory.version,
         languages=languages,
