@@ -111,10 +111,10 @@ class TestPackagesOfArgosTranslate:
         assert checkpoint.languages == Languages({"w7": i}, "none", default=Direction("", "w7"))
         assert checkpoint.frame(Direction("", "w7")).start == (plain.start_id, i)
         given = GIVEN | dict(tokenizer="space", search="opennmt", beam_size=1)
-        (led,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=8)
+        (led,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=5)
         (package / "metadata.json").unlink()
         paying = Translator.from_pretrained(package, **given)
-        (paid,) = paying.translate(["w1"], ["w7"], max_length=9)
+        (paid,) = paying.translate(["w1"], ["w7"], max_length=6)
         assert ["w7", *led.hyps[0].tokens] == paid.hyps[0].tokens
 
     def test_a_prefix_that_is_no_token(self, package):

@@ -67,9 +67,11 @@ class TestDefaults:
 
     def test_a_number_of_outputs_is_not_taken_over_and_a_note_says_so(self, copy):
         change(copy / "generation_config.json", num_return_sequences=3, num_beams=3)
-        translator = Translator.from_pretrained(copy, device="cpu", search="transformers")
+        translator = Translator.from_pretrained(
+            copy, device="cpu", search="transformers", tgt_lang="en_XX"
+        )
         with pytest.warns(OptionWarning, match="num_return_sequences 3.*-n_best 3"):
-            (found,) = translator.translate([">>en_XX<< a"], max_length=4)
+            (found,) = translator.translate(["a"], max_length=4)
         assert len(found.hyps) == 1
 
     def test_marian_models_keep_the_defaults_of_the_search(self, tmp_path):

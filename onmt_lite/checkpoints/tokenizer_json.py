@@ -75,10 +75,10 @@ def _by_id(scores: list[tuple[str, int, float]], added: list[Any], unk_token: st
     for token in added:
         _only(token, OF_ADDED)
         text, i = token["content"], token["id"]
-        if type(token["special"]) is not bool:
-            raise ValueError(f"the added token {text[:50]!r} is neither special nor a word")
         if by_id.get(i, (text,))[0] != text or type(i) is not int:
             raise ValueError(f"the added token {text[:50]!r} has the id of another one")
+        if type(token.get("special")) is not bool:
+            raise ValueError(f"the added token {text[:50]!r} is neither special nor a word")
         kind = CONTROL if token["special"] else USER_DEFINED
         by_id[i] = (text, 0.0, UNKNOWN if text == unk_token else kind)
     n = len(by_id)
