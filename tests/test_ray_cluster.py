@@ -305,7 +305,7 @@ class TestResume:
         before = {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
         assert start(*given, "-resume").end()[0] == 0
         assert before == {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
-        (here / "a.txt").write_bytes(b"katze\nkatze\n")
+        (here / "a.txt").write_bytes(b"katze\n\n")
         code, err = start(*given, "-resume").end()
         assert code == 2 and "a.txt, has other contents" in err
 

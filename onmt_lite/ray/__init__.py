@@ -47,7 +47,7 @@ def translate_dataset(
     from onmt_lite.errors import OptionError
     from onmt_lite.options import OPTIONS as TRANSLATE
     from onmt_lite.options import TranslateOptions
-    from onmt_lite.ray.actors import TranslateRows
+    from onmt_lite.ray.actors import TranslateRows, where_we_are
     from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
     from onmt_lite.ray.tables import check_columns
 
@@ -71,4 +71,5 @@ def translate_dataset(
         num_cpus=cpus_per_actor,
         num_gpus=gpus_per_actor,
         fn_constructor_kwargs={"options": of_actors(given, cluster), "column": column},
+        **where_we_are(),
     )

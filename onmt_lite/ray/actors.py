@@ -1,12 +1,13 @@
 """What runs in the actors of Ray: the model, and buckets through it."""
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.buckets import Bucket, Done
-from onmt_lite.environment import prepare_environment
+from onmt_lite.environment import ROOT, prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
 from onmt_lite.fingerprint import Job, differences, fingerprint
 from onmt_lite.options import TranslateOptions
@@ -98,6 +99,15 @@ class TranslateRows:
         lines = tables.lines_of(table, self.column, 0, with_fields=False)
         done = translate_lines(self.translator, self.options, lines, 0)
         return tables.with_translations(table, done.data)
+
+
+def where_we_are() -> dict[str, Any]:
+    """What `map_batches` must be told so that actors find this package: where it is a checkout, to
+    look at the same path."""
+    if not os.path.exists(os.path.join(ROOT, "translate.py")):
+        return {}
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    return {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
 
 
 def load(task: Task) -> "Translator":

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from onmt_lite.buckets import BUCKET_LINES
-from onmt_lite.environment import ROOT
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -28,7 +27,7 @@ from onmt_lite.interrupt import Interrupted, stop_on_signals
 from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.ray import folder as folders
-from onmt_lite.ray.actors import Task, TranslateBucket
+from onmt_lite.ray.actors import Task, TranslateBucket, where_we_are
 from onmt_lite.ray.folder import Folder
 from onmt_lite.ray.inputs import (
     Input,
@@ -89,8 +88,8 @@ def find_ray() -> Any:
 
 
 def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
-    """Raise OptionError, DataError and CheckpointError where names, first
-    bytes or columns tell that something cannot be read or written."""
+    """Raise OptionError, DataError and CheckpointError where names, first bytes or columns tell that
+    something cannot be read or written."""
     files, translation = options.files, options.translation
     log_file = translation.jobs.log_file
     check_paths([("src", path) for path in paths], [("log_file", log_file)] if log_file else [])
@@ -200,6 +199,7 @@ def make_parts(
             num_cpus=cluster.cpus_per_actor,
             num_gpus=cluster.gpus_per_actor,
             fn_constructor_kwargs={"task": task},
+            **where_we_are(),
         )
         try:
             for row in as_they_come(done):
@@ -226,9 +226,6 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
     if not address:
         n_cpus = max(os.cpu_count() or 1, (cluster.actors or 1) * cluster.cpus_per_actor)
         more = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
-    if os.path.exists(os.path.join(ROOT, "translate.py")):  # a checkout, installed nowhere
-        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-        more["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     try:
         with silent_stderr():
             ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
@@ -240,7 +237,7 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         raise Interrupted(signal.SIGTERM) from None  # Ray's answer to it
     try:
         stop_on_signals()  # Ray has its own handlers
-        quieten(ray)
+        settle(ray)
         yield not address
     finally:
         ray.shutdown()
@@ -267,12 +264,13 @@ def silent_stderr() -> Iterator[None]:
         yield
 
 
-def quieten(ray: Any) -> None:
-    """What Ray would print, we say; what Ray would give up after, a long bucket may take."""
+def settle(ray: Any) -> None:
+    """What Ray would print, we say; and when to give up."""
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_no_progress_timeout_s = -1  # a bucket may take longer than 30 minutes
+    context.max_consecutive_actor_init_deaths = 3  # a machine may die while an actor starts there
 
 
 def choose_actors(ray: Any, cluster: ClusterOptions, n_buckets: int, own: bool) -> int:
