@@ -88,7 +88,7 @@ def find_ray() -> Any:
 
 
 def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
-    """Raise OptionError, DataError and CheckpointError where names, first bytes or columns tell that
+    """Raise OptionError, DataError or CheckpointError where names, first bytes or columns tell that
     something cannot be read or written."""
     files, translation = options.files, options.translation
     log_file = translation.jobs.log_file
