@@ -19,11 +19,12 @@ import json
 import os
 import shlex
 import signal
+import stat
 import sys
 import time
 import zlib
 
-SECONDS = 0.01  # that a bucket takes
+SECONDS = 0.005  # that a bucket takes
 
 
 class Stopped(BaseException):
@@ -55,6 +56,7 @@ def main(argv):
         return 128 + number
     except OSError as error:
         where = error.filename or given.get("output")
+        where = "standard output" if where == "-" else where
         print(f"onmt_lite: error: cannot write {where}: {error.strerror}", file=sys.stderr)
         return 5
 
@@ -76,11 +78,19 @@ def drop_a_line(part):
 
 
 def translate(given, broken):
+    for name in ("src", "model"):
+        for written in (given["output"], given.get("log_file", "")):
+            with contextlib.suppress(OSError):
+                if os.path.samefile(given[name], written):
+                    print(f"onmt_lite: error: {written} is the {name}", file=sys.stderr)
+                    return 2
     table = read_table(given["model"])
     lines = read_lines(given["src"], broken)
     out, size = given["output"], int(given["bucket_lines"])
     texts = [table.get(line.strip(), "" if not line.strip() else "?") for line in lines]
-    if not os.path.isdir(os.path.dirname(os.path.abspath(out))) or os.path.isdir(out):
+    if out == "-":
+        return write_through("/dev/stdout", texts, broken)
+    if not os.path.isdir(os.path.dirname(out) or ".") or os.path.isdir(out) or not out:
         raise OSError(errno.ENOENT, "no such folder", out)
     if os.path.exists(out) and not os.path.isfile(out):
         return write_through(out, texts, broken)
@@ -92,16 +102,20 @@ def translate(given, broken):
     n_done = done_before(fd, journal, broken) if "resume" in given else 0
     if not n_done:
         os.ftruncate(fd, 0)
-        open(journal, "w").close()
+        try:
+            open(journal, "w").close()
+        except OSError:
+            os.unlink(part)
+            raise
     with open(journal, "a") as log:
         log.write(f"pid {os.getpid()}\n")
         log.flush()
         for start in range(n_done, len(texts), size):
-            time.sleep(SECONDS)
+            time.sleep(SECONDS / 2)
             data = "".join(f"{text}\n" for text in texts[start : start + size]).encode()
-            half = len(data) // 2
+            half = len(data) // 3 + 2  # amid a line
             write(fd, data[:half], broken)
-            time.sleep(SECONDS / 4)
+            time.sleep(SECONDS / 2)
             write(fd, data[half:], broken)
             end = os.fstat(fd).st_size
             log.write(f"{min(start + size, len(texts))} {end} {crc_of(fd, end)}\n")
@@ -132,10 +146,19 @@ def write_through(out, texts, broken):
 
 
 def open_part(part, journal, broken):
-    ours = os.path.exists(journal) or broken in ("clobber", "direct")
-    if os.path.lexists(part) and not ours:
-        raise OSError(errno.EEXIST, "somebody else's file", part)
+    if broken not in ("clobber", "direct"):
+        for path in (part, journal):
+            if os.path.lexists(path) and not is_ours(part, journal):
+                raise OSError(errno.EEXIST, "somebody else's file", path)
     return os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+
+def is_ours(part, journal):
+    if any(os.path.lexists(p) and not stat.S_ISREG(os.lstat(p).st_mode) for p in (part, journal)):
+        return False
+    if not os.path.exists(journal) or os.lstat(part).st_nlink > 1:
+        return False
+    return open(journal, "rb").read(4) == b"pid "
 
 
 def done_before(fd, journal, broken):

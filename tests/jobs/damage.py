@@ -1,0 +1,379 @@
+"""Kits of damaged files: K6 checkpoints, K7 sentencepiece models, K8 configurations.
+
+What a format protects by a checksum must be refused or translate as before.  Where the damage is
+sealed with a right checksum, or changes an option's value, other translations are right too: then
+the job must end as told, with a line for each line.
+"""
+
+import json
+import random as randomness
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import yaml
+
+from onmt_lite.checkpoints import native
+from tests.jobs.bench import ROOT, Bench, Row, expect, fail
+from tests.support import tiny
+
+CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints"
+LIMITS = {"RLIMIT_AS": 6 << 30}
+SECONDS = 60.0
+MORE_MB = 300.0  # memory that damage may cost
+LINES = b"der hund sieht den garten\n\nein kind\ntoday it rains\n"
+
+
+@dataclass
+class Model:
+    """A model to damage, and what a clean run with it gives."""
+
+    path: Path
+    gold: bytes
+    peak_mb: float
+
+
+class Models:
+    """Models in the folder of a bench, written once."""
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.src = bench.folder / "lines.txt"
+        self.src.write_bytes(LINES)
+        native_path = bench.folder / "native"
+        native_path.mkdir(exist_ok=True)
+        tiny.write_checkpoint(native_path, tiny.train_pieces())
+        self.native = self._model(native_path)
+        self.zip = self._model(CHECKPOINTS / "onmt351_transformer.pt")
+
+    def _model(self, path: Path) -> Model:
+        row, out, peak_mb = self.run(Row("clean", 0, path.name), path)
+        assert row.code == 0, row
+        return Model(path, out, peak_mb)
+
+    def run(self, row: Row, path: Path, *argv: object) -> tuple[Row, bytes, float]:
+        """Translate with the model at `path`: the output, and the peak of memory in MB."""
+        room = self.bench.room()
+        words = ["-model", path, "-src", self.src, "-output", "out", *argv]
+        limits = dict(LIMITS)
+        ended = self.bench.run(room, *words, bare=True, limits=limits, seconds=SECONDS)
+        expect(row, ended, 0, 4)
+        if ended.code == 4 and ended.err.count("\n") != 1:
+            fail(row, f"{ended.err.count(chr(10))} lines of errors")
+        out = (room / "out").read_bytes() if ended.code == 0 else b""
+        if not row.problem:
+            self.bench.clear(room)
+        return row, out, ended.peak_mb
+
+    def judge(self, row: Row, path: Path, model: Model, sealed: bool) -> Row:
+        row, out, peak_mb = self.run(row, path)
+        if row.code == 0 and not sealed and out != model.gold:
+            fail(row, "silently another translation")
+        if row.code == 0 and sealed and out.count(b"\n") != LINES.count(b"\n"):
+            fail(row, f"{out.count(bytes([10]))} lines")
+        if peak_mb > model.peak_mb + MORE_MB:
+            fail(row, f"{peak_mb:.0f} MB instead of {model.peak_mb:.0f}")
+        return row
+
+
+def k6(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+    """n checkpoints with damage, 70 % of it in their description and index."""
+    models, room = Models(bench), bench.room()
+    for i in range(n):
+        if i % 5 < 2:
+            row, path = damaged_zip(random, Row("K6", i, "zip"), models.zip, room)
+            row = models.judge(row, path, models.zip, sealed=False)
+        else:
+            sealed = i % 5 == 4
+            name = random.choices([native.MANIFEST, native.WEIGHTS], [7, 3])[0]
+            row = Row("K6", i, f"{name}, {'sealed' if sealed else 'bytes'}")
+            path = copied(models.native, room)
+            if sealed:
+                row.action += f": {damage_manifest(random, path)}"
+            else:
+                row.action += f": {damage_bytes(random, path / name)}"
+            row = models.judge(row, path, models.native, sealed)
+        if not row.problem:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        yield row
+    canary = Path("/tmp/onmt_lite_canary")
+    for i, name in enumerate(["evil.pt", "evil2.pt"]):
+        row, _, _ = models.run(Row("K6", n + i, f"exploit {name}"), CHECKPOINTS / name)
+        if row.code != 4 or canary.exists():
+            fail(row, "an exploit was loaded")
+        yield row
+
+
+def copied(model: Model, room: Path) -> Path:
+    path = room / f"model-{randomness.randrange(1 << 40)}"
+    return shutil.copytree(model.path, path)
+
+
+def damaged_zip(random: Random, row: Row, model: Model, room: Path) -> tuple[Row, Path]:
+    """Damage to a PyTorch file: to its index, its pickle (the first member) or anywhere."""
+    path = room / f"model-{randomness.randrange(1 << 40)}.pt"
+    shutil.copy(model.path, path)
+    size = path.stat().st_size
+    part = random.choices(["index", "pickle", "anywhere"], [3, 4, 3])[0]
+    start, end = {"index": (size - 4000, size), "pickle": (0, 6000), "anywhere": (0, size)}[part]
+    row.action += f" {part}: {damage_bytes(random, path, start, end)}"
+    return row, path
+
+
+def damage_bytes(random: Random, path: Path, start: int = 0, end: int | None = None) -> str:
+    """Change bytes of a file between two places; says how."""
+    data = bytearray(path.read_bytes())
+    at = random.randrange(max(0, start), len(data) if end is None else end)
+    n = random.choice([1, 2, 8, 300])
+    kind = random.choice(["bit", "byte", "cut out", "twice", "zeros", "cut off", "junk", "swapped"])
+    part = data[at : at + n]
+    if kind == "bit":
+        data[at] ^= 1 << random.randrange(8)
+    elif kind == "byte":
+        data[at] = random.randrange(256)
+    elif kind == "cut out":
+        del data[at : at + n]
+    elif kind == "twice":
+        data[at:at] = part
+    elif kind == "zeros":
+        data[at : at + n] = bytes(len(part))
+    elif kind == "cut off":
+        del data[at:]
+    elif kind == "junk":
+        data[at:at] = random.randbytes(n)
+    else:
+        data[at : at + n] = part[::-1]
+    path.write_bytes(data)
+    return f"{kind} at {at}"
+
+
+STRANGE = [
+    *(0, 1, -1, 3, 10**6, 10**12, 10**30, 2.5, True, None, "", "x", [], {}, [1], "\ud800"),
+    *(float("nan"), float("inf")),
+]
+
+
+def damage_manifest(random: Random, path: Path) -> str:
+    """Give entries of model.json strange values, or take them away, under a right checksum."""
+    file = path / native.MANIFEST
+    manifest = json.loads(file.read_text("utf-8"))
+    done = []
+    for _ in range(random.choice([1, 1, 1, 2])):
+        place = manifest["config"] if random.random() < 0.8 else manifest
+        key = random.choice([name for name in place if name != "sha256"])
+        if random.random() < 0.1:
+            del place[key]
+            done.append(f"without {key}")
+        else:
+            place[key] = random.choice(STRANGE)
+            done.append(f"{key}={place[key]!r}")
+        if not isinstance(manifest.get("config"), dict) or not manifest["config"]:
+            break
+    manifest.pop("sha256")
+    manifest["sha256"] = native._checksum(manifest)
+    file.write_text(json.dumps(manifest), encoding="ascii")
+    return ascii(", ".join(done))
+
+
+def k7(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+    """n sentencepiece models with damage, half of them under a right checksum."""
+    models, room = Models(bench), bench.room()
+    for i in range(n):
+        path, sealed = copied(models.native, room), i % 2 == 1
+        row = Row("K7", i, "sealed " if sealed else "")
+        row.action += damage_bytes(random, path / native.PIECES)
+        if sealed:
+            seal(path)
+        row = models.judge(row, path, models.native, sealed)
+        if not row.problem:
+            shutil.rmtree(path)
+        yield row
+
+
+def seal(path: Path) -> None:
+    import hashlib
+
+    file = path / native.MANIFEST
+    manifest = json.loads(file.read_text("utf-8"))
+    data = (path / native.PIECES).read_bytes()
+    manifest["files"][native.PIECES] = hashlib.sha256(data).hexdigest()
+    manifest.pop("sha256")
+    manifest["sha256"] = native._checksum(manifest)
+    file.write_text(json.dumps(manifest), encoding="ascii")
+
+
+# -- K8: configurations ----------------------------------------------------------------------------
+
+CONFIG = """\
+# a search
+beam_size: 3
+n_best: 1
+length_penalty: wu
+alpha: 0.6
+min_length: 1
+max_length: 40
+max_length_ratio: 3.0
+block_ngram_repeat: 3
+batch_size: 16
+batch_type: sents
+output_format: text
+with_score: false
+"""
+KEYS = [line.split(":")[0] for line in CONFIG.split("\n") if ":" in line]
+BY_HAND = [
+    "beam_size: !!python/object/apply:os.system ['touch canary']\n",
+    "beam_size: !!int 'x'\n",
+    "a: &a [*a]\n",
+    "beam_size: &x 3\nn_best: *x\n",
+    "[" * 500,
+    "x: " + "y" * (1 << 20) + "\n",
+    "beam_size: 3\n---\nbeam_size: 4\n",
+    "- beam_size\n- 3\n",
+    "beam_size: 3\0\n",
+    "\tbeam_size: 3\n",
+    "beam_size: 1e-3\n",
+    "alpha: .nan\n",
+    "alpha: .inf\n",
+    "max_length: 1:30\n",
+    "batch_type: no\n",
+    "beam_size: 010\n",
+    "beam_size: true\n",
+    "beam_size: '5'\n",
+    "beam_size: 5.0\n",
+    "beam_size: 1000000000\n",
+    "beam_size: 0\n",
+    "n_best: 9\n",
+    "min_length: 50\n",
+    "batch_size: 0\n",
+    "beam_size: [3]\n",
+    "beam_size: {3: 3}\n",
+    "? beam_size\n: 3\n: 4\n",
+    "beam_size: ${HOME}\n",
+    "<<: {beam_size: 3}\n",
+    "3: 3\n",
+    "null: 3\n",
+    "beam_size\n",
+    "just a text\n",
+]
+
+
+def k8(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+    """n configurations: 40 % with changed bytes, 40 % with changed words, the others by hand."""
+    file = bench.folder / "config.yml"
+    lines = bench.folder / "few.txt"
+    lines.write_bytes(b"\n".join(bench.lines[:20]) + b"\n")
+    gold = configured(bench, Row("clean", 0, ""), file, lines, CONFIG.encode())[1]
+    for i in range(n):
+        if i % 5 < 2:
+            row, data = Row("K8", i, "bytes"), changed_bytes(random)
+        elif i % 5 < 4:
+            row, data = changed_words(random, i)
+        else:
+            data = BY_HAND[i // 5 % len(BY_HAND)].encode()
+            row = Row("K8", i, f"by hand: {data[:40]!r}")
+        row, out = configured(bench, row, file, lines, data)
+        yield judge_config(row, out, gold, data)
+
+
+def configured(bench: Bench, row: Row, file: Path, lines: Path, data: bytes) -> tuple[Row, bytes]:
+    file.write_bytes(data)
+    room = bench.room()
+    words = ["-config", file, "-model", bench.model, "-src", lines, "-output", "out"]
+    ended = bench.run(room, *words, bare=True, seconds=SECONDS)
+    expect(row, ended, 0, 2)
+    out = (room / "out").read_bytes() if ended.code == 0 else b""
+    if (room / "canary").exists():
+        fail(row, "a tag was run")
+    row.stderr = ended.err
+    if not row.problem:
+        bench.clear(room)
+    return row, out
+
+
+def changed_bytes(random: Random) -> bytes:
+    data = bytearray(CONFIG.encode())
+    for _ in range(random.choice([1, 1, 2, 5])):
+        at = random.randrange(len(data))
+        kind = random.choice(["bit", "byte", "cut", "more"])
+        if kind == "bit":
+            data[at] ^= 1 << random.randrange(8)
+        elif kind == "byte":
+            data[at] = random.randrange(256)
+        elif kind == "cut":
+            del data[at : at + random.choice([1, 1, 9])]
+        else:
+            data[at:at] = random.choice(
+                [b"\n", b" ", b"\t", b"\0", b":", b"'", b"\xff", b"- ", b"&"]
+            )
+    return bytes(data)
+
+
+def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
+    """An error as a person makes one."""
+    lines = CONFIG.split("\n")[:-1]
+    at = random.randrange(1, len(lines))
+    key, value = lines[at].split(": ")
+    kind = random.choice(["typo", "typo", "type", "gone", "twice", "indented", "no space"])
+    if kind == "typo":
+        wrong = misspelt(random, key)
+        lines[at] = f"{wrong}: {value}"
+        row = Row("K8", i, f"typo: {wrong} for {key}")
+        return row, "\n".join([*lines, ""]).encode()
+    if kind == "type":
+        lines[at] = f"{key}: " + random.choice(["x", "'1'", "[1]", "{a: 1}", "1.5", "-1", "~", ""])
+    elif kind == "gone":
+        del lines[at]
+    elif kind == "twice":
+        lines.insert(at, lines[at])
+    elif kind == "indented":
+        lines[at] = "  " + lines[at]
+    else:
+        lines[at] = f"{key}:{value}"
+    row = Row("K8", i, f"{kind}: {lines[min(at, len(lines) - 1)]}")
+    return row, "\n".join([*lines, ""]).encode()
+
+
+def misspelt(random: Random, key: str) -> str:
+    """One or two edits away from the key, and no other option's name."""
+    word = list(key)
+    for _ in range(random.choice([1, 1, 2])):
+        at = random.randrange(len(word) - 1)
+        kind = random.choice(["swap", "gone", "more", "other"])
+        if kind == "swap":
+            word[at], word[at + 1] = word[at + 1], word[at]
+        elif kind == "gone":
+            del word[at]
+        elif kind == "more":
+            word.insert(at, random.choice("aeinrst_"))
+        else:
+            word[at] = random.choice("aeinrst")
+    wrong = "".join(word)
+    return wrong if wrong not in KEYS else wrong + "x"
+
+
+def judge_config(row: Row, out: bytes, gold: bytes, data: bytes) -> Row:
+    """A configuration that says the same translates the same; else it is valid or refused with
+    its place."""
+    if row.code == 0:
+        try:
+            same = yaml.safe_load(data) == yaml.safe_load(CONFIG)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return fail(row, "what is no YAML was taken")
+        if same and out != gold:
+            fail(row, "silently another translation")
+        if row.action.startswith("typo"):
+            fail(row, "a misspelt key was taken")
+    elif row.code == 2:
+        problems = row.stderr.split("\n")[:-1]
+        if not all(line.startswith("onmt_lite: error: ") for line in problems):
+            fail(row, f"says {row.stderr!r}")
+        # Where two options do not go together, their names are said
+        if "config.yml" not in row.stderr and not any(key in row.stderr for key in KEYS):
+            fail(row, f"names neither file nor option: {row.stderr!r}")
+        if match := re.match(r"typo: (\S+) for (\S+)", row.action):
+            if not re.search(rf"\b{match[2]}\b", row.stderr):
+                fail(row, f"does not suggest {match[2]}: {row.stderr!r}")
+    return row

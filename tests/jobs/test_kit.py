@@ -1,0 +1,63 @@
+"""The kit finds what is broken, and a small sample of it finds nothing in the program."""
+
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.jobs import kills, places, texts
+from tests.jobs.bench import Bench, Cold
+from tests.jobs.kit import KITS
+from tests.jobs.warm import Warm
+
+TOY = Path(__file__).parent / "toy.py"
+
+# What a toy breaks -> the kits that must find it, with how many trials
+FOUND = {
+    "direct": [(kills.k1, 2), (places.k4, 2)],
+    "drop": [(kills.k2, 2)],
+    "linger": [(kills.k2, 1)],
+    "mute": [(kills.k2, 1)],
+    "trust": [(kills.k1, 5), (kills.k3, 10)],
+    "deaf": [(kills.k11, 1)],
+    "swallow": [(places.k4, 2)],
+    "clobber": [(places.k5, 2)],
+    "splitlines": [(texts.k9, 1)],
+}
+
+
+def toy(folder, *argv):
+    return Bench(folder, Cold([sys.executable, str(TOY), *argv]), n_lines=200, simple=True)
+
+
+def problems(kit, bench, n, seed=1, argv=()):
+    return [(row.action, row.problem) for row in kit(bench, Random(seed), n, *argv) if row.problem]
+
+
+@pytest.mark.parametrize("kit, n", sorted({k for ks in FOUND.values() for k in ks}, key=str))
+def test_nothing_is_found_in_a_toy_that_is_whole(kit, n, tmp_path):
+    assert problems(kit, toy(tmp_path), n) == []
+
+
+@pytest.mark.parametrize("broken, kit, n", [(b, *k) for b, ks in FOUND.items() for k in ks])
+def test_what_is_broken_is_found(broken, kit, n, tmp_path):
+    assert problems(kit, toy(tmp_path, "-break", broken), n)
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with Warm() as warm:
+        yield warm
+
+
+# Trials of each kit that run in the suite; the others need processes of their own, or hours
+SAMPLE = {"K1": 5, "K2": 3, "K3": 5, "K4": 2, "K5": 6, "K6": 20, "K7": 8, "K8": 20, "K9": 4}
+SAMPLE |= {"K11": 1, "faults": 1}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_finds_nothing(name, warm, tmp_path):
+    kit, _, own_process = KITS[name]
+    assert not own_process
+    assert problems(kit, Bench(tmp_path, warm, n_lines=300), SAMPLE[name]) == []
