@@ -15,6 +15,7 @@ import traceback
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from tests.jobs import faulty
 from tests.jobs.bench import ROOT, Job, Start
 
 
@@ -103,6 +104,9 @@ def become(start: Start, fds: list[int]) -> None:
     try:
         start.apply()
         sys.argv = [str(ROOT / "translate.py"), *start.argv]
+        sys.orig_argv = [sys.executable, *sys.argv]
+        if spec := os.environ.get("KIT_FAULT"):
+            faulty.install(spec)
         from onmt_lite.__main__ import main
 
         code = main()
