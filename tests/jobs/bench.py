@@ -156,6 +156,8 @@ class Start:
 class Cold:
     """Starts jobs as a user does, each in a process of its own."""
 
+    execs = True
+
     def __init__(self, tool: Sequence[str] = TOOL):
         self.tool = list(tool)
 

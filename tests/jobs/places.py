@@ -97,6 +97,8 @@ def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         (room / "precious").write_bytes(b"precious\n")
         words = [word.format(src=bench.src, model=bench.model) for word in words]
         how = prepare(room, bench) or {}
+        if how.get("modes_count") and not bench.starter.execs:
+            continue
         before = state(room), sha(bench.src), sha(bench.model)
         ended = bench.run(room, *words, *argv, seconds=20, **how)
         expect(row, ended, *codes)
@@ -133,7 +135,14 @@ def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
         def prepare(room: Path, bench: Bench) -> None:
             make(room / name)
 
-        return f"{name} is {what}" + " ".join(["", *more]), prepare, ["-output", "out", *more], (5,)
+        # A kill may leave a journal before anything is in it
+        codes = (0, 5) if (name, what) == ("out.part.journal", "an empty file") else (5,)
+        return (
+            f"{name} is {what}" + " ".join(["", *more]),
+            prepare,
+            ["-output", "out", *more],
+            codes,
+        )
 
     def bind(path: Path) -> None:
         here = os.getcwd()

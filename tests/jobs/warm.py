@@ -22,6 +22,8 @@ from tests.jobs.bench import ROOT, Job, Start
 class Warm:
     """Starts jobs as `Cold` does."""
 
+    execs = False
+
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
