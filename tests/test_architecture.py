@@ -184,6 +184,18 @@ def test_text_files_say_how_they_are_encoded(trees):
     assert not wrong
 
 
+def test_durations_do_not_look_at_the_calendar(trees):
+    """Its clock may jump; dates are for the log alone."""
+    calendar = r"time\.(time|time_ns|localtime|gmtime|ctime|strftime)|datetime\.\w+"
+    wrong = [
+        f"{name}:{node.lineno} {called}"
+        for name, tree in trees.items()
+        for called, node in calls(tree)
+        if re.fullmatch(calendar, called)
+    ]
+    assert not wrong
+
+
 def test_nothing_that_runs_what_it_reads(trees):
     wrong = []
     for name, tree in trees.items():

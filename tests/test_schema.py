@@ -533,3 +533,10 @@ def test_help_and_table_name_every_option_with_default_and_choices():
     for shown in (text, table):
         places = [shown.index(word) for word in ("Shape", "-count", "-mode", "Words", "-rate")]
         assert places == sorted(places)
+
+
+def test_variables_are_text(resolve, monkeypatch):
+    """Of the environment: other programs put their values in."""
+    monkeypatch.setenv("NAME", "other")
+    assert resolve([], "name: ${NAME}").values["name"] == "${NAME}"
+    assert resolve(["-name", "$NAME ~"]).values["name"] == "$NAME ~"

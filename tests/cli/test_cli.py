@@ -419,3 +419,21 @@ def test_messages_stay_on_one_line(main, tmp_path):
     assert len(done.err.splitlines()) == 1
     done = main("-src", b"\xff".decode("utf-8", "surrogateescape"))
     assert done.code == 5
+
+
+def test_a_translation_that_ends_at_once(main, tmp_path):
+    """The end token is the most probable first one: no token, and no division by their number."""
+    first = [5.0, 0.0]
+    source = {"length": 1, "rows": {"": first}, "default": first}
+    model = {"format": "onmt_lite-table-1", "vocab": ["</s>", "x"], "sources": {"one": source}}
+    (tmp_path / "ends.json").write_text(json.dumps(model))
+    (tmp_path / "src").write_text("one\none\n")
+    done = main("-src", "src", "-model", "ends.json", "-output_format", "jsonl")
+    assert done.code == 0
+    for record in map(json.loads, done.lines):
+        (hyp,) = record["hyps"]
+        assert (hyp["text"], hyp["tokens"], hyp["ended"]) == ("", [], True)
+        assert hyp["score"] == pytest.approx(log_softmax(first, 0), abs=1e-6)
+    for penalty in ("none", "avg", "wu"):
+        argv = ["-length_penalty", penalty, "-alpha", 1] if penalty != "none" else []
+        assert main("-src", "src", "-model", "ends.json", *argv).lines == ["", ""]

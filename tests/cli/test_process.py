@@ -201,3 +201,9 @@ def test_wrong_options_do_not_load_the_model_or_the_input(shell):
     missing = ["-model", "no/such", "-src", "no/such", "-output", "no/such/out"]
     done = shell("<&-", *missing, "-n_best", 9)
     done.failed(2, "n_best 9 is more than beam_size 5; raise beam_size or lower n_best")
+
+
+def test_few_open_files(shell, src):
+    done = shell("", "-src", src, "-output", "out", first="ulimit -n 32; exec")
+    assert done.code == 0
+    assert (src.parent / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()

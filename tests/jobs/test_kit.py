@@ -61,3 +61,8 @@ def test_a_sample_finds_nothing(name, warm, tmp_path):
     kit, _, own_process = KITS[name]
     assert not own_process
     assert problems(kit, Bench(tmp_path, warm, n_lines=300), SAMPLE[name]) == []
+
+
+def test_memory_does_not_grow_with_the_input(warm, tmp_path):
+    """Over ten times as many lines, all of which come out right."""
+    assert problems(texts.k15, Bench(tmp_path, warm, n_lines=300), 10_000) == []
