@@ -15,6 +15,7 @@ from random import Random
 from tests.jobs.bench import Bench, Ended, Row, expect, fail, only, sha
 from tests.jobs.kills import finish, resume
 
+SMALL_DISKS = ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3")
 FULL = ("No space left", "File too large")
 
 
@@ -29,7 +30,7 @@ def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         yield file_limit(bench, Row("K4", i, f"files of at most {limit} bytes"), limit, i, argv)
     for device in ("/dev/full", "-"):
         yield full_device(bench, Row("K4", n, f"-output {device}, which is full"), device)
-    for options in ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3"):
+    for options in SMALL_DISKS if n > 2 else ():
         row = Row("K4", n, f"a file system of {options}")
         with contextlib.suppress(PermissionError, FileNotFoundError):
             yield small_disk(bench, row, options, argv)
@@ -362,13 +363,12 @@ def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
 
 def faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
     """Each call that changes a file of the output fails once, or the process ends before it: a
-    resume then gives the truth.  n: how many of each kind of call, evenly spread; 0: all."""
-    for kind in ("ENOSPC", "EIO", "die"):
-        for name, total in counted(bench, argv).items():
-            chosen = range(total) if not n else sorted({i * total // n for i in range(n)})
-            for k in chosen:
-                row = Row("faults", k, f"{kind} at {name} {k + 1} of {total}")
-                yield fault(bench, row, f"{kind}:{name}:{k}", kind, argv)
+    resume then gives the truth.  n of all such faults; 0: all."""
+    kinds, calls = ("ENOSPC", "EIO", "die"), counted(bench, argv)
+    every = [(kind, name, k) for kind in kinds for name in calls for k in range(calls[name])]
+    for kind, name, k in random.sample(every, n) if n else every:
+        row = Row("faults", k, f"{kind} at {name} {k + 1} of {calls[name]}")
+        yield fault(bench, row, f"{kind}:{name}:{k}", kind, argv)
 
 
 def counted(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:

@@ -208,7 +208,7 @@ MATRIX = {
     ),
     55: (
         "another model when a job goes on",
-        "cli/test_resume.py::test_what_changed_is_refused_by_name",
+        "test_output.py::test_what_changed_is_refused_by_name",
     ),
     56: (
         "sizes that the weights do not have",
@@ -275,10 +275,21 @@ MATRIX = {
         "test_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again",
     ),
     72: ("the kernel kills a process", "test_workers.py::test_a_bucket_is_done_again", KIT),
-    73: ("a full disk", "cli/test_cli.py::test_a_full_disk", KIT),
+    73: (
+        "a full disk",
+        "cli/test_cli.py::test_a_full_disk",
+        "test_output.py::test_each_call_that_fails",
+        KIT,
+    ),
     74: ("Ctrl-C", "cli/test_process.py::test_two_signals_at_once", KIT),
     75: ("SIGTERM, SIGHUP", "test_workers.py::test_signals_to_the_whole_group", KIT),
-    76: ("SIGKILL, power cuts", KIT),
+    76: (
+        "SIGKILL, power cuts",
+        "test_output.py::test_each_call_before_which_the_job_is_killed",
+        "test_output.py::test_a_power_cut_after_each_call",
+        "test_output.py::test_damaged_journals_and_parts",
+        KIT,
+    ),
     77: (
         "the reader of a pipe leaves",
         "cli/test_process.py::test_a_pipe_as_output_whose_reader_leaves",
