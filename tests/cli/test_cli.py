@@ -341,8 +341,8 @@ def test_models_that_are_none(main, src, tmp_path, model, word):
 def test_a_model_that_returns_nan(main, src, table, tmp_path):
     (tmp_path / "nan.json").write_text(table.read_text().replace("3.0", "NaN"))
     done = main("-src", src, "-model", "nan.json", "-output", "out")
-    assert done.code == 4
-    assert re.fullmatch(r"onmt_lite: error: .*NaN \(line \d, step 1\).*\n", done.err)
+    assert (done.code, (tmp_path / "out").read_bytes()) == (7, b"\n\n\nx y z\n")
+    assert "not-a-number: 2 of 4 lines (1, 2)\nonmt_lite: error: 2 lines could not be" in done.err
     assert names(tmp_path) == ["nan.json", "src.txt"]
 
 
