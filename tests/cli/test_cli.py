@@ -343,7 +343,7 @@ def test_a_model_that_returns_nan(main, src, table, tmp_path):
     done = main("-src", src, "-model", "nan.json", "-output", "out")
     assert (done.code, (tmp_path / "out").read_bytes()) == (7, b"\n\n\nx y z\n")
     assert "not-a-number: 2 of 4 lines (1, 2)\nonmt_lite: error: 2 lines could not be" in done.err
-    assert names(tmp_path) == ["nan.json", "src.txt"]
+    assert names(tmp_path) == ["nan.json", "out", "src.txt"]
 
 
 def test_an_impossible_reference_does_not_break_the_output(main, src, table, tmp_path):
