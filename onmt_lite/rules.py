@@ -55,6 +55,8 @@ class SearchRules:
         if self.search.coverage_penalty == "none":
             values["beta"] = 0.0
         stop = next(stop for text, stop in self.preset.stops.items() if holds(text, values))
+        if self.preset.asks_model == "transformers" and self.search.beam_size == 1:
+            policy = replace(policy, repetition="logits")  # transformers has a loop of its own
         if self.sampling is None:
             return policy, stop
         if self.sampling.draws == "beam":

@@ -42,7 +42,9 @@ def test_n_best_lists_of_mbart50(mbart50, case):
     options = {OURS.get(name, name): value for name, value in case["settings"].items()}
     lines = [f">>fr_XX<< {line}" for line in REFERENCE["lines"]]
     for size in (1, 4):
-        found = translator.translate(lines, max_length=12, batch_size=size, **options)
+        found = translator.translate(
+            lines, max_length=12, batch_size=size, batch_type="sents", **options
+        )
         for translation, row in zip(found, case["rows"], strict=True):
             assert [h.tokens for h in translation.hyps] == [tokens for tokens, _ in row]
             scores = [score for _, score in row]

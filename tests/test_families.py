@@ -81,8 +81,9 @@ def test_n_best_lists_are_those_of_transformers(translators, name, i):
         for translation, row in zip(found, case["rows"], strict=True):
             wanted = expected(translator, file, row)
             hyps = translation.hyps[: len(wanted)]
-            scores = [score for _, _, score in wanted]
-            assert [h.score for h in hyps] == pytest.approx(scores, rel=1e-4, abs=1e-4)
+            scores = [score for _, _, score in wanted if score is not None]
+            found_scores = [h.score for h in hyps][: len(scores)]
+            assert found_scores == pytest.approx(scores, rel=1e-4, abs=1e-4)
             assert [(h.tokens, h.ended) for h in hyps] == [w[:2] for w in wanted]
 
 

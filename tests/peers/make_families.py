@@ -40,6 +40,7 @@ CASES = [
     dict(num_beams=4, min_length=9, no_repeat_ngram_size=2),
     dict(num_beams=3, no_repeat_ngram_size=1),
     dict(num_beams=4, repetition_penalty=1.5),
+    dict(num_beams=1, repetition_penalty=1.5),
 ]
 GROUPS = [dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.7)]
 
@@ -148,9 +149,11 @@ def record(name):
             batch, attention_mask=mask, num_return_sequences=k, forced_bos_token_id=forced,
             do_sample=False, output_scores=True, return_dict_in_generate=True, **full,
         )  # fmt: skip
+        # One beam has no score there
+        scores = found.sequences_scores.tolist() if k > 1 else [None] * len(ids)
         hyps = [
-            {"ids": row.tolist(), "score": round(score, 6)}
-            for row, score in zip(found.sequences, found.sequences_scores.tolist())
+            {"ids": row.tolist(), "score": score and round(score, 6)}
+            for row, score in zip(found.sequences, scores)
         ]
         rows = [hyps[i : i + k] for i in range(0, len(hyps), k)]
         cases.append({"settings": full, "rows": rows})
