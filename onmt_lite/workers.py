@@ -169,8 +169,8 @@ class Workers:
             where = f"at lines {bucket.lines[0].id + 1} to {bucket.lines[-1].id + 1}"
             progress(-worker.n_lines, -worker.n_tokens)
         self._deaths[number] += bool(is_own)
-        LOG.info("NOTE: a worker %s %s", how, where)
         if self._deaths[number] < MAX_DEATHS:
+            LOG.info("NOTE: a worker %s, %s; another one takes over", how, where)
             if bucket is not None:
                 self._again.append(bucket)
                 self._again.sort(key=lambda bucket: -bucket.number)
@@ -240,10 +240,12 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the pipe of a worker that has ended, once no thread uses it any more."""
-        self._sender.join()
-        self._listener.join()
-        self.pipe.close()
+        """Close the pipe of a worker that has been ended, unless the system cannot end it."""
+        threads = self._sender, self._listener
+        for thread in threads:
+            thread.join(1)
+        if not any(thread.is_alive() for thread in threads):
+            self.pipe.close()
 
 
 class Reader:

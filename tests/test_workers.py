@@ -144,10 +144,10 @@ def test_nothing_to_do(shared):
 @pytest.mark.parametrize(
     ("deeds", "says"),
     [
-        ("SIGKILL", "was killed (SIGKILL), likely out of memory at lines 607 to 609"),
-        ("SIGKILL SIGSEGV", "was killed (SIGSEGV) at lines 607 to 609"),
-        ("exit", "ended with exit code 3 at lines 607 to 609"),
-        ("SIGSTOP", "gave no sign of life for 3 s at lines 607 to 609"),
+        ("SIGKILL", "was killed (SIGKILL), likely out of memory, at lines 607 to 609"),
+        ("SIGKILL SIGSEGV", "was killed (SIGSEGV), at lines 607 to 609"),
+        ("exit", "ended with exit code 3, at lines 607 to 609"),
+        ("SIGSTOP", "gave no sign of life for 3 s, at lines 607 to 609"),
         ("late", "was killed (SIGKILL)"),
     ],
 )
