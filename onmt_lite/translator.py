@@ -192,7 +192,8 @@ class Translator:
         """Translate a file as the command line does: `output` appears when it is complete.
 
         `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
-        Returns what the command line counts: `n_lines`, and in `notes` the lines with each note.
+        Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
+        `untranslated` those that are blank because they could not be translated.
         Raises the command line's errors; then an older `output` is as it was.
         """
         from onmt_lite.job import run_job  # the only way up: the job layer uses this one

@@ -265,6 +265,11 @@ class TestReferences:
         expected = [math.log(0.5) + math.log(0.2), None, 2 * math.log(0.1)]
         assert found == [pytest.approx(e, abs=1e-6) for e in expected]
 
+    def test_what_the_model_rules_out_has_no_probability(self):
+        source = make_source({"": logits(0.5, 0.5, 0), "1": NONE}, logits(1, 0, 0))
+        translator = make_translator([source])
+        assert translator.score(["s0 s0"] * 3, ["b", "a a", "a"]) == [-math.inf] * 3
+
     def test_a_note_says_so(self, tmp_path):
         (tmp_path / "src").write_text("s0 s0\ns1 s1\n", "utf-8")
         (tmp_path / "tgt").write_text("a\na b\n", "utf-8")

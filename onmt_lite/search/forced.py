@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
+from onmt_lite.search.masks import normaliser
 
 
 @torch.inference_mode()
@@ -50,5 +51,6 @@ def score_targets(
 
 def _chosen(logits: Tensor, tokens: Tensor, sums_to_one: bool) -> Tensor:
     """logits (.., V), tokens (..) -> the log-probability of each token (..)."""
-    scores = logits.float().log_softmax(-1) if sums_to_one else logits.float()
-    return scores.gather(-1, tokens[..., None])[..., 0]
+    logits = logits.float()
+    chosen = logits.gather(-1, tokens[..., None])[..., 0]
+    return chosen - normaliser(logits) if sums_to_one else chosen

@@ -158,5 +158,5 @@ class Masks:
 
 
 def normaliser(logits: Tensor) -> Tensor:
-    """(R, V) -> (R,) logsumexp; finite for a row that allows nothing, which then stays at -inf."""
-    return logits.logsumexp(1).clamp(min=torch.finfo(torch.float32).min)
+    """(.., V) -> (..) logsumexp; finite for a row that allows nothing, which then stays at -inf."""
+    return logits.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
