@@ -21,9 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.cli import run_program
+    from onmt_lite.interrupt import ignore_signals
     from onmt_lite.options import PROGRAM, load_options
 
-    return run_program(argv, PROGRAM, load_options, translate)
+    code = run_program(argv, PROGRAM, load_options, translate)
+    ignore_signals()  # the output is complete, or what is wrong has been said
+    return code
 
 
 def translate(options: TranslateOptions) -> None:

@@ -35,6 +35,13 @@ def stop_on_signals() -> None:
             signal.signal(signum, stop)
 
 
+def ignore_signals() -> None:
+    """From now on these signals change nothing: all is done but for the end of the process, in
+    which Python would set the default back."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
     """Within, a first signal is passed to `note`, and a second one ends the process at once."""

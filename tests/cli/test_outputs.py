@@ -3,11 +3,12 @@
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from onmt_lite.files import descriptor_of
+from onmt_lite.files import descriptor_of, is_device
 from tests.support.files import DATA
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
@@ -135,6 +136,35 @@ def test_standard_output_by_name_is_appended_to_as_the_shell_does(shell, src, tm
     done = shell("; echo tail; } > all", "-src", src, "-output", path, first="{ echo head;")
     assert (done.code, (tmp_path / "all").read_bytes()) == (0, b"head\n" + OUT + b"tail\n")
     assert sorted(os.listdir(tmp_path)) == ["all", "link", "src.txt"]
+
+
+def test_what_another_process_has_open_is_written_through(main, src, tmp_path):
+    """A path under /proc is never renamed onto, and what the file holds stays."""
+    (tmp_path / "all").write_bytes(b"earlier\n")
+    with (
+        open(tmp_path / "all", "ab") as out,
+        subprocess.Popen(["sleep", "60"], stdout=out) as other,
+    ):
+        os.symlink(f"/proc/{other.pid}/fd/1", tmp_path / "link")
+        inode = os.stat(tmp_path / "all").st_ino
+        assert main("-src", src, "-output", "link").code == 0
+        assert main("-src", src, "-output", f"/proc/{other.pid}/fd/1").code == 0
+        other.kill()
+    assert (tmp_path / "all").read_bytes() == b"earlier\n" + OUT + OUT
+    assert os.stat(tmp_path / "all").st_ino == inode
+    main("-src", src, "-output", "/dev/none").failed(
+        5, "cannot write /dev/none: No such file or directory"
+    )
+
+
+def test_devices_by_name(tmp_path):
+    os.symlink("/dev/fd/7", tmp_path / "link")
+    os.symlink(tmp_path / "link", tmp_path / "second")
+    for path in ("/dev/null", "/dev/stdout", "/proc/self/fd/1", "/dev/none", "/proc/none"):
+        assert is_device(path)
+    assert is_device(str(tmp_path / "link")) and is_device(str(tmp_path / "second"))
+    for path in ("/dev/shm/out", "/proc/self/cwd/out", str(tmp_path / "out"), "out", "/devout"):
+        assert not is_device(path)
 
 
 def test_other_descriptors_by_name(shell, src, tmp_path):

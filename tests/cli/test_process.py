@@ -4,9 +4,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 
 import pytest
+
+from tests.cli.conftest import ROOT
 
 NO_TORCH = "-print_config"  # ends before torch is loaded
 
@@ -86,6 +89,24 @@ def test_two_signals_at_once(running, tmp_path):
     stopped(None, job, 1)
     assert job.returncode in (143, 129)
     untouched(tmp_path)
+
+
+def test_a_signal_at_the_very_end_changes_nothing(tmp_path, env, table):
+    """The process ends, which takes a moment with torch; its work is done."""
+    program = (
+        "import atexit, os, signal, sys; from onmt_lite.__main__ import main\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, 15)\n"
+        "sys.last = Last()\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.exit(main())"
+    )
+    (tmp_path / "src").write_bytes(b"one\n")
+    words = [sys.executable, "-c", program, "-model", table, "-src", "src", "-output", "out"]
+    env = {**env, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "out").read_bytes() == b"ein\n"
 
 
 def test_lines_are_answered_at_once_and_a_closed_reader_ends_it(process):
