@@ -1,6 +1,7 @@
 """-resume and -report from the command line: stopped jobs go on, by the command that they print."""
 
 import dataclasses
+import gzip
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ import threading
 import pytest
 
 from onmt_lite import job as job_module
+from onmt_lite.cli import say_how_to_go_on
 from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import OPTIONS, TranslateOptions
@@ -194,6 +196,31 @@ def test_a_defect_keeps_what_is_written(main, stop, lines, tmp_path, error, capf
     assert said[2].endswith(" -resume")
     assert main(*argv, "-resume").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
+
+
+@pytest.mark.parametrize("shard", ["1/2", "2/2"])
+def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
+    (tmp_path / "src.gz").write_bytes(gzip.compress(LINES))
+    argv = ["-src", "src.gz", "-shard", shard, "-output_format", "jsonl", "-bucket_lines", 4]
+    assert main(*argv, "-output", "whole").code == 0
+    stop(2, *argv, "-output", "out")
+    done = main(*argv, "-output", "out", "-resume")
+    assert done.code == 0 and "NOTE: going on after line 8" in done.err
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("again", [[], ["-resume"], ["--resume"], ["--resume=true"]])
+def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
+    words = ["-X", "utf8", "-m", "onmt_lite", "-src", "it's a file", "-output", "$HOME/ü", *again]
+    stop = Interrupted(signal.SIGTERM)
+    say_how_to_go_on(stop, words)
+    assert capfd.readouterr().err == ""
+    stop.goes_on = True
+    say_how_to_go_on(stop, words)
+    command = capfd.readouterr().err
+    added = [] if again else ["-resume"]
+    assert shlex.split(command) == [sys.executable, *words, *added]
+    assert command.count("\n") == 1
 
 
 # -- processes ------------------------------------------------------------------------------------
