@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import build_config, finished
+from onmt_lite.checkpoints.building import finished, same_numbers
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.hf_directory import ACTIVATIONS, Directory
 from onmt_lite.checkpoints.weights import Weights
@@ -48,8 +47,7 @@ def read_transformer(
     the weights are those that the directory describes.
     """
     config = directory.config
-    ours, shared, tied = _embeddings(config, weights)
-    ours |= others
+    ours = _embeddings(config, weights) | others
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
     layers, d_ff = {}, {}
@@ -69,30 +67,21 @@ def read_transformer(
         encoder_ffn_dim=d_ff["encoder"],
         decoder_ffn_dim=d_ff["decoder"],
     )
-    cfg = build_config(
+    return finished(
+        ours,
+        weights,
         config.path,
-        src_vocab_size=src_size,
-        tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
-        d_model=d_model,
         heads=config.number("encoder_attention_heads"),
         dec_heads=config.number("decoder_attention_heads"),
-        d_ff=d_ff["encoder"],
-        dec_d_ff=d_ff["decoder"],
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
         activation=config.choice("activation_function", ACTIVATIONS),
         scale_embedding=config.flag("scale_embedding", None),
-        output_bias="output.bias" in ours,
-        share_embeddings=shared,
-        tie_output=tied,
         norm_eps=1e-5,
         **variant,
     )
-    return finished(cfg, ours, weights)
 
 
-def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor], bool, bool]:
-    """The tables under our names; whether source and target share one, and the output layer too.
+def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
+    """The tables under our names.
 
     A file may repeat a shared table under each of its names, or keep any one of them.  Where
     nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
@@ -114,10 +103,9 @@ def _embeddings(config: Description, weights: Weights) -> tuple[dict[str, Tensor
     weights.drop("|".join(map(literal, (SHARED, SOURCE, TARGET, HEAD))))
     ours = {name: tables[theirs] for name, theirs in found.items()}
     src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
-    same = src.shape == tgt.shape and torch.equal(src, tgt)
-    if one_table and not same:
+    if one_table and not same_numbers(src, tgt):
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
-    return ours, shared and same, tied
+    return ours
 
 
 def literal(name: str) -> str:

@@ -82,8 +82,13 @@ def build_transformer(
     return build(lambda: Transformer(cfg), weights, path)
 
 
-def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> Transformer:
-    """Build a Transformer.  Raises CheckpointError where weights of the file are left in `rest`."""
+def finished(ours: dict[str, Tensor], rest: Weights, path: Path, **switches: Any) -> Transformer:
+    """Build a Transformer of weights under our names, which tell the sizes, and of switches.
+
+    path: the file that describes the model.  CheckpointError where the switches contradict each
+    other or the weights, and where weights of the file are left in `rest`.
+    """
+    cfg = build_config(path, **{**_sizes(ours), **switches})
     if rest.tensors:
         name = min(rest.tensors)
         raise CheckpointError(
@@ -91,6 +96,24 @@ def finished(cfg: TransformerConfig, ours: dict[str, Tensor], rest: Weights) -> 
             f"first {name[:100]!r}"
         )
     return build_transformer(cfg, ours, rest.path)
+
+
+def _sizes(ours: dict[str, Tensor]) -> dict[str, Any]:
+    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
+    sizes: dict[str, Any] = {}
+    for side, prefix in (("encoder", ""), ("decoder", "dec_")):
+        n_layers = len({name.split(".")[1] for name in ours if name.startswith(f"{side}.")})
+        sizes[f"{side[:3]}_layers"] = n_layers
+        if f"{side}.0.ffn.up.weight" in ours:
+            sizes[f"{prefix}d_ff"] = len(ours[f"{side}.0.ffn.up.weight"])
+    return sizes | dict(
+        src_vocab_size=len(src),
+        tgt_vocab_size=len(tgt),
+        d_model=tgt.size(1),
+        output_bias="output.bias" in ours,
+        share_embeddings=same_numbers(src, tgt),
+        tie_output=same_numbers(tgt, ours["output.weight"]),
+    )
 
 
 NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import add_zero_start, build_config, finished, same_numbers
+from onmt_lite.checkpoints.building import add_zero_start, finished, same_numbers
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -63,7 +63,7 @@ def build_model(
     _check_kind(weights, sides["decoder"])
     src, tgt = (_side(side, weights, said) for side, said in sides.items())
     layers = {"encoder": src.pop("layers"), "decoder": tgt.pop("layers")}
-    own = dict(dec_heads=tgt.pop("heads"), dec_d_ff=tgt.pop("d_ff"))
+    dec_heads = tgt.pop("heads")
     for name in (name for name in tgt if src[name] != tgt[name]):
         raise CheckpointError(f"{path}: encoder and decoder differ in {name}, which is not read")
     ours, more = _inputs_and_output(weights, sides)
@@ -77,21 +77,18 @@ def build_model(
     if zero_start:
         add_zero_start(ours)
     layer = sides["decoder"].number("alignment_layer", -1)
-    cfg = build_config(
+    model = finished(
+        ours,
+        weights,
         path,
         **src,
-        **own,
         **more,
-        src_vocab_size=len(ours["src_embedding.token.weight"]),
-        tgt_vocab_size=len(ours["tgt_embedding.token.weight"]),
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
-        output_bias="output.bias" in ours,
+        dec_heads=dec_heads,
         norm_eps=config.real("layer_norm_epsilon", 1e-5 if src["norm"] == "layer" else 1e-6),
         align_layer=layer + 1 if layer >= 0 else layers["decoder"] + layer + 1,
         align_heads=sides["decoder"].number("alignment_heads", 1),
     )
-    return finished(cfg, ours, weights), zero_start
+    return model, zero_start
 
 
 def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description]:
@@ -150,7 +147,6 @@ def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
         d_model=d_model,
         heads=heads,
         kv_heads=0 if kv_heads == heads else kv_heads,
-        d_ff=weights.shape(f"{first}.ffn.linear_0.weight")[0],
         layers=weights.count(side + r"\.layer_(\d+)\."),
         pre_norm=said.flag("pre_norm", True),
         final_norm=f"{side}.layer_norm.weight" in weights,
@@ -225,9 +221,8 @@ def _inputs_and_output(
     ours = weights.renamed("decoder", "", {"output": ("projection",)})
     root = tables["encoder"].size(1) ** 0.5
     scaled = all(math.isclose(factor, root, rel_tol=1e-6) for factor in factors.values())
-    tied = same_numbers(ours["output.weight"], tables["decoder"])
     if not scaled and any(factor != 1 for factor in factors.values()):
-        tables, tied = {side: table * factors[side] for side, table in tables.items()}, False
+        tables = {side: table * factors[side] for side, table in tables.items()}
     ours["src_embedding.token.weight"] = tables["encoder"]
     ours["tgt_embedding.token.weight"] = tables["decoder"]
     positions = {}
@@ -240,13 +235,8 @@ def _inputs_and_output(
             positions[short] = weights.take(f"{side}.position_encodings.weight")
     n = min(map(len, positions.values()), default=MAX_POSITIONS)
     ours |= {f"{short}_embedding.position": table[:n] for short, table in positions.items()}
-    tied &= _scale_outputs(ours, sides["decoder"])
-    return ours, dict(
-        share_embeddings=same_numbers(tables["encoder"], tables["decoder"]),
-        tie_output=tied,
-        scale_embedding=scaled,
-        max_positions=n,
-    )
+    _scale_outputs(ours, sides["decoder"])
+    return ours, dict(scale_embedding=scaled, max_positions=n)
 
 
 def _scale(said: Description, d_model: int) -> float:
@@ -259,16 +249,14 @@ def _scale(said: Description, d_model: int) -> float:
     return 1.0 if scale == 0 else d_model**0.5
 
 
-def _scale_outputs(ours: dict[str, Tensor], said: Description) -> bool:
-    """What scales the decoder's states goes into their last norm, or else into the output layer.
-    Whether that is as it was."""
+def _scale_outputs(ours: dict[str, Tensor], said: Description) -> None:
+    """What scales the decoder's states goes into their last norm, or else into the output layer."""
     factor = said.real("scale_outputs", 1.0)
     normed = "dec_norm.weight" in ours
     if factor != 1:
         for name in ("dec_norm.weight", "dec_norm.bias") if normed else ("output.weight",):
             if name in ours:
                 ours[name] = ours[name] * factor
-    return normed or factor == 1
 
 
 def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> None:

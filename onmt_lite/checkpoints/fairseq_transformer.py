@@ -3,11 +3,10 @@
 import re
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.building import MAX_POSITIONS, build_config, finished
+from onmt_lite.checkpoints.building import MAX_POSITIONS, finished
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -45,8 +44,6 @@ def build_model(weights: Weights, options: Description) -> Transformer:
     ours, positions = _positions(weights, options, d_model)
     switches = _switches(weights, options)
     ours |= _embeddings(weights)
-    shared = torch.equal(ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"])
-    tied = torch.equal(ours["output.weight"], ours["tgt_embedding.token.weight"])
     if switches["embedding_norm"]:
         ours |= weights.renamed("encoder", "src_embedding", {"norm": ("layernorm_embedding",)})
         ours |= weights.renamed("decoder", "tgt_embedding", {"norm": ("layernorm_embedding",)})
@@ -56,19 +53,7 @@ def build_model(weights: Weights, options: Description) -> Transformer:
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         for i in range(switches[f"{side[:3]}_layers"]):
             ours |= weights.renamed(f"{side}.layers.{i}", f"{side}.{i}", parts)
-    cfg = build_config(
-        options.path,
-        src_vocab_size=ours["src_embedding.token.weight"].size(0),
-        tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
-        d_model=d_model,
-        share_embeddings=shared,
-        tie_output=tied,
-        output_bias=False,
-        norm_eps=1e-5,
-        **switches,
-        **positions,
-    )
-    return finished(cfg, ours, weights)
+    return finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
 
 
 def _check_kind(weights: Weights, options: Description) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import npz
 from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.building import add_zero_start, build_config, finished, same_numbers
+from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
@@ -295,20 +295,13 @@ def _build(options: Description, weights: Weights) -> Transformer:
         if embedding_norm:
             table = {"encoder": "src", "decoder": "tgt"}[side]
             ours |= weights.renamed(f"{side}.emb", "", {f"{table}_embedding.norm": ("",)})
-    shared, tied = (
-        same_numbers(ours["tgt_embedding.token.weight"], ours[name])
-        for name in ("src_embedding.token.weight", "output.weight")
-    )
     add_zero_start(ours)
     layer = str(options.get("transformer-guided-alignment-layer"))  # from 1, or "last"
-    cfg = build_config(
+    return finished(
+        ours,
+        weights,
         weights.path,
-        src_vocab_size=len(ours["src_embedding.token.weight"]),
-        tgt_vocab_size=len(ours["tgt_embedding.token.weight"]),
-        d_model=ours["tgt_embedding.token.weight"].size(1),
         heads=options.number("transformer-heads"),
-        d_ff=len(ours["encoder.0.ffn.up.weight"]),
-        dec_d_ff=len(ours["decoder.0.ffn.up.weight"]),
         enc_layers=layers["encoder"],
         dec_layers=layers["decoder"],
         pre_norm=pre_norm,
@@ -317,12 +310,9 @@ def _build(options: Description, weights: Weights) -> Transformer:
         positions="learned" if learned else "concat",
         max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
         activation=options.choice("transformer-ffn-activation", ACTIVATIONS),
-        share_embeddings=shared,
-        tie_output=tied,
         norm_eps=1e-5,
         align_layer=int(layer) if layer.isdecimal() else 0,
     )
-    return finished(cfg, ours, weights)
 
 
 def _tables(weights: Weights) -> dict[str, Tensor]:

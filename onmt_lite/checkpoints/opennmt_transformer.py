@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import build_config, finished
+from onmt_lite.checkpoints.building import finished
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
@@ -27,7 +27,6 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
     switches = _switches(weights, opt)
     encoder_parts, decoder_parts = layer_parts(switches)
     ours, positions = _positions(weights, opt)
-    shared, tied = weights.same(SRC, TGT), weights.same("generator.weight", TGT)
     ours["src_embedding.token.weight"] = weights.take(SRC)
     ours["tgt_embedding.token.weight"] = weights.take(TGT)
     ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
@@ -43,16 +42,7 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
         ours |= weights.renamed(f"{ENC}.{i}", f"encoder.{i}", encoder_parts)
     for i in range(switches["dec_layers"]):
         ours |= weights.renamed(f"{DEC}.{i}", f"decoder.{i}", decoder_parts)
-    cfg = build_config(
-        opt.path,
-        src_vocab_size=ours["src_embedding.token.weight"].size(0),
-        tgt_vocab_size=ours["tgt_embedding.token.weight"].size(0),
-        share_embeddings=shared,
-        tie_output=tied,
-        **switches,
-        **positions,
-    )
-    return finished(cfg, ours, weights)
+    return finished(ours, weights, opt.path, **switches, **positions)
 
 
 def _switches(weights: Weights, opt: Description) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import build_config, finished
+from onmt_lite.checkpoints.building import finished
 from onmt_lite.checkpoints.hf_directory import (
     ACTIVATIONS,
     Directory,
@@ -87,7 +87,7 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     if not any(name.startswith("decoder.block.") for name in weights.tensors):
         raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
-    ours, tied, factor = _tables(directory, weights)
+    ours, factor = _tables(directory, weights)
     vocab_size, d_model = ours["tgt_embedding.token.weight"].shape
     heads, width = config.number("num_heads"), config.number("d_kv", 64)
     activation, gated = _activation(directory)
@@ -106,36 +106,29 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         num_layers=layers["encoder"],
         num_decoder_layers=layers["decoder"],
     )
-    cfg = build_config(
+    return finished(
+        ours,
+        weights,
         config.path,
-        src_vocab_size=vocab_size,
-        tgt_vocab_size=vocab_size,
-        d_model=d_model,
         heads=heads,
         head_width=0 if heads * width == d_model else width,
-        d_ff=ours["encoder.0.ffn.up.weight"].size(0),
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
         positions="none",
         max_positions=MAX_POSITIONS,
         activation=activation,
         gated_ffn=gated,
         attn_bias=False,
         ffn_bias=False,
-        output_bias=False,
         scale_embedding=False,
-        tie_output=tied,
         norm="rms",
         norm_eps=config.real("layer_norm_epsilon", 1e-6),
         relative="buckets",
         relative_buckets=config.number("relative_attention_num_buckets", 32),
         relative_limit=config.number("relative_attention_max_distance", 128),
     )
-    return finished(cfg, ours, weights)
 
 
-def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], bool, float]:
-    """The tables under our names, whether the head is one of them, and the factor of the logits.
+def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
+    """The tables under our names, and the factor of the logits.
 
     The file decides: transformers 5 writes "tied" for models with a head of their own.
     """
@@ -155,7 +148,7 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     scales = config.get("scale_decoder_outputs")
     if scales is None:
         scales = directory.family == "t5" and config.flag("tie_word_embeddings", True)
-    return ours, not own_head, table.size(1) ** -0.5 if scales else 1.0
+    return ours, table.size(1) ** -0.5 if scales else 1.0
 
 
 def _activation(directory: Directory) -> tuple[str, bool]:
