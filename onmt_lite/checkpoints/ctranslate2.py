@@ -39,10 +39,11 @@ def recognises(path: Path) -> bool:
 
 
 def _folder(path: Path) -> Path | None:
-    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate, or
-    that of the file itself."""
-    folders = (path.parent,) if path.name == MODEL else (path, path / "model")
-    return next((folder for folder in folders if (folder / MODEL).is_file()), None)
+    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate; or
+    that of the file itself, where vocabularies are beside it."""
+    if path.name == MODEL and path.is_file():
+        return path.parent if any(path.parent.glob("*_vocabulary.*")) else None
+    return next((folder for folder in (path, path / "model") if (folder / MODEL).is_file()), None)
 
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
