@@ -136,7 +136,9 @@ class TestSameAsTranslatePy:
         (here / "in").mkdir()
         for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
             data = b"".join(line + b"\n" for line in every[a:b])
-            (here / "in" / f"{i}.txt").write_bytes(data.removesuffix(b"\n") if i == 0 else data)
+            (here / "in" / f"{i}\udcff.txt").write_bytes(
+                data.removesuffix(b"\n") if i == 0 else data
+            )
         (here / "all").write_bytes(b"\n".join(every) + b"\n")
         options = ["-beam_size", "2", "-n_best", "2"]
         job = start("-src", "in", "-output", "out", "-bucket_lines", "10", *options)
@@ -214,6 +216,19 @@ class TestSameAsTranslatePy:
         (here / "a.txt").write_bytes(b"")
         code, err = start("-src", "a.txt", "-output", "out", "-model", TOY).end()
         assert (code, parts(here / "out"), joined(here / "out")) == (0, ["part-000000.txt"], b"")
+        pq.write_table(pa.table({"n": pa.array([], pa.int8()), "text": [""][:0]}), "a.parquet")
+        code, err = start("-src", "a.parquet", "-output", "out2", "-model", TOY).end()
+        assert (code, parts(here / "out2")) == (0, ["part-000000.parquet"]), err
+        found = pq.read_table(here / "out2" / "part-000000.parquet")
+        assert found.column_names == ["n", "text", "translation", "score", "notes"]
+        assert found.schema.field("n").type == pa.int8() and len(found) == 0
+
+    def test_what_the_model_makes_of_options_is_said_once(self, here, start):
+        (here / "a.txt").write_bytes(b"katze\nkatze\n")
+        given = ["-bucket_lines", "1", "-model", TOY, "-precision", "bf16", "-beta", "1"]
+        code, err = start("-src", "a.txt", "-output", "out", *given).end()
+        assert code == 0 and err.count("NOTE: precision: without effect") == 1
+        assert err.count("NOTE: beta: without effect") == 1 and "(command line)" in err
 
 
 SLOW = ["-beam_size", "8", "-bucket_lines", "40", "-actors", "2"]
@@ -291,6 +306,16 @@ class TestDeaths:
         assert len(said) == 1 and "lines 41 to 80" in said[0] and "Traceback" not in err
         code, err = start("-src", "a.txt", "-output", "out", *SLOW, "-resume").end()
         assert (code, joined(here / "out")) == (0, wanted), err
+
+
+def test_no_cluster_there(here):
+    (here / "a.txt").write_bytes(b"katze\n")
+    job = Job("-src", "a.txt", "-output", "out", cwd=here, address="127.0.0.1:1")
+    code, err = job.end()
+    assert (
+        code == 2 and err.count("\n") == 1 and "cannot reach the Ray cluster at 127.0.0.1:1" in err
+    )
+    assert not (here / "out").exists()
 
 
 class TestResume:

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.buckets import Bucket, Done
@@ -49,38 +49,42 @@ class TranslateBucket:
     def __init__(self, task: Task):
         self.task = task
         self.translator: Translator | None = None
+        self.notes: list[str] = []
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """`batch` has one range: see `onmt_lite.ray.inputs.Range`.
 
-        Gives one row: bucket, lines, tokens and, where the job is to end, `code` and `error`, since
-        Ray wraps what is raised; never a text.
+        Gives one row, without a text: bucket, lines, tokens, `log` (lines of it) and, where the job
+        is to end, `code` and `error`, since Ray wraps what is raised.
         """
-        bucket = Range(**{name: values.tolist()[0] for name, values in batch.items()})
+        bucket = unpacked({name: values.tolist()[0] for name, values in batch.items()})
         row: dict[str, Any] = {"bucket": bucket.number, "lines": bucket.n_lines, "tokens": 0}
-        row |= {"code": 0, "error": ""}
+        row |= {"log": "", "code": 0, "error": ""}
         try:
-            row["tokens"] = self.translate(bucket)
+            done = self.translate(bucket)
+            row |= {"tokens": done.summary.n_words, "log": "\n".join([*self.notes, *done.log])}
         except OnmtLiteError as error:
-            row |= {"code": error.exit_code, "error": str(error)}
+            row |= {"code": error.exit_code, "error": printable(str(error))}
         return {name: [value] for name, value in row.items()}
 
-    def translate(self, bucket: Range) -> int:
-        """Write the part of a bucket; the number of tokens of its translations."""
+    def translate(self, bucket: Range) -> Done:
+        """Write the part of a bucket."""
         task = self.task
         if not begin_attempt(task.folder, bucket.number):
             raise died(bucket)
-        self.translator = self.translator or load(task)
+        if self.translator is None:
+            self.translator, self.notes = load(task)
         table, lines = read(bucket, task)
         done = translate_lines(self.translator, task.options, lines, bucket.number)
         data = done.data
         if task.folder.kind == "parquet":
             from onmt_lite.ray import tables
 
-            table = table or tables.of_lines(lines, task.text_field)
+            if table is None:
+                table = tables.of_lines(lines, task.text_field)
             data = tables.to_bytes(tables.with_translations(table, data))
         finish_part(task.folder, bucket.number, data, done.summary.notes)
-        return done.summary.n_words
+        return done
 
 
 class TranslateRows:
@@ -110,9 +114,25 @@ def where_we_are() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
 
 
-def load(task: Task) -> "Translator":
-    """CheckpointError where this machine has other files or versions than the one that began."""
+def packed(bucket: Range) -> dict[str, Any]:
+    """As a row, whatever the bytes of the path."""
+    return {**asdict(bucket), "path": os.fsencode(bucket.path)}
+
+
+def unpacked(row: dict[str, Any]) -> Range:
+    return Range(**{**row, "path": os.fsdecode(row["path"])})
+
+
+def printable(text: str) -> str:
+    """Without the lone surrogates of a path, which Arrow refuses."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def load(task: Task) -> "tuple[Translator, list[str]]":
+    """The Translator, and lines for the log.  CheckpointError where this machine has other files or
+    versions than the one that began."""
     prepare_environment()
+    from onmt_lite.rules import model_notes
     from onmt_lite.translator import Translator
 
     if found := differences(task.job, fingerprint(task.options)):
@@ -120,7 +140,9 @@ def load(task: Task) -> "Translator":
             f"{socket.gethostname()} is not like the machine of the job ({'; '.join(found)}); "
             "install and copy the same there"
         )
-    return Translator.load(task.options)
+    translator = Translator.load(task.options)
+    notes = model_notes(task.options, translator.checkpoint, translator.device)
+    return translator, [f"NOTE: {note}" for note in notes]
 
 
 def read(bucket: Range, task: Task) -> "tuple[pyarrow.Table | None, list[Line]]":

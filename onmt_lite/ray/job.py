@@ -5,10 +5,11 @@ import logging
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from onmt_lite.buckets import BUCKET_LINES
@@ -27,7 +28,7 @@ from onmt_lite.interrupt import Interrupted, stop_on_signals
 from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.ray import folder as folders
-from onmt_lite.ray.actors import Task, TranslateBucket, where_we_are
+from onmt_lite.ray.actors import Task, TranslateBucket, packed, where_we_are
 from onmt_lite.ray.folder import Folder
 from onmt_lite.ray.inputs import (
     Input,
@@ -191,7 +192,7 @@ def make_parts(
     folders.make_ready(task.folder)
     with silent_stdout(), running(ray, cluster) as own:
         n_actors = choose_actors(ray, cluster, len(todo), own)
-        rows = ray.data.from_items([asdict(each) for each in todo], override_num_blocks=len(todo))
+        rows = ray.data.from_items([*map(packed, todo)], override_num_blocks=len(todo))
         done = rows.map_batches(
             TranslateBucket,
             batch_size=1,
@@ -201,14 +202,19 @@ def make_parts(
             fn_constructor_kwargs={"task": task},
             **where_we_are(),
         )
+        said: set[str] = set()
         try:
             for row in as_they_come(done):
                 if row is None:
                     meter.add(0, 0)
-                elif row["error"]:
+                    continue
+                if row["error"]:
                     raise error_of(row["code"], row["error"])
-                else:
-                    meter.add(row["lines"], row["tokens"])
+                for line in dict.fromkeys(row["log"].split("\n")):
+                    if line and line not in said:  # each actor has the same to say
+                        LOG.info("%s", line)
+                        said.add(line)
+                meter.add(row["lines"], row["tokens"])
         except ray.exceptions.RayTaskError:
             raise  # a defect of ours
         except ray.exceptions.RayError as error:
@@ -227,9 +233,11 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         n_cpus = max(os.cpu_count() or 1, (cluster.actors or 1) * cluster.cpus_per_actor)
         more = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
     try:
+        if address:
+            knock(address)
         with silent_stderr():
             ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
         raise OptionError(f"address: cannot reach {where} ({reason}); see ray status") from None
@@ -241,6 +249,13 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         yield not address
     finally:
         ray.shutdown()
+
+
+def knock(address: str) -> None:
+    """OSError where nobody listens at HOST:PORT; Ray would try for an hour."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @contextlib.contextmanager

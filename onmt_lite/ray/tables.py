@@ -40,7 +40,8 @@ def check_columns(columns: pyarrow.Schema, text_field: str, name: str) -> None:
 def _is_text(kind: pyarrow.DataType) -> bool:
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
+    types = pyarrow.types
+    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
     return any(test(kind) for test in tests)
 
 
