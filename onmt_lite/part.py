@@ -42,6 +42,8 @@ class Part:
         self.path, self.target, self.name = path, os.path.realpath(path), str(part_of(path))
         self.fd: int | None = None
         self.n_buckets = self.n_bytes = self.crc = self.journal_end = 0
+        if not os.path.basename(path):
+            raise FileError(f"cannot write {path}: it names a directory")
         with refused(path):
             self.replaced = os.stat(self.target) if os.path.exists(self.target) else None
             self.mode = 0o666 if self.replaced is None else 0o600  # for the eyes of its owner

@@ -180,6 +180,7 @@ class TestNative:
             dict(dec_layers=10**9),
             dict(d_ff=10**9),
             dict(unknown=1),
+            dict(norm_eps=float("nan")),
         ],
         ids=str,
     )

@@ -1,6 +1,7 @@
 """What decides a Transformer: one set of switches for all toolkits."""
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Literal
@@ -64,7 +65,8 @@ class TransformerConfig:
             choices = typing.get_args(hints[name])
             fits = value in choices if choices else type(value) is hints[name]
             least = 0 if name in MAY_BE_ZERO else 1
-            if not fits or (type(value) is int and value < least):
+            small = type(value) is int and value < least
+            if not fits or small or (type(value) is float and not math.isfinite(value)):
                 raise ValueError(f"config: {name} cannot be {value!r}")
         if self.share_embeddings and self.src_vocab_size != self.tgt_vocab_size:
             raise ValueError("config: vocabularies of different size cannot share a table")

@@ -275,6 +275,8 @@ def test_outputs_that_cannot_be_written(main, src, tmp_path):
     for output, reason in [
         ("no/such/out", "No such file or directory"),
         ("folder", "it is a directory"),
+        ("folder/", "it is a directory"),
+        ("none/", "it names a directory"),
         ("src.txt/out", "Not a directory"),
         ("x" * 300, "File name too long"),
     ]:
