@@ -35,7 +35,7 @@ Record = dict[str, Any]
 class Journal:
     """The journal at a path, locked until `close`.
 
-    new   there was none
+    new   there was none before, and there is one now
     job   what the job line says; None where there is none
     """
 
@@ -94,6 +94,7 @@ class Journal:
 
     def remove(self) -> None:
         os.unlink(self.path)
+        self.new = False
 
     def close(self) -> None:
         os.close(self.fd)

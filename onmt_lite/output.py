@@ -128,11 +128,9 @@ class Output:
 
     def leave(self, error: BaseException) -> None:
         """After an error: keep what another run can go on from, or remove what this one wrote."""
-        for part in [] if self.complete else self.parts:
-            with contextlib.suppress(OSError):  # the error that led here counts
-                if not self.begun and part.journal.new:
-                    part.journal.remove()
-                elif self.begun and not self.keeps(error):
+        if self.begun and not self.complete and not self.keeps(error):
+            for part in self.parts:
+                with contextlib.suppress(OSError):  # the error that led here counts
                     part.remove()
 
     def _find(self) -> None:

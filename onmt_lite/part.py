@@ -174,9 +174,14 @@ class Part:
         self.journal.remove()
 
     def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-        self.journal.close()
+        """Let other jobs write the file.  Raises OSError."""
+        try:
+            if self.fd is not None:
+                os.close(self.fd)
+            elif self.journal.new:  # the job has ended before it wrote
+                self.journal.remove()
+        finally:
+            self.journal.close()
 
     def _count(self, data: bytes) -> None:
         self.n_buckets += 1

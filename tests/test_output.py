@@ -68,6 +68,10 @@ def found(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def found_names(folder):
+    return sorted(os.listdir(folder))
+
+
 def fresh(tmp_path, name="work"):
     folder = tmp_path / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -479,6 +483,8 @@ def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
             if stat.S_ISREG(after.st_mode):
                 assert (folder / name).read_bytes() == b"theirs\n"
         assert (folder / "out").read_bytes() == OLDER
+        if n_before is None:
+            assert set(found_names(folder)) <= {"out", name, "precious"}
         if make is foreign_link:
             assert (folder / "precious").read_bytes() == b"precious\n"
 
