@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a translation with these words, those of the command line by default."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are loaded
+    early: list[int] = []  # signals while modules are loaded, which must not break into that
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: early.append(number))
     prepare_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.cli import run_program
     from onmt_lite.interrupt import ignore_signals
     from onmt_lite.options import PROGRAM, load_options
 
-    code = run_program(argv, PROGRAM, load_options, translate)
+    code = run_program(argv, PROGRAM, load_options, lambda options: translate(options, early))
     ignore_signals()  # the output is complete, or what is wrong has been said
     return code
 
 
-def translate(options: TranslateOptions) -> None:
+def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
+    """Do what the options ask for; stop at once where a signal arrived `early`."""
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
     if options.information.print_model:
         from onmt_lite.cli import print_out
@@ -41,6 +44,8 @@ def translate(options: TranslateOptions) -> None:
     from onmt_lite.interrupt import Interrupted
 
     try:
+        if early:
+            raise Interrupted(early[0])
         if is_typed(options.data.src) and not options.jobs.quiet:
             print("loading the model ...", file=CONSOLE)
         from onmt_lite.job import run_job

@@ -13,6 +13,7 @@ import threading
 
 import pytest
 
+from onmt_lite import __main__ as program
 from onmt_lite import job as job_module
 from onmt_lite.cli import say_how_to_go_on
 from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
@@ -273,12 +274,18 @@ def test_a_stop_while_modules_are_loaded(main, lines, tmp_path, monkeypatch):
     def stops(options):
         raise Interrupted(signal.SIGINT)
 
+    def is_stopped():
+        done = main("-src", "src", "-output", "out")
+        said, command = done.err.splitlines()
+        state = "before the first line; out was not written; go on with:"
+        assert (done.code, said) == (130, f"onmt_lite: stopped by SIGINT {state}")
+        assert command.endswith("-resume") and names(tmp_path) == ["src"]
+
+    with monkeypatch.context() as patch:  # before the options are read
+        patch.setattr(program, "prepare_environment", lambda: os.kill(os.getpid(), signal.SIGINT))
+        is_stopped()
     monkeypatch.setattr(job_module, "run_job", stops)
-    done = main("-src", "src", "-output", "out")
-    said, command = done.err.splitlines()
-    state = "before the first line; out was not written; go on with:"
-    assert (done.code, said) == (130, f"onmt_lite: stopped by SIGINT {state}")
-    assert command.endswith("-resume") and names(tmp_path) == ["src"]
+    is_stopped()
     done = main(stdin=LINES)
     state = "before the first line; nothing was written"
     assert done.err == f"onmt_lite: stopped by SIGINT {state}\n"
