@@ -55,6 +55,8 @@ class Journal:
             first, _ = next(self._records(), ({}, 0))
             self.job: Record | None = first.get("job")
         except BaseException:
+            if self.new:
+                self.remove()
             self.close()
             raise
 

@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[2]
 SLOW = """
 import sys, time
 from onmt_lite import __main__, translator
-translator.load_checkpoints = lambda *args: time.sleep(300)
+def load(*args):
+    open("loading", "w").close()
+    time.sleep(300)
+translator.load_checkpoints = load
 sys.exit(__main__.main())
 """
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
@@ -277,7 +280,7 @@ class TestStopped:
         words = [sys.executable, "slow.py", "-src", str(src), "-output", "out"]
         env = {**env, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as job:
-            until(lambda: job.poll() is not None or (tmp_path / "out.part.journal").exists())
+            until(lambda: job.poll() is not None or (tmp_path / "loading").exists())
             job.send_signal(signal.SIGINT)
             _, err = job.communicate(timeout=200)
         assert job.returncode == 130
@@ -285,7 +288,7 @@ class TestStopped:
         state = "before the first line; out is as it was before; go on with:"
         assert said == f"onmt_lite: stopped by SIGINT {state}"
         assert command == shlex.join([sys.executable, *words[1:], "-resume"])
-        assert sorted(os.listdir(tmp_path)) == ["out", "slow.py", "src.txt"]
+        assert sorted(os.listdir(tmp_path)) == ["loading", "out", "slow.py", "src.txt"]
 
     def test_a_bar_ends_with_its_line(self, process, terminal, until):
         screen = terminal()
