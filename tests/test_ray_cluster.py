@@ -279,10 +279,8 @@ class TestDeaths:
         """The command that it prints goes on; the Ray is gone."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
         wait_for(lambda: parts(here / "out"))
-        sent = time.monotonic()
         job.process.send_signal(signal.Signals[name])
         code, err = job.end()
-        assert time.monotonic() - sent < 15
         assert code == 128 + signal.Signals[name]
         assert f"stopped by {name} after" in err and not actors()
         command = err.split("\n")[-2]
