@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.environment import check_memory, prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
+    check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
     if options.information.print_model:
         from onmt_lite.cli import print_out

@@ -6,11 +6,15 @@ This file, `__init__.py` and the programs can be read by Python 3.8 too.
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import sys
 import warnings
 from importlib.util import find_spec
 
+from onmt_lite.errors import MemoryExhausted
+
+LEAST_MEMORY = 700 << 20  # bytes of addresses that torch and a small model take
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 
@@ -34,6 +38,17 @@ def prepare_environment(*modules: str) -> None:
         # Matrix products whose results depend neither on the number of threads nor on the number
         # of rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time)
         os.environ.setdefault("MKL_CBWR", "AVX512,STRICT")
+
+
+def check_memory() -> None:
+    """Raise MemoryExhausted where `ulimit -v` has no room for torch, whose loading would then end
+    the process."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_MEMORY:
+        raise MemoryExhausted(
+            f"out of memory: a process may take {limit >> 20} MiB (ulimit -v), and torch alone "
+            f"takes {LEAST_MEMORY >> 20}; raise the limit"
+        )
 
 
 def _is_intel_with_avx512() -> bool:

@@ -228,3 +228,13 @@ def test_few_open_files(shell, src):
     done = shell("", "-src", src, "-output", "out", first="ulimit -n 32; exec")
     assert done.code == 0
     assert (src.parent / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()
+
+
+def test_a_limit_of_memory_that_torch_does_not_fit_into(shell, src):
+    done = shell("", "-src", src, "-output", "out", first="ulimit -v 400000; exec")
+    assert (done.code, names(src.parent)) == (6, ["src.txt"])
+    assert re.fullmatch(r"onmt_lite: error: out of memory: .* 390 MiB \(ulimit -v\).*\n", done.err)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())

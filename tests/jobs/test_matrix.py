@@ -314,7 +314,11 @@ MATRIX = {
         "cli/test_process.py::test_a_closed_stderr_does_not_matter",
     ),
     84: ("no terminal", "cli/test_terminal.py::test_lines_from_time_to_time"),
-    85: ("few open files", "cli/test_process.py::test_few_open_files"),
+    85: (
+        "few open files, little memory",
+        "cli/test_process.py::test_few_open_files",
+        "cli/test_process.py::test_a_limit_of_memory_that_torch_does_not_fit_into",
+    ),
     # F: the same again
     86: (
         "the same job again, and with kills",
