@@ -58,7 +58,7 @@ Papadopoulos Krzyżanowska Schneidereit""".split()
 HOSTS = """beispiel.de web-laden.net firma.com uni-jena.de mueller-gmbh.de posteo.de gmx.at
 example.org baeckerei-lang.de stadt-ulm.de""".split()
 PEOPLE = "anna peter julia k.meier info kontakt service lukas_89 m-huber buero".split()
-ODD = "🙂 ❤ 5€ • → %s {count} <b>dort</b> &amp; 中文 Москва ©".split()
+ODD = "🙂 ❤ 5€ • → %s {count} <br> &lt; 中文 Москва ©".split()
 
 
 def _digits(rng: Random, n: int) -> str:
