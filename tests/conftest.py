@@ -1,10 +1,13 @@
 """What several test files need, made once."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
+from onmt_lite.interrupt import SIGNALS
 from onmt_lite.options import JobOptions
 from onmt_lite.progress import logging_to
 from tests.support import tiny
@@ -20,6 +23,16 @@ def closed_logs():
     """Log files that a test opens are closed when it ends."""
     with logging_to(JobOptions(quiet=True)):
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """A program that a test runs in this process leaves signals ignored, as at its end: jobs that
+    are started later would inherit that."""
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="session")
