@@ -461,9 +461,10 @@ def transformers(task: Task) -> list[Finished]:
 
 
 def transformers_counts(task: Task, row: Row, chosen: Counter[int]) -> list[float]:
-    """Log-probabilities after diversity, repetition and the bans; 2.11 repels logits."""
+    """Log-probabilities after diversity, repetition and the bans; 2.11 and, for one beam, the
+    greedy loop of later versions repel logits."""
     o = task.options
-    if task.name == "transformers-2":
+    if task.name == "transformers-2" or task.k == 1:
         logits = repelled(task.source.logits(row.tokens), row.tokens, o.repetition_penalty)
         counts = task.log_softmax(row, logits)
     else:
