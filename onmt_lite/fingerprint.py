@@ -95,13 +95,18 @@ def torch_version() -> str:
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """The files whose contents matter: what to call each, and its path."""
-    values = {**vars(options.data), **vars(options.text)}
-    yield from ((name, values[name]) for name in FILES if values[name])
+    yield from named_files(options)
     paths = [find_model(path) for path in model_paths(options.model.model)]
     for i, path in enumerate(paths):
         number = f" {i + 1}" if len(paths) > 1 else ""
         for file in model_files(path):
             yield f"{file.name} of model{number}", str(file)
+
+
+def named_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """Each option of FILES that is given, and its path."""
+    values = {**vars(options.data), **vars(options.text)}
+    return ((name, values[name]) for name in FILES if values[name])
 
 
 def model_files(path: Path) -> list[Path]:

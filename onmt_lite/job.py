@@ -28,7 +28,7 @@ from onmt_lite.files import (
     replaces_a_file,
     rereads,
 )
-from onmt_lite.fingerprint import FILES, fingerprint
+from onmt_lite.fingerprint import fingerprint, named_files
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.output import Output, open_output
@@ -170,8 +170,7 @@ def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Everything that the options name to be read: what to call it, and its path."""
-    values = {**vars(options.data), **vars(options.text)}
-    yield from ((name, values[name]) for name in FILES if values[name])
+    yield from named_files(options)
     yield from (("config", find_config(path)) for path in options.configs)
     yield from (("model", str(path)) for path in model_paths(options.model.model))
 
