@@ -1,24 +1,18 @@
-"""The machine: device, number type, threads, memory."""
+"""The machine: device, number type, threads."""
 
 import contextlib
 import copy
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import torch
 
+from onmt_lite.budget import is_out_of_memory
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.options import SpeedOptions
-from onmt_lite.records import Example
-
-R = TypeVar("R")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of errors that are a plain RuntimeError: how their texts tell that memory is out
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
 
 
 def choose_device(options: SpeedOptions) -> torch.device:
@@ -115,58 +109,3 @@ def deterministic_kernels() -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
-
-
-class Room:
-    """What fits into memory: as many examples at once as did not fit are not tried again."""
-
-    def __init__(self, remedy: str):
-        """`remedy`: what to do about one example that does not fit."""
-        self.remedy = remedy
-        self.most: float = math.inf  # examples at once, times the width of the widest
-
-    def run(
-        self,
-        group: list[Example],
-        n_at_once: int,
-        width: Callable[[Example], int],
-        work: Callable[[list[Example], int], Iterable[tuple[int, R]]],
-    ) -> list[R]:
-        """The results of `work` for the examples of `group`, in order.
-
-        width(example)     a number that the memory for an example grows with
-        work(examples, n)  with at most n of the examples in memory at once, yields the place of
-                           each among them and its result; where memory runs out, the work goes on
-                           for the examples that have none, with half as many at once
-
-        MemoryExhausted where one example alone does not fit.
-        """
-        found: dict[int, R] = {}
-        while len(found) < len(group):
-            waiting = [i for i in range(len(group)) if i not in found]
-            widest = max(width(group[i]) for i in waiting)
-            n = max(1, int(min(n_at_once, len(waiting), self.most / widest)))
-            try:
-                for i, result in work([group[i] for i in waiting], n):
-                    found[waiting[i]] = result
-                continue
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if n == 1:
-                    line = next(group[i].line.id for i in waiting if i not in found) + 1
-                    raise MemoryExhausted(
-                        f"out of memory at line {line} alone; {self.remedy}"
-                    ) from None
-            # Here, since within `except` the error keeps alive what was in memory
-            self.most = (n + 1) // 2 * widest
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
-        return [found[i] for i in range(len(group))]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short, of the CPU or of a GPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onmt_lite.budget import Room
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.subwords import read_phrases
@@ -25,7 +26,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
 from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import Room, choose, computing, placed
+from onmt_lite.runtime import choose, computing, placed
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets

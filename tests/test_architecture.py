@@ -21,6 +21,7 @@ RANKS = [
     ["onmt_lite.journal", "onmt_lite.fingerprint"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],
+    ["onmt_lite.budget"],
     ["onmt_lite.runtime"],
     ["onmt_lite.languages"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],

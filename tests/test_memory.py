@@ -1,18 +1,20 @@
 """Batches that do not fit into memory: no line is lost, and nothing that failed is tried again."""
 
 import math
+import re
+from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite import translator as translator_module
+from onmt_lite.budget import Room, is_out_of_memory
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Line
-from onmt_lite.runtime import Room
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.batching import longer_side, source_length
 from tests.support import families, tiny
@@ -24,6 +26,20 @@ MESSAGES = [
     "CUDA error: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "std::bad_alloc",
+]
+MORE_MESSAGES = [
+    # What oneDNN said under `ulimit -v` where a product of packed weights had too little memory
+    "could not create a primitive",
+    "could not create a memory object",
+    "[enforce fail at alloc_cpu.cpp:116] data. DefaultCPUAllocator: not enough memory: you tried "
+    "to allocate 400000000 bytes.",
+    "HIP out of memory. Tried to allocate 2.00 GiB",
+]
+OTHER_MESSAGES = [
+    "could not create a primitive descriptor for the matmul primitive. Run workload with "
+    "environment variable ONEDNN_VERBOSE=all to get additional diagnostic information.",
+    "CUDA error: an illegal memory access was encountered",
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
 ]
 
 FAMILIES = {
@@ -79,6 +95,42 @@ def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_a
     assert len(failed) <= 1 + math.log(800, 1.5)
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=30), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.dictionaries(st.integers(0, 15), st.integers(0, 5), max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_half_as_many_are_tried_after_any_failure(batches, n_at_once, fails, dice):
+    """Failures at random attempts, after so many results, which come in any order."""
+    room, done, tried, most = Room(""), [], [], math.inf
+
+    def work(group, n):
+        nonlocal most
+        widths = [e.n_src_tokens for e in group]
+        assert 1 <= n <= max(1, min(n_at_once, most // max(widths)))
+        order = dice.sample(range(len(group)), len(group))
+        n_results = fails.get(len(tried), len(group))
+        tried.append(n)
+        for i in order[:n_results]:
+            done.append(group[i].line.id)
+            yield i, group[i].line.id
+        if n_results < len(group):
+            most = (n + 1) // 2 * max(widths[i] for i in order[n_results:])
+            raise MemoryError
+
+    places = []
+    try:
+        for lengths in batches:
+            examples = examples_of(lengths, len(places))
+            places += [e.line.id for e in examples]
+            assert room.run(examples, n_at_once, source_length, work) == places[-len(lengths) :]
+    except MemoryExhausted:
+        assert tried[-1] == 1
+    else:
+        assert sorted(done) == places  # each once
+
+
 class Small:
     """A function that has room for `limit` sentences; `sizes` are those that it was asked for."""
 
@@ -122,6 +174,78 @@ def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeyp
     assert texts(fresh.translate(LINES, **options)) == texts(expected)
     assert sum(n > 2 for n in tried.sizes) == n_failed
     assert sum(n for n in tried.sizes if n <= 2) == 2 * len(LINES)
+
+
+@pytest.mark.parametrize("message", MESSAGES + MORE_MESSAGES)
+def test_what_is_said_where_memory_is_out(message):
+    assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(ValueError(message))
+
+
+@pytest.mark.parametrize("message", OTHER_MESSAGES)
+def test_other_errors_are_no_lack_of_memory(fresh, monkeypatch, message):
+    tried = small(monkeypatch, "decode", limit=0, error=RuntimeError(message))
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        fresh.translate(LINES)
+    assert len(tried.sizes) == 1
+
+
+class Failing:
+    """A model whose calls raise where `at` says, by their number; `n_encoded` are the sentences of
+    each batch."""
+
+    def __init__(self, patch, model, at):
+        self.at, self.n_calls, self.n_encoded = at, 0, []
+        for name in ("encode", "init_state", "step", "forward"):
+            patch.setattr(model, name, partial(self._call, name, getattr(model, name)))
+
+    def _call(self, name, function, *args):
+        if name == "encode":
+            self.n_encoded.append(len(args[0]))
+        self.n_calls += 1
+        if self.n_calls in self.at:
+            raise self.at[self.n_calls]
+        return function(*args)
+
+
+@pytest.fixture(scope="module")
+def in_thirds(translator):
+    """A Translator's scores and translations of LINES, in three calls."""
+
+    def work(translator, scores, **options):
+        for start in range(0, 24, 8):
+            lines = LINES[start : start + 8]
+            if scores:
+                yield from translator.score(lines, lines[::-1])
+            else:
+                yield from texts(translator.translate(lines, beam_size=2, n_best=2, **options))
+
+    return work, {scores: list(work(translator, scores)) for scores in (True, False)}
+
+
+ERRORS = [MemoryError(), torch.OutOfMemoryError(), *map(RuntimeError, MESSAGES + MORE_MESSAGES)]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(st.integers(1, 60), st.sampled_from(ERRORS), max_size=4),
+    st.integers(3, 24),
+    st.booleans(),
+    st.booleans(),
+)
+def test_errors_at_any_place_lose_no_line(translator, in_thirds, at, batch_size, refills, scores):
+    """Errors while a batch is encoded, begun, decoded or scored: each line once and in order."""
+    work, expected = in_thirds
+    fresh = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
+    fresh.refills, found = refills, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translator_module, "GOLD_BATCH_TOKENS", 10 * batch_size)
+        failing = Failing(patch, fresh.model, at)
+        try:
+            found.extend(work(fresh, scores, batch_type="sents", batch_size=batch_size))
+        except MemoryExhausted as error:  # not before one was alone
+            assert failing.n_encoded[-1] == 1 and "alone" in str(error)
+            return
+    assert found == (pytest.approx(expected[True], abs=1e-4) if scores else expected[False])
 
 
 @pytest.mark.parametrize("refills", [True, False])
