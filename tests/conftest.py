@@ -1,6 +1,8 @@
 """What several test files need, made once."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,15 @@ from tests.support import tiny
 settings.register_profile("onmt_lite", deadline=None, derandomize=True, database=None)
 settings.load_profile("onmt_lite")
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run the whole suite in two processes, and files or tests that are named in one."""
+    whole = [Path(arg).absolute() for arg in config.args] == [Path(__file__).parent]
+    return 2 if whole and not config.option.keyword else 0
 
 
 @pytest.fixture(autouse=True)

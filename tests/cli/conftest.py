@@ -88,6 +88,21 @@ def main(table, tmp_path, capfdbinary, monkeypatch):
         signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def redirected(number, path, flag):
+    """A descriptor of this process leads to a file: as `1>> path` of a shell with os.O_APPEND, as
+    `1> path` with os.O_TRUNC."""
+    before = os.dup(number)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag)
+    os.dup2(file, number)
+    os.close(file)
+    try:
+        yield
+    finally:
+        os.dup2(before, number)
+        os.close(before)
+
+
 @pytest.fixture
 def command(table):
     """The words that start translate.py as a process."""

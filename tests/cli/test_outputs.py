@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.files import descriptor_of, is_device
+from tests.cli.conftest import redirected
 from tests.support.files import DATA
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
@@ -127,14 +128,18 @@ def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path,
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
-def test_standard_output_by_name_is_appended_to_as_the_shell_does(shell, src, tmp_path, path):
+def test_standard_output_by_name_is_appended_to_as_the_shell_does(main, src, tmp_path, path):
     os.symlink("/dev/stdout", tmp_path / "link")
     (tmp_path / "all").write_bytes(b"earlier\n")
-    done = shell(">> all", "-src", src, "-output", path)
-    assert (done.code, (tmp_path / "all").read_bytes()) == (0, b"earlier\n" + OUT)
+    with redirected(1, "all", os.O_APPEND):
+        assert main("-src", src, "-output", path).code == 0
+    assert (tmp_path / "all").read_bytes() == b"earlier\n" + OUT
     # One file for three programs, each of which goes on where the last one stopped
-    done = shell("; echo tail; } > all", "-src", src, "-output", path, first="{ echo head;")
-    assert (done.code, (tmp_path / "all").read_bytes()) == (0, b"head\n" + OUT + b"tail\n")
+    with redirected(1, "all", os.O_TRUNC):
+        os.write(1, b"head\n")
+        assert main("-src", src, "-output", path).code == 0
+        os.write(1, b"tail\n")
+    assert (tmp_path / "all").read_bytes() == b"head\n" + OUT + b"tail\n"
     assert sorted(os.listdir(tmp_path)) == ["all", "link", "src.txt"]
 
 
@@ -167,19 +172,22 @@ def test_devices_by_name(tmp_path):
         assert not is_device(path)
 
 
-def test_other_descriptors_by_name(shell, src, tmp_path):
-    done = shell("3> three", "-src", src, "-output", "/dev/fd/3")
-    assert (done.code, (tmp_path / "three").read_bytes()) == (0, OUT)
-    done = shell("2> two", "-src", src, "-output", "/dev/stderr", "-quiet")
-    assert (done.code, (tmp_path / "two").read_bytes()) == (0, OUT)
-    done = shell("", "-src", src, "-output", "/dev/fd/97")
-    done.failed(5, "cannot write /dev/fd/97: Bad file descriptor")
+def test_other_descriptors_by_name(main, src, tmp_path):
+    with open(tmp_path / "other", "wb") as other:
+        assert main("-src", src, "-output", f"/dev/fd/{other.fileno()}").code == 0
+    assert (tmp_path / "other").read_bytes() == OUT
+    with redirected(2, "two", os.O_TRUNC):
+        assert main("-src", src, "-output", "/dev/stderr", "-quiet").code == 0
+    assert (tmp_path / "two").read_bytes() == OUT
+    done = main("-src", src, "-output", "/dev/fd/997")
+    done.failed(5, "cannot write /dev/fd/997: Bad file descriptor")
 
 
-def test_the_log_goes_to_a_descriptor_too(shell, src, tmp_path):
+def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):
     """Opened by name, a log would be written over what else goes to that file."""
     (tmp_path / "said").write_bytes(b"earlier\n")
-    done = shell("2>> said", "-src", src, "-log_file", "/dev/stderr", "-quiet")
+    with redirected(2, "said", os.O_APPEND):
+        done = main("-src", src, "-log_file", "/dev/stderr", "-quiet")
     assert (done.code, done.out) == (0, OUT)
     said = (tmp_path / "said").read_text()
     assert said.startswith("earlier\n[2") and "empty: 1 of 4 lines" in said
@@ -193,12 +201,13 @@ def test_links_in_a_circle(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
-@pytest.mark.parametrize("argv", [["-report_time", "-verbose"], ["-log_file", "log"]])
-def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where, argv):
+def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where):
     os.mkfifo(tmp_path / "pipe")
     gone = "sh -c 'exec < pipe' &"  # a reader that leaves at once
-    done = shell(where, "-src", src, "-output", "out", *argv, first=f"{gone} exec" * ("p" in where))
+    argv = ["-src", src, "-output", "out", "-report_time", "-verbose", "-log_file", "log"]
+    done = shell(where, *argv, first=f"{gone} exec" * ("p" in where))
     assert (done.code, (tmp_path / "out").read_bytes()) == (0, OUT)
+    assert "empty: 1 of 4 lines" in (tmp_path / "log").read_text("utf-8")
 
 
 def test_an_error_keeps_its_code_where_stderr_is_full(shell):

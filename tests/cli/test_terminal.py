@@ -80,11 +80,28 @@ def terminal():
         os.close(one.theirs)
 
 
+@pytest.fixture
+def shown_on(monkeypatch):
+    """shown_on(screen, *names): streams of this process, such as "stderr", lead to a terminal."""
+
+    def lead(screen, *names):
+        for name in names:
+            stream = open(os.dup(screen.theirs), "w", encoding="utf-8")
+            opened.append(stream)
+            monkeypatch.setattr(sys, name, stream)
+
+    opened: list = []
+    yield lead
+    for stream in opened:
+        stream.close()
+
+
 @pytest.mark.parametrize("columns", [80, 20, 0])
-def test_the_bar_fits_and_the_end_says_where_the_output_is(process, terminal, src, columns):
+def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown_on, src, columns):
     screen = terminal(columns)
-    job = process("-src", src, "-output", "out", stderr=screen.theirs)
-    assert (job.wait(timeout=200), job.stdout.read()) == (0, b"")
+    shown_on(screen, "stderr")
+    done = main("-src", src, "-output", "out")
+    assert (done.code, done.out, done.err) == (0, b"", "")
     screen.read()
     bars = [text for text in re.split("[\r\n]+", screen.shown) if "4" in text and "%" in text]
     assert bars and all(len(bar) < (columns or 80) for bar in bars)
@@ -129,17 +146,19 @@ def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
             assert f"{done}/400" in module.CONSOLE.shown
 
 
-def test_output_on_the_same_terminal_is_not_mixed_with_the_bar(process, terminal, src):
+def test_output_on_the_same_terminal_is_not_mixed_with_the_bar(main, terminal, shown_on, src):
     screen = terminal()
-    job = process("-src", src, stdout=screen.theirs, stderr=screen.theirs)
-    assert job.wait(timeout=200) == 0
+    shown_on(screen, "stdout", "stderr")
+    done = main("-src", src)
+    assert (done.code, done.out, done.err) == (0, b"", "")
     assert screen.lines()[:4] == ["ein", "ü", "", "x y z"]
 
 
-def test_no_bar_on_a_terminal_with_quiet(process, terminal, src):
+def test_no_bar_on_a_terminal_with_quiet(main, terminal, shown_on, src):
     screen = terminal()
-    job = process("-src", src, "-quiet", stderr=screen.theirs)
-    assert (job.wait(timeout=200), job.stdout.read(), screen.read()) == (0, OUT, "")
+    shown_on(screen, "stderr")
+    done = main("-src", src, "-quiet")
+    assert (done.code, done.out, done.err, screen.read()) == (0, OUT, "", "")
 
 
 class TestWithoutATerminal:

@@ -104,10 +104,11 @@ def test_a_signal_ends_a_run_that_can_go_on(training, start, folder, number):
     assert (again.returncode, out) == (0, ""), more
     assert f"going on after step {step[1]}\n" in more
     (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
-    for text in (err, more):
-        done = start(*command_in(text, "translate with it"))
-        assert len(done.communicate(timeout=200)[0].split("\n")) == 4
-        assert done.returncode == 0
+    command = command_in(err, "translate with it")
+    assert command_in(more, "translate with it") == command
+    done = start(*command)
+    assert len(done.communicate(timeout=200)[0].split("\n")) == 4
+    assert done.returncode == 0
 
 
 def test_a_second_signal_ends_it_at_once(training, folder):
