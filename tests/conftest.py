@@ -1,6 +1,7 @@
 """What several test files need, made once."""
 
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -24,9 +25,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and files or tests that are named in one."""
+    """Run the whole suite in two processes, and what is named (files, -k) in this one."""
     whole = [Path(arg).absolute() for arg in config.args] == [Path(__file__).parent]
-    return 2 if whole and not config.option.keyword else 0
+    if not whole or config.option.keyword:
+        return 0
+    # Both must find the same tests in the same order, and some are named by sets
+    os.environ.setdefault("PYTHONHASHSEED", str(random.randrange(2**32)))
+    return 2
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ class TestVocabulary:
             {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": 2},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "src_feats": {"case": ["a"]}},
         ],
-        ids=str,
+        ids=lambda stored: str(stored).partition(" at 0x")[0],
     )
     def test_that_make_no_sense(self, stored):
         with pytest.raises(CheckpointError):

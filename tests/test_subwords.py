@@ -32,10 +32,10 @@ class TestBytePairs:
             assert join_bpe(encoder.encode(line)) == line
 
     def test_a_line_without_spaces_takes_no_longer_than_others(self, encoder, case):
-        start = time.monotonic()
+        start = time.process_time()  # not of the clock: others may be at work
         word = "katzenhundeaaabab" * 2000
         assert join_bpe(encoder.encode(word)) == word
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
 
 
 def test_blank_lines_have_no_pieces():

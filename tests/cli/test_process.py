@@ -156,7 +156,7 @@ def test_a_named_pipe_as_source(process, tmp_path):
     threading.Thread(target=write, daemon=True).start()
     job = process("-src", "pipe", "-quiet")
     try:
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=200)
     except subprocess.TimeoutExpired:
         pytest.fail("waits for a second writer")
     assert (job.returncode, out, err) == (0, "ein\n\nü\n".encode(), b"")

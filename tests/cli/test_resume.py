@@ -251,7 +251,7 @@ def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env)
     with subprocess.Popen(words, **waiting) as job:
         assert job.stdout.readline() == b"bucket\n"
         # Meanwhile another job does not wait for it
-        other = subprocess.run(words, **popen, timeout=100)
+        other = subprocess.run(words, **popen, timeout=200)
         holder = f"(process {job.pid} on {os.uname().nodename})"
         busy = f"cannot write out's end: another job is writing it {holder}"
         assert other.returncode == 5
@@ -260,11 +260,11 @@ def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env)
     with subprocess.Popen([*words, "-resume"], **waiting) as job:
         job.stdout.readline()
         job.send_signal(signal.SIGTERM)
-        out, err = job.communicate(timeout=100)
+        out, err = job.communicate(timeout=200)
     assert job.returncode == 143, err
     command = err.decode().splitlines()[-1]
     assert shlex.split(command) == [*words, "-resume"]
-    done = subprocess.run(command, shell=True, **popen, timeout=100)
+    done = subprocess.run(command, shell=True, **popen, timeout=200)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out's end").read_bytes() == GOLD
     assert names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
