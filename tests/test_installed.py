@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import onmt_lite
+from onmt_lite.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_WHEEL = ["pyproject.toml", "README.md", "LICENSE", "onmt_lite", "data", "configs"]
@@ -58,16 +59,18 @@ def run(environment, tmp_path):
     return run
 
 
-@pytest.fixture(scope="module")
-def from_checkout():
-    """The same words to translate.py of the checkout."""
+@pytest.fixture
+def from_checkout(tmp_path, monkeypatch, capfdbinary):
+    """The same words to the program of the checkout, in this process."""
+    monkeypatch.chdir(ROOT)
 
     def run(*words, stdin=""):
-        words = [sys.executable, "translate.py", *words]
-        done = subprocess.run(
-            words, cwd=ROOT, input=stdin.encode(), capture_output=True, check=True
-        )
-        return done.stdout.decode("utf-8")
+        (tmp_path / "stdin").write_text(stdin, encoding="utf-8")
+        capfdbinary.readouterr()
+        with open(tmp_path / "stdin", "rb") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert main(list(words)) == 0
+        return capfdbinary.readouterr().out.decode("utf-8")
 
     return run
 
