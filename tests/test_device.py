@@ -164,7 +164,8 @@ class TestTheSimulation:
 
 class TestEverySearch:
     @pytest.fixture(scope="class")
-    def pair(self):
+    @classmethod
+    def pair(cls):
         plain, moved = (make_translator(lively_transformer()) for _ in range(2))
         return plain, on_device(moved)
 
