@@ -476,9 +476,11 @@ class JobOptions:
         value="I/N",
         example="1/8 -src input.de",
     )
-    workers: int = opt(
-        1,
-        "Translate in N processes, which share the memory of the model; the output is that of one",
+    workers: int | None = opt(
+        None,
+        "Translate in N processes, which share the memory of the model; the output is that of one. "
+        "Without it, one per core with a thread each where the input is a file of 64 lines or more "
+        "and runs on the CPU, unless -threads is given",
         min=1,
         max=256,
         example="4 -threads 1",
@@ -522,9 +524,9 @@ class TranslateOptions:
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
 
     @property
-    def n_workers(self) -> int:
-        """Processes that translate: one per GPU where there are several."""
-        return max(self.jobs.workers, len(self.speed.gpu))
+    def n_workers(self) -> int | None:
+        """Processes that translate: one per GPU where there are several.  None: as many as pay."""
+        return len(self.speed.gpu) if len(self.speed.gpu) > 1 else self.jobs.workers
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
@@ -718,14 +720,14 @@ def check_shard(v: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def check_gpus(gpus: tuple[int, ...], device: str, workers: int) -> list[str]:
+def check_gpus(gpus: tuple[int, ...], device: str, workers: int | None) -> list[str]:
     """What does not go together with -gpu."""
     given = f"gpu {as_words(gpus)}"
     if gpus and device != "auto":
         return [f"{given} and device {device} both choose the device; give one"]
     if len(gpus) > 1 and -1 in gpus:
         return [f"{given}: -1 is the CPU, which goes alone; leave it out"]
-    if len(gpus) > 1 and workers not in (1, len(gpus)):
+    if len(gpus) > 1 and workers not in (None, 1, len(gpus)):
         return [f"{given} has one worker per GPU, not {workers}; leave workers out"]
     return []
 

@@ -121,7 +121,7 @@ class Translator:
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
-        if parsed.n_workers > 1:
+        if (parsed.n_workers or 1) > 1:
             raise OptionError("workers, several gpu: of the command line only")
         return cls.load(parsed)
 

@@ -27,6 +27,7 @@ import torch
 
 from onmt_lite import errors
 from onmt_lite.buckets import Bucket, Done, Progress
+from onmt_lite.cores import usable_cores
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.runtime import choose, placed
@@ -83,8 +84,7 @@ class Shared:
 
 def load(options: TranslateOptions, n: int, task: Task) -> Shared:
     """For n workers.  Raises what a Translator raises."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = options.speed.threads or min(torch.get_num_threads(), max(1, (cores or 1) // n))
+    threads = options.speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
     options = replace(options, speed=replace(options.speed, threads=threads))
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
     machines = ask_fork(partial(choose_machines, options.speed))

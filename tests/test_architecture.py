@@ -14,6 +14,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 RANKS = [
     ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"],
     ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
+    ["onmt_lite.cores"],
     ["onmt_lite.policy", "onmt_lite.forkserver"],
     ["onmt_lite.schema", "onmt_lite.presets"],
     ["onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.generation"],
@@ -43,7 +44,7 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 # May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(environment|files|fingerprint|journal|part|output|generation|progress|cli"
+    r"onmt_lite/(environment|cores|files|fingerprint|journal|part|output|generation|progress|cli"
     r"|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+"
     r"|ray/(inputs|folder|tables|job))"
     r"\.py"

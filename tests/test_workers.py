@@ -1,6 +1,7 @@
 """-workers N: the same output as of one process, whatever happens to the processes."""
 
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite import Translator
-from onmt_lite.buckets import Bucket, Done
+from onmt_lite import Translator, job
+from onmt_lite.buckets import Bucket, Done, lines_per_bucket
+from onmt_lite.cores import usable_cores
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -22,6 +24,7 @@ from onmt_lite.errors import (
     OptionError,
     WorkerLost,
 )
+from onmt_lite.fingerprint import fingerprint
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG
@@ -433,6 +436,99 @@ def test_typed_lines_and_closed_descriptors(tmp_path):
         f"{sys.executable} {ROOT}/translate.py {words}", shell=True, cwd=tmp_path, check=True
     )
     assert (tmp_path / "out").read_text("utf-8") == "a cat\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "n_lines", "expected"),
+    [
+        ({}, 10_000, 8),
+        ({}, 63, 1),  # small
+        ({}, 64, 2),
+        ({}, 100, 2),
+        ({}, 300, 3),
+        ({}, None, 1),  # a stream
+        (dict(threads=1), 10_000, 1),
+        (dict(threads=4), 10_000, 1),
+        (dict(gpu=[-1]), 10_000, 8),
+        (dict(gpu=[0]), 10_000, 1),
+        (dict(device="cuda"), 10_000, 1),
+        (dict(deterministic=True), 10_000, 8),
+        (dict(bucket_lines=5000), 10_000, 2),
+        (dict(bucket_lines=1), 63, 8),
+        (dict(shard="1/5", src="x"), 10_000, 2),
+        (dict(search="opennmt-2018"), 1024, 1),  # what shares a batch matters there
+    ],
+)
+def test_workers_that_pay(monkeypatch, given, n_lines, expected):
+    """Eight cores and no GPU."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name, value in dict(usable_cores=8, worker_room=99, may_have_gpu=False).items():
+        monkeypatch.setattr(job, name, lambda value=value: value)
+    options = TranslateOptions.of(model=TOY, **given)
+    assert options.n_workers is None
+    assert job.workers_that_pay(options, n_lines) == expected
+
+
+@pytest.mark.parametrize(
+    "scarce", [dict(usable_cores=3), dict(worker_room=3), dict(threads_wanted=3)]
+)
+def test_what_is_scarce_limits_the_workers(monkeypatch, scarce):
+    rest = dict(usable_cores=8, worker_room=8, threads_wanted=8, may_have_gpu=False)
+    for name, value in {**rest, **scarce}.items():
+        monkeypatch.setattr(job, name, lambda value=value: value)
+    monkeypatch.setattr(sys, "platform", "linux")
+    options = TranslateOptions.of(model=TOY)
+    assert job.workers_that_pay(options, 10_000) == 3
+    monkeypatch.setattr(job, "may_have_gpu", lambda: True)
+    assert job.workers_that_pay(options, 10_000) == 1
+    assert job.workers_that_pay(TranslateOptions.of(model=TOY, device="cpu"), 10_000) == 3
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert job.workers_that_pay(TranslateOptions.of(model=TOY, device="cpu"), 10_000) == 1
+
+
+def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
+    """So -resume goes on with other workers."""
+    (tmp_path / "src").write_text("katze\n" * 500, "utf-8")
+    jobs = [
+        TranslateOptions.of(model=TOY, src=str(tmp_path / "src"), workers=n) for n in (None, 1, 7)
+    ]
+    assert len({str(fingerprint(options)) for options in jobs}) == 1
+    assert {lines_per_bucket(options, "cpu", 500) for options in jobs} == {128}
+
+
+@pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])
+def test_small_files_have_buckets_for_several_workers(n_lines):
+    """At least two of 32 lines or more; large ones those of always, and so has a stream."""
+    size = lines_per_bucket(TranslateOptions.of(model=TOY), "cpu", n_lines)
+    n = math.ceil(n_lines / size)
+    assert 32 <= size <= 1024
+    assert (n == 1) if n_lines < 64 else n >= 2
+    assert (size == 1024) == (n_lines < 64 or n_lines > 8 * 1023)
+    assert lines_per_bucket(TranslateOptions.of(model=TOY), "cuda", n_lines) == 8192
+    assert lines_per_bucket(TranslateOptions.of(model=TOY), "cpu", None) == 1024
+
+
+def test_the_default(tmp_path):
+    """A file of many lines: workers, if there are two cores, and the bytes of one process."""
+    (tmp_path / "src").write_text("katze\n\n" * 100, "utf-8")
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    outputs = []
+    for i, more in enumerate((["-device", "cpu"], ["-device", "cpu", "-workers", "1"])):
+        words = ["-model", TOY, "-src", "src", "-output", str(i), "-output_format", "jsonl", *more]
+        done = subprocess.run(
+            [sys.executable, ROOT / "translate.py", *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        n = min(usable_cores(), 2) if i == 0 else 1
+        note = f"NOTE: {n} workers, of one thread each; -workers 1 is one process\n"
+        assert (note in done.stderr) == (n > 1)
+        outputs.append((tmp_path / str(i)).read_bytes())
+    assert outputs[0] == outputs[1] and outputs[0].count(b"\n") == 200
 
 
 def test_python_refuses_what_is_of_the_command_line():

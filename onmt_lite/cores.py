@@ -1,0 +1,93 @@
+"""How many processes may work on this machine: its cores and memory, without torch.
+
+Containers count: a control group may grant less than the machine has.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+WORKER_BYTES = 512 << 20  # of its own: 60 to 250 MB were seen, with room for a large vocabulary
+# A GPU shows as one of these: of NVIDIA, of AMD, of Windows
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy: of its affinity, within the quota of its control
+    groups, rounded up.
+
+    `root` is the folder that holds /proc and /sys.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        limits = [float(len(os.sched_getaffinity(0)))]
+    else:
+        limits = [float(os.cpu_count() or 1)]
+    limits += cpu_quotas(root)
+    return max(1, math.ceil(min(limits)))
+
+
+def threads_wanted() -> float:
+    """Threads that the environment wants a program to have, as torch reads OMP_NUM_THREADS."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else math.inf
+
+
+def worker_room(root: Path = Path("/")) -> int:
+    """Workers that main memory has room for, at least 1."""
+    limits = [*memory_limits(root)]
+    with suppress(OSError, ValueError, IndexError):
+        lines = read(root / "proc/meminfo").split("\n")
+        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        limits.append(int(free) << 10)
+    return max(1, min(limits) // WORKER_BYTES) if limits else 1
+
+
+def may_have_gpu() -> bool:
+    return any(map(os.path.exists, GPU_FILES))
+
+
+def cpu_quotas(root: Path) -> Iterator[float]:
+    """Seconds of processor time per second that control groups grant, of version 2 and 1."""
+    for folder in control_groups(root, ""):
+        with suppress(OSError, ValueError):  # "max 100000" is no limit
+            quota, period = map(int, read(folder / "cpu.max").split())
+            yield quota / period
+    for folder in control_groups(root, "cpu"):
+        with suppress(OSError, ValueError):
+            quota = int(read(folder / "cpu.cfs_quota_us"))
+            if quota > 0:  # -1 is no limit
+                yield quota / int(read(folder / "cpu.cfs_period_us"))
+
+
+def memory_limits(root: Path) -> Iterator[int]:
+    """Bytes of main memory that control groups grant, of version 2 and 1."""
+    files = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
+    for controller, name in files:
+        for folder in control_groups(root, controller):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                yield int(read(folder / name))
+
+
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and those above it.
+
+    controller  of version 1, such as cpu; "" is version 2
+
+    In a container the folder may lack: then those above it, which are mounted, say what is granted.
+    """
+    with suppress(OSError, ValueError):
+        for line in read(root / "proc/self/cgroup").split("\n"):
+            _, names, path = line.split(":", 2)
+            if controller not in names.split(","):
+                continue
+            mounts = [names, controller] if controller else ["", "unified"]
+            group = Path(path.lstrip("/"))
+            for mount in dict.fromkeys(mounts):
+                for part in (group, *group.parents):
+                    yield root / "sys/fs/cgroup" / mount / part
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="ascii")
