@@ -16,7 +16,7 @@ CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations
 FILES = (
-    *("src", "tgt", "phrase_table"),
+    *("src", "tgt", "phrase_table", "shortlist"),
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
 
@@ -105,7 +105,7 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
 
 def named_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Each option of FILES that is given, and its path."""
-    values = {**vars(options.data), **vars(options.text)}
+    values = {**vars(options.data), **vars(options.text), **vars(options.speed)}
     return ((name, values[name]) for name in FILES if values[name])
 
 

@@ -88,6 +88,9 @@ ELSEWHERE = {
     ),
     "score_reference": "give the references with tgt",
     **dict.fromkeys(
+        ("use_vmap", "vmap", "vocab_mapping"), "here it is shortlist vmap.txt, the file itself"
+    ),
+    **dict.fromkeys(
         ("word_scores", "output_scores"), "output_format jsonl has the scores of all tokens"
     ),
 }
@@ -430,6 +433,15 @@ class SpeedOptions:
         example="4",
         needs="no -deterministic",
     )
+    shortlist: str = opt(
+        "",
+        "Choose each output token among those that this file has for the tokens of the line, not "
+        "among all: a vocabulary map of CTranslate2 (vmap.txt), a lexical shortlist of Marian "
+        "(lex.s2t), or what python -m onmt_lite.shortlist writes. Faster the larger the "
+        "vocabulary; scores are of the smaller choice, and some translations change",
+        value="FILE",
+        example="vmap.txt",
+    )
     deterministic: bool = opt(
         False,
         "Decode each sentence alone, with one CPU thread, in about four times the time: scores are "
@@ -770,6 +782,8 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
             f"beam_groups {groups} does not divide beam_size {v['beam_size']}; "
             f"give a beam_size that is a multiple of {groups}"
         )
+    if drawn and v["shortlist"]:
+        problems.append("shortlist and drawing at random exclude each other; leave one out")
     if drawn and groups > 1:
         problems.append("beam_groups and drawing at random exclude each other; leave one out")
     if filtered and not v["do_sample"] and sampling and not sampling.implied:

@@ -1,6 +1,7 @@
 """From options and a model to the rules of a search: the last step before it runs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,13 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
+from onmt_lite.models.base import AnyModel
+from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example
+from onmt_lite.search.narrow import narrow
 from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.sampling import line_seed
 
@@ -131,6 +135,19 @@ class SearchRules:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
             raise OptionError(no_such_option("tgt_file_prefix", self.search.search, "prefixes"))
+
+    def prepared(
+        self, model: AnyModel, examples: Sequence[Example], plan: Plan
+    ) -> tuple[AnyModel, list[Sentence], Plan]:
+        """What `decode` takes to search for translations of the examples, all encoded at once
+        where the model has a shortlist."""
+        sentences, shortlist = [*map(self.sentence, examples)], self.checkpoint.shortlist
+        if shortlist is None:
+            return model, sentences, plan
+        candidates = shortlist.candidates([example.src_ids for example in examples])
+        few = narrow(plan, sentences, candidates, model.vocab_size)
+        ids, allowed = few.ids.to(model.device), few.allowed.to(model.device)
+        return narrowed(model, ids, allowed), few.sentences, few.plan
 
     def sentence(self, example: Example) -> Sentence:
         return Sentence(example.src_ids, self.limits(example), example.copy_ids)

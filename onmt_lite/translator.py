@@ -15,6 +15,7 @@ import torch
 from onmt_lite.budget import Room
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
+from onmt_lite.checkpoints.shortlist import with_shortlist
 from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.clock import Clock
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 # Options that are settled when the model is loaded
 FIXED = (
     *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision"),
+    *("device", "gpu", "precision", "shortlist"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 
@@ -87,6 +88,7 @@ class Translator:
         self.device, dtype = choose(options.speed)
         self.model = placed(checkpoint.model, self.device, dtype)
         checkpoint = replace(checkpoint, model=self.model)
+        checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         raw_text = options.text.tokenizer != "space"
         rule = options.text.unknown
@@ -368,8 +370,10 @@ class Translator:
         return self.room.run(group, n_slots, width, partial(self._search, model, rules))
 
     def _refills(self, rules: SearchRules) -> bool:
-        """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
-        return self.refills and not rules.policy.as_2018 and not rules.alone
+        """Whether waiting sentences may join a batch; 2018's results depend on who is in it, and
+        a shortlist is short for few sentences."""
+        few = rules.policy.as_2018 or rules.alone or self.checkpoint.shortlist is not None
+        return self.refills and not few
 
     def _search(
         self, model: EncoderDecoder, rules: SearchRules, group: list[Example], n_slots: int
@@ -380,7 +384,7 @@ class Translator:
         n_joint = len(group) if self._refills(rules) else n_slots
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
-            for i, beam in decode(model, [*map(rules.sentence, part)], plan, n_slots):
+            for i, beam in decode(*rules.prepared(model, part, plan), n_slots):
                 with self.clock.phase("tokenise"):
                     found = self.renderer.found(beam, part[i])
                 yield start + i, found
@@ -464,6 +468,7 @@ def read_parts(options: TranslateOptions, device: torch.device, dtype: torch.dty
             options.model.avg_raw_probs,
             lambda known: choose_languages(known if of_tokens else of_text(known), given),
         )
+    checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
     placed(checkpoint.model, device, dtype, in_place=True)
     return checkpoint, own, phrases
 

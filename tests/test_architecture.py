@@ -35,7 +35,10 @@ RANKS = [
     ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers", "onmt_lite.part"],
     ["onmt_lite.worker", "onmt_lite.output"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
-    ["onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.ray"],
+    [
+        *("onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.shortlist"),
+        "onmt_lite.ray",
+    ],
     ["onmt_lite.__main__"],
     ["translate"],
 ]

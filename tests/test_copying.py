@@ -133,7 +133,7 @@ def test_a_transformer_copies_by_the_attention_it_reports():
 def test_cached_steps_equal_a_full_forward(model):
     memory = model.encode(SRC, SRC_LENGTHS, IDS)
     full = model.forward(memory, TGT)
-    assert full.size(2) == memory.copied.width == V + 3
+    assert full.size(2) == memory.of_head.width == V + 3
     state = model.init_state(memory)
     for t in range(TGT.size(1)):
         log_probs, attn = model.step(TGT[:, t], state)

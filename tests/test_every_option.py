@@ -87,6 +87,7 @@ APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["workers"]  # see test_workers.py
+APART += ["shortlist"]  # see test_shortlist.py
 APART += ["deterministic"]  # see test_deterministic.py
 APART += vars(TextOptions())  # see test_transforms.py
 

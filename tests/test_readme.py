@@ -37,6 +37,8 @@ from onmt_lite.presets import PRESETS
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
 from onmt_lite.schema import markdown_table
+from onmt_lite.shortlist import OPTIONS as SHORTLIST_OPTIONS
+from onmt_lite.shortlist import load_shortlist_options
 from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.training.options import load_train_options
 from tests.perf.speed_chart import chart_of, table_of
@@ -53,6 +55,7 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
     "onmt_lite.calibrate": load_calibrate_options,
+    "onmt_lite.shortlist": load_shortlist_options,
     "onmt_lite.ray": load_ray_options,
 }
 COMMANDS = {  # of an installed copy
@@ -376,6 +379,7 @@ class TestNames:
             *TRAIN_OPTIONS,
             *EXPORT_OPTIONS,
             *CALIBRATE_OPTIONS,
+            *SHORTLIST_OPTIONS,
             *RAY_OPTIONS,
             *FOREIGN,
             *ELSEWHERE,

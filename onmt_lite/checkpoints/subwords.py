@@ -32,7 +32,7 @@ def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.Sent
 
     With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
     """
-    return processor(_read(path), path, read_vocabulary(vocabulary, threshold))
+    return processor(read_bytes(path), path, read_vocabulary(vocabulary, threshold))
 
 
 def processor(
@@ -136,10 +136,10 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
         ) from None
     subwords: dict[str, Any] = {}
     if kind != "none":
-        _read(file.path)  # for our own message
+        read_bytes(file.path)  # for our own message
         subwords |= {{"bpe": "bpe_model_path", "sentencepiece": "sp_model_path"}[kind]: file.path}
     if file.vocabulary and file.threshold:
-        _read(file.vocabulary)
+        read_bytes(file.vocabulary)
         subwords |= dict(vocabulary_path=file.vocabulary, vocabulary_threshold=file.threshold)
     try:
         return pyonmttok.Tokenizer(**{**kwargs, **subwords})
@@ -150,12 +150,12 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
 
 def _read_text(path: str) -> str:
     try:
-        return _read(path).decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8 text: byte {error.start}") from None
 
 
-def _read(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
     """The whole file, if it is a file of bearable size."""
     try:
         if Path(path).exists() and not Path(path).is_file():

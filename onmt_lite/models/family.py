@@ -72,8 +72,7 @@ class Family(nn.Module, Generic[M, S]):
         the ids where it is None.
         """
         memory = self.read(src, src_lengths)
-        if isinstance(self.output, CopyHead):
-            memory.copied = self.output.read(src, memory, ids, width)
+        memory.of_head = self.output.read(src, memory, ids, width)
         return memory
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:

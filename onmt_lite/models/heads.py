@@ -24,9 +24,16 @@ class Head(nn.Linear):
         """Hidden states (B, T, D) and attention to the source (B, T, S) -> logits (B, T, V)."""
         return super().forward(hidden)
 
+    def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> None:
+        """What the head reads of each sentence: nothing."""
+
     def known(self, tokens: Tensor) -> Tensor:
         """Tokens as the decoder can read them."""
         return tokens
+
+    def rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight (U, D) and bias (U,) of some tokens (U,) alone."""
+        return self.weight[ids], None if self.bias is None else self.bias[ids]
 
 
 @dataclass
@@ -93,7 +100,7 @@ class CopyHead(nn.Module):
 
     def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
         """As `Head.forward`, with log-probabilities (B, T, V + X)."""
-        copied = memory.copied
+        copied = memory.of_head
         assert isinstance(copied, Copied)
         if self.attention is not None:
             keys = memory.bank if copied.keys is None else copied.keys

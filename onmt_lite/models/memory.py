@@ -55,12 +55,12 @@ class Memory(Sentences):
 
     bank (B, S, D)  encoder states
     mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
-    copied          what a head that copies reads
+    of_head         what the head reads, if it does
     """
 
     bank: Tensor
     mask: Tensor
-    copied: Sentences | None = field(default=None, kw_only=True)
+    of_head: Sentences | None = field(default=None, kw_only=True)
 
 
 def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
