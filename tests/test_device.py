@@ -36,7 +36,7 @@ from tests.support.simulated import (
     steps,
 )
 
-MAX_OUTSIDE = 40  # device operations of a step outside of the model, for the default search
+MAX_OUTSIDE = 25  # device operations of a step outside of the model, for the default search
 ATOL = 1e-4
 
 
@@ -235,7 +235,7 @@ HEADS, WIDTH = 2, 128
 class TestCosts:
     """Of steps of a batch in which no sentence ends."""
 
-    def test_at_most_40_operations_outside_of_the_model(self):
+    def test_at_most_25_operations_outside_of_the_model(self):
         launches = [
             Counter(e.name for part in run_endless(n) for e in part if is_outside(e))
             for n in (10, 20)

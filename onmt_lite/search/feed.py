@@ -38,7 +38,8 @@ class Slot:
 class Table:
     """Running sentences on the device.
 
-    tokens, scores, parents (B, K)    of the newest rows; score -inf: the row is not expanded
+    tokens, scores (B, K)             of the newest rows; score -inf: the row is not expanded
+    parents (B, K)                    the row of the batch before that each of them continues
     started (B, 1)                    steps of the frontier before the first one
     max_steps, min_end, seed (B, 1)   see `Limits`
     src_length (B, 1)                 in tokens

@@ -35,8 +35,8 @@ class Frontier:
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
         self.feed = Feed(model, plan, sentences, n_slots)
         self.masks = Masks(plan, self.feed.n_words, self.device)
-        self.ranker = Ranker(plan, self.feed.n_words, self.masks.block, self.device)
-        self.bases = plan.beam_size * torch.arange(n_slots, device=self.device)[:, None]
+        self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
+        self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
         self.log = Log(plan, n_slots)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
@@ -72,8 +72,7 @@ class Frontier:
 
         Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
         """
-        parents = self.table.parents
-        return parents + self.bases[: len(parents)]
+        return self.table.parents
 
     def _begin(self) -> None:
         """Let all encoded sentences join, each with its row K times."""
@@ -161,30 +160,29 @@ class Frontier:
             scores = scores - cost if plan.stepwise_penalty else scores
         scored, norm = self.masks.score(logits, scores.flatten(), self.history, self._demands())
         ranked = self._candidates(scored, scores)
-        if not self.masks.keeps_values:
+        if not self.masks.keeps_log_probs:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
         if plan.policy.forced_then_end == "best" and self.n_before:
             if self.n_steps <= self.start_until + 1:
                 ranked = self._ends_as_best(ranked)
         before = table.scores
-        rows, lowest, candidates = self._choose(ranked)
+        rows, open_scores, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
-            score = rows.score + cost.gather(1, rows.row)
+            score = rows.score + cost.take(rows.row)
             rows = replace(rows, score=score)
             table.scores = score.masked_fill(rows.token == plan.eos_id, -math.inf)
         if self.n_steps <= self.start_until:
             self._go_on_reading(before)
         place = self._places(attn) if plan.aligns else None
-        return self.log.pack(rows, cost, place, lowest, candidates)
+        return self.log.pack(rows, cost, place, open_scores, candidates)
 
     def _go_on_reading(self, scores: Tensor) -> None:
         """Leave rows of sentences that still read start tokens as they were, with the next one."""
         steps, table = self._steps(), self.table
         reads = steps <= 0
         at = (steps + self.n_before).clamp(max=self.n_before)
-        own = torch.arange(self.plan.beam_size, device=self.device)
         table.tokens = torch.where(reads, table.start.gather(1, at), table.tokens)
-        table.parents = torch.where(reads, own, table.parents)
+        table.parents = torch.where(reads, self.rows[: len(reads)], table.parents)
         table.scores = torch.where(reads, scores, table.scores)
 
     def _remember(self, tokens: Tensor) -> None:
@@ -245,9 +243,8 @@ class Frontier:
 
     def _plain(self, logits: Tensor, norm: Tensor, candidates: Ranked) -> Tensor:
         """The model's own log-probability of each candidate, whatever masks and options say."""
-        n, b = logits.size(1), len(candidates.row)
-        log_prob = logits.view(b, -1).gather(1, candidates.row * n + candidates.token)
-        return log_prob - norm.view(b, -1).gather(1, candidates.row)
+        places = candidates.row * logits.size(1) + candidates.token
+        return logits.take(places) - norm.take(candidates.row)
 
     def _ends_as_best(self, ranked: Ranked) -> Ranked:
         """Without the end tokens that follow a forced token and are not the best candidate; each
@@ -263,8 +260,8 @@ class Frontier:
     def _choose(self, ranked: Ranked) -> tuple[Ranked, Tensor, Ranked | None]:
         """Make K candidates the new rows.
 
-        Returns the rows; the lowest score of a candidate (B, 1), -inf where one has ended; and the
-        candidates where they are not the same.
+        Returns the rows; the scores of all candidates (B, N), -inf of those that ended; and the
+        candidates where they are not the rows.
         """
         plan, k, table = self.plan, self.plan.beam_size, self.table
         beyond = None
@@ -275,7 +272,7 @@ class Frontier:
             ranked = replace(ranked, score=ranked.score.masked_fill(beyond, -math.inf))
         ended = ranked.token == plan.eos_id
         open_scores = ranked.score.masked_fill(ended, -math.inf)
-        lowest = open_scores if beyond is None else open_scores.masked_fill(beyond, 0.0)
+        told = open_scores if beyond is None else open_scores.masked_fill(beyond, 0.0)
         rows, candidates = ranked, ranked if plan.stepwise_penalty else None
         if not plan.rows_are_first:
             places = open_places(plan, ranked.score, ended)
@@ -283,23 +280,24 @@ class Frontier:
             open_scores = open_scores.gather(1, places)
             rows = replace(rows, score=open_scores)
         table.tokens, table.parents, table.scores = rows.token, rows.row, open_scores
-        return rows, lowest.amin(1, keepdim=True), candidates
+        return rows, told, candidates
 
     # ---- What happened ----
 
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
         nothing can follow.  One whose scores are NaN or infinite fails at once."""
-        lines, n_steps = self.log.append(packed), self.n_steps
+        self.log.append(packed)
+        n_steps = self.n_steps
         self.visited = [
             b
-            for b, (slot, lowest) in enumerate(zip(self.slots, self.log.lowest(lines)))
+            for b, (slot, lowest) in enumerate(zip(self.slots, self.log.lowest()))
             if (not lowest > -math.inf or slot.last == n_steps or slot.beam.watching)
             and n_steps > slot.started  # others read start tokens
         ]
         for b in self.visited:
             slot = self.slots[b]
-            event = self.log.event(lines[b], n_steps - slot.started)
+            event = self.log.event(b, n_steps - slot.started)
             total = sum(event.candidates.score) + sum(event.costs)
             if not total < math.inf:
                 slot.beam.fail()

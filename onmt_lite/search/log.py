@@ -14,9 +14,9 @@ class Log:
     """A line of numbers per step and slot, (steps, slots, M) on the host.
 
     Columns: score, parent row, token and log_prob of the K new rows; the old rows' coverage
-    penalties and source places, where the plan has them; the lowest score of a candidate, -inf
-    where one has ended; and the same four of the N candidates, where the new rows are not simply
-    the first ones.  In float32, which holds integers up to 2^24.
+    penalties and source places, where the plan has them; the scores of the N candidates, -inf
+    where they have ended; and the same four of the candidates, where the new rows are not simply
+    the first ones.  In float32, which holds integers up to 2^24.  Rows are those of the batch.
     """
 
     def __init__(self, plan: Plan, n_slots: int):
@@ -24,57 +24,64 @@ class Log:
         self.costs = slice(4 * k, 5 * k)
         self.n_rows = (4 + plan.has_costs + plan.aligns) * k  # columns about rows
         self.no_costs = [0.0] * k
-        self.lines = torch.empty(0)
-        self.n_steps = 0
+        self.lines = self.newest = torch.empty(0)  # `newest` (B, M): of the last step
+        self.n_steps = self.n_candidates = 0
 
     def pack(
         self,
         rows: Ranked,
         cost: Tensor | None,
         place: Tensor | None,
-        lowest: Tensor,
+        open_scores: Tensor,
         candidates: Ranked | None,
     ) -> Tensor:
         """The lines of a step (B, M), on the device."""
-        parts = [rows.score, rows.row.float(), rows.token.float(), rows.log_prob]
-        parts += [part.view_as(rows.score).float() for part in (cost, place) if part is not None]
-        parts.append(lowest)
+        parts = [*vars(rows).values()]
+        parts += [part.view_as(rows.score) for part in (cost, place) if part is not None]
+        parts.append(open_scores)
         if candidates is not None:
-            ids = candidates.row.float(), candidates.token.float()
-            parts += [candidates.score, *ids, candidates.log_prob]
-        return torch.cat(parts, 1)
+            parts += vars(candidates).values()
+        self.n_candidates = open_scores.size(1)
+        return torch.cat(parts, 1)  # integers become numbers of float32
 
-    def append(self, packed: Tensor) -> Tensor:
-        """Keep the lines of a step: the only transfer from the device.  Returns them (B, M)."""
+    def append(self, packed: Tensor) -> None:
+        """Keep the lines of a step (B, M): the only transfer from the device."""
         if self.n_steps == len(self.lines):
             capacity = max(FIRST_CAPACITY, 2 * self.n_steps)
             grown = torch.empty(capacity, self.n_slots, packed.size(1))
             grown[: self.n_steps] = self.lines.view(self.n_steps, *grown.shape[1:])
             self.lines = grown
-        lines = self.lines[self.n_steps, : len(packed)]
-        lines.copy_(packed)
+        self.newest = self.lines[self.n_steps, : len(packed)].copy_(packed)
         self.n_steps += 1
-        return lines
 
-    def lowest(self, lines: Tensor) -> list[float]:
-        """The lowest score of a candidate in each slot, -inf where one has ended; NaN is lower."""
-        return lines[:, self.n_rows].tolist()
+    def lowest(self) -> list[float]:
+        """The lowest score of a candidate of the newest step in each slot, -inf where one has
+        ended; NaN is lower."""
+        scores = self.newest[:, self.n_rows : self.n_rows + self.n_candidates]
+        return scores.amin(1).tolist()
 
-    def event(self, line: Tensor, step: int) -> Event:
-        """A line as an event; `step` counts the sentence's own steps."""
-        numbers = line.tolist()
-        rows = candidates = as_columns(numbers[: 4 * self.plan.beam_size])
-        if len(numbers) > self.n_rows + 1:
-            candidates = as_columns(numbers[self.n_rows + 1 :])
+    def event(self, slot: int, step: int) -> Event:
+        """The newest step of a slot as an event; `step` counts the sentence's own steps."""
+        numbers, k = self.newest[slot].tolist(), self.plan.beam_size
+        rows = candidates = as_columns(numbers[: 4 * k], slot * k)
+        if len(numbers) > self.n_rows + self.n_candidates:
+            candidates = as_columns(numbers[self.n_rows + self.n_candidates :], slot * k)
         costs = numbers[self.costs] if self.plan.has_costs else self.no_costs
         return Event(step, candidates, rows, costs)
 
     def read(self, slot: int, start: int) -> Tensor:
-        """The lines about the rows of a slot from step `start` on, (T, M')."""
-        return self.lines[start : self.n_steps, slot, : self.n_rows]
+        """The lines about the rows of a slot from step `start` on, (T, M'), their parents as rows
+        of the sentence."""
+        k, lines = (
+            self.plan.beam_size,
+            self.lines[start : self.n_steps, slot, : self.n_rows].clone(),
+        )
+        lines[:, k : 2 * k] -= slot * k
+        return lines
 
 
-def as_columns(numbers: list[float]) -> Candidates:
-    """Four columns, one after the other."""
+def as_columns(numbers: list[float], first_row: int) -> Candidates:
+    """Four columns, one after the other; rows from `first_row` on are those of the sentence."""
     n = len(numbers) // 4
-    return Candidates(numbers[:n], numbers[n : 2 * n], numbers[2 * n : 3 * n], numbers[3 * n :])
+    row = [row - first_row for row in numbers[n : 2 * n]]
+    return Candidates(numbers[:n], row, numbers[2 * n : 3 * n], numbers[3 * n :])

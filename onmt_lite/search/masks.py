@@ -11,14 +11,15 @@ from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
 from onmt_lite.search.plan import Plan
 
 ANY = -1  # where a prefix leaves the next token open
+CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
 
 
 @dataclass(frozen=True)
 class Scored:
     """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
 
-    W is V and some spare columns of -inf.  `slope` (R, W) is the share of a diversity penalty that
-    tokens pay, where that is not all of it.
+    W is V, and a spare column of -inf where tokens are scattered.  `slope` (R, W) is the share of
+    a diversity penalty that tokens pay, where that is not all of it.
     """
 
     values: Tensor
@@ -59,13 +60,15 @@ class Masks:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)
             exempt[list(plan.exempt_ids)] = True
             self.exempt = exempt.to(device)
-        self.block = 1 << (vocab_size.bit_length() // 2)  # about the root of V, see ranking.top
-        self.spare = -vocab_size % self.block
-        if self.needs_history and not self.spare:
-            self.spare = self.block  # scattered writes without effect go to a spare column
-        # Whether a value that is not -inf is the model's own
-        changes = plan.repetition_penalty != 1.0 or plan.force_end == "free" or on_logits
-        self.keeps_values = not (changes or plan.sampling or plan.beam_groups > 1)
+        # Scattered writes without effect go to a spare column
+        self.spare = 1 if self.needs_history else 0
+        # Whether a value that is not -inf is the model's own logit, and counts as log_prob does
+        self.keeps_values = plan.repetition_penalty == 1.0 and plan.force_end != "free"
+        if plan.sampling:
+            self.keeps_values &= plan.sampling.temperature != "logits"
+        self.keeps_log_probs = (
+            self.keeps_values and not on_logits and not plan.sampling and plan.beam_groups == 1
+        )
 
     def score(
         self, logits: Tensor, scores: Tensor, history: Tensor | None, demands: Demands
@@ -158,5 +161,25 @@ class Masks:
 
 
 def normaliser(logits: Tensor) -> Tensor:
-    """(.., V) -> (..) logsumexp; finite for a row that allows nothing, which then stays at -inf."""
-    return logits.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
+    """Logits (.., V) -> (..) logsumexp; finite for a row that allows nothing, which then stays at
+    -inf.
+
+    On a CPU the same sums a few rows at a time, so that exponentials stay in a core's cache: 320
+    rows of 32,000 took 8 ms of one core, logsumexp of all rows 31, log_softmax of few rows 10.
+    """
+    lowest = torch.finfo(torch.float32).min
+    if logits.device.type != "cpu":
+        return logits.float().logsumexp(-1).clamp(min=lowest)
+    rows = logits.flatten(0, -2)
+    if len(rows) == 1:  # a sum alone would be split among threads
+        rows = rows.expand(2, -1)
+    (n_rows, v), n = rows.shape, min(len(rows), max(2, CACHED // rows.size(1)))
+    largest, sums = torch.empty(n_rows, 1), torch.empty(n_rows)
+    exponentials = torch.empty(n, v)
+    for end in range(n, n_rows + n, n):
+        these = slice(min(end, n_rows) - n, min(end, n_rows))
+        top = largest[these].copy_(rows[these].amax(1, keepdim=True)).clamp_(min=lowest)
+        torch.sub(rows[these], top, out=exponentials)
+        torch.sum(exponentials.exp_(), 1, out=sums[these])
+    sums = sums.log_().add_(largest[:, 0]).clamp_(min=lowest)
+    return sums[: logits[..., 0].numel()].view(logits.shape[:-1])

@@ -17,6 +17,7 @@ from onmt_lite.search.plan import Plan
 class Ranked:
     """Candidates of each sentence, best first: each (B, N).
 
+    row       of the batch: b * k + the sentence's own
     log_prob  value less norm, before the row's score is added
     """
 
@@ -36,13 +37,18 @@ class Ranker:
     block that is left out has n blocks before it, each with an element that comes before all of
     its own.  What passes for a candidate is computed from its logit in the originals' order of
     additions, (value - norm) + score, so that totals round as theirs do.
+
+    A block is about as wide as there are blocks in a row, and the last one may be narrower.
     """
 
-    def __init__(self, plan: Plan, vocab_size: int, block: int, device: torch.device):
-        self.plan, self.vocab_size, self.block, self.device = plan, vocab_size, block, device
-        self.offsets = torch.arange(block, device=device)
-        self.nudge = torch.tensor([-1e-200], dtype=torch.float64, device=device)
+    def __init__(self, plan: Plan, vocab_size: int, n_slots: int, device: torch.device):
+        """n_slots: the most sentences that are ranked at once."""
+        self.plan, self.vocab_size, self.device = plan, vocab_size, device
+        self.block = 1 << (vocab_size.bit_length() // 2)
+        self.sentences = torch.arange(n_slots, device=device)[:, None, None]
+        self.own_places = torch.arange(self.block, device=device)
         self.places: dict[int, Tensor] = {}
+        self.orders: dict[int, tuple[Tensor, Tensor]] = {}
 
     def rank(
         self,
@@ -64,23 +70,54 @@ class Ranker:
 
     def _top(self, values: Tensor, norm: Tensor, scores: Tensor, n: int) -> Ranked:
         """The n best of values (B, k, W) less norm (B, k), plus scores (B, k)."""
-        b, k, w = values.shape
-        maxima = values.view(b, k, -1, self.block).amax(3)  # (B, k, W / block)
+        b, _, w = values.shape
+        maxima = self._maxima(values)
         totals = (maxima - norm[:, :, None] + scores[:, :, None]).flatten(1)
         blocks = self._first(totals, min(n, totals.size(1))).sort(1).values
-        row = blocks.div(w // self.block, rounding_mode="floor")
-        places = (blocks[:, :, None] * self.block + self.offsets).flatten(1)
-        of_blocks = values.flatten(1).gather(1, places).view(b, -1, self.block)
-        log_probs = of_blocks - norm.gather(1, row)[:, :, None]
-        totals = (log_probs + scores.gather(1, row)[:, :, None]).flatten(1)
-        best = self._first(totals, n)
-        place = places.gather(1, best)
+        own_row = blocks.div(maxima.size(2), rounding_mode="floor")
+        places, beyond = self._places(blocks, own_row, values.size(1), w)
+        found = values.flatten().index_select(0, places.flatten()).view_as(places)
+        if beyond is not None:
+            found.masked_fill_(beyond, -math.inf)
+        both = norm.new_empty(2, *places.shape)
+        torch.sub(found, norm.gather(1, own_row)[:, :, None], out=both[0])
+        torch.add(both[0], scores.gather(1, own_row)[:, :, None], out=both[1])
+        both = both.flatten(2)
+        best = self._first(both[1], n)
+        log_prob, score = both.gather(2, best.expand(2, b, n))
+        place = places.flatten(1).gather(1, best)
         row = place.div(w, rounding_mode="floor")
-        log_prob = log_probs.flatten(1).gather(1, best)
-        token = place - row * w
+        token = torch.sub(place, row, alpha=w)
         if w > self.vocab_size:  # a spare column, where there is no candidate
             token = token.clamp(max=self.vocab_size - 1)
-        return Ranked(totals.gather(1, best), row, token, log_prob)
+        return Ranked(score, row, token, log_prob)
+
+    def _maxima(self, values: Tensor) -> Tensor:
+        """The largest value of each block of values (B, k, W)."""
+        (b, k, w), n_whole = values.shape, values.size(2) // self.block
+        whole = values[:, :, : n_whole * self.block].view(b, k, n_whole, self.block)
+        if n_whole * self.block == w:
+            return whole.amax(3)
+        maxima = values.new_empty(b, k, n_whole + 1)
+        torch.amax(whole, 3, out=maxima[:, :, :-1])
+        torch.amax(values[:, :, n_whole * self.block :], 2, out=maxima[:, :, -1])
+        return maxima
+
+    def _places(
+        self, blocks: Tensor, own_row: Tensor, k: int, w: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Where the elements of blocks (B, N) are among values (B, k, W), as flat indices
+        (B, N, block), and which of them are none, beyond the end of a row."""
+        if k * w not in self.places:
+            self.places[k * w] = self.sentences * (k * w) + self.own_places
+        places = torch.add(self.places[k * w][: len(blocks)], blocks[:, :, None], alpha=self.block)
+        missing = -w % self.block
+        if not missing:
+            return places, None
+        places = torch.sub(places, own_row[:, :, None], alpha=missing)
+        row = self.sentences[: len(blocks)] * k + own_row[:, :, None]
+        beyond = places >= (row + 1) * w
+        return places.masked_fill_(beyond, 0), beyond
 
     def _without_worst(self, ranked: Ranked, n_rows: int, first: Tensor | None) -> Ranked:
         """fairseq never takes the last of all candidates, of which a first step has V."""
@@ -95,15 +132,15 @@ class Ranker:
         """Columns of the n largest of totals (B, M), of equal ones the first: (B, n).
 
         topk leaves equals in any order, and a stable sort takes twenty times longer.  So totals go
-        to float64, where float32 leaves 29 bits free, and each is lowered by its column.  The
-        nudge does the same to a total of 0.
+        to float64, where float32 leaves 29 bits free, and each is lowered by its column: in
+        proportion where it is negative, as sums of log-probabilities are, and 0 by next to nothing.
         """
-        if totals.size(1) not in self.places:
-            place = torch.arange(1, totals.size(1) + 1, dtype=torch.float64, device=self.device)
-            self.places[totals.size(1)] = place
-        exact = totals + self.nudge
-        keys = exact.addcmul(exact.abs(), self.places[totals.size(1)], value=-(2.0**-51))
-        return keys.topk(n, dim=1).indices
+        m = totals.size(1)
+        if m not in self.orders:
+            column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
+            self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
+        lowered, more = self.orders[m]
+        return torch.addcmul(lowered, totals, more).topk(n, dim=1).indices
 
     def _diverse(
         self,
@@ -122,6 +159,7 @@ class Ranker:
         (b, k, w), plan, n_groups = values.shape, self.plan, self.plan.beam_groups
         width, one_by_one = k // n_groups, plan.policy.groups == "apart"
         taken = values.new_zeros(b, w)
+        of_batch = torch.arange(b * k, device=self.device).view(b, k)
         groups = []
         for g in range(n_groups):
             rows = slice(g * width, (g + 1) * width) if one_by_one else slice(g, None, n_groups)
@@ -136,8 +174,7 @@ class Ranker:
                 counted &= best.token != plan.eos_id
                 counted &= counted.cumsum(1) <= width
             taken.scatter_add_(1, best.token, counted.to(taken.dtype))
-            row = best.row + g * width if one_by_one else best.row * n_groups + g
-            groups.append(replace(best, row=row))
+            groups.append(replace(best, row=of_batch[:, rows].flatten()[best.row]))
         parts = zip(*(vars(group).values() for group in groups))
         if one_by_one:
             return Ranked(*(torch.cat(part, 1) for part in parts))

@@ -59,15 +59,16 @@ def draw(
     totals = (log_probs + scores[:, :, None]).flatten(1)
     if sampling.draws == "rows":
         token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)
-        row = torch.arange(k, device=token.device).repeat(b, 1)
+        row = torch.arange(b * k, device=token.device).view(b, k)
         index = row * v + token
-        return Ranked(totals.gather(1, index), row, token, log_probs.flatten(1).gather(1, index))
+        return Ranked(totals.take(index), row, token, log_probs.take(index))
     totals = totals.masked_fill(values.view(b, k * v) == -math.inf, -math.inf)
     n = min(plan.n_candidates, k * v)
     index = (totals.double() + noise).topk(n, dim=1).indices
     row = index.div(v, rounding_mode="floor")
     log_prob = log_probs.flatten(1).gather(1, index)
     token = (index - row * v).clamp(max=n_words - 1)  # a spare column is no candidate
+    row = row + k * torch.arange(b, device=row.device)[:, None]
     drawn = Ranked(totals.gather(1, index), row, token, log_prob)
     if sampling.ranked_by == "draw":
         return drawn
