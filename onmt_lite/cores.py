@@ -36,12 +36,24 @@ def threads_wanted() -> float:
 
 def worker_room(root: Path = Path("/")) -> int:
     """Workers that main memory has room for, at least 1."""
-    limits = [*memory_limits(root)]
+    limits = [limit for limit, _ in memory_limits(root)] + available_memory(root)
+    return max(1, min(limits) // WORKER_BYTES) if limits else 1
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of main memory that are left, of the machine and of this process's control groups;
+    None where that is not to be had."""
+    left = [max(0, limit - used) for limit, used in memory_limits(root)] + available_memory(root)
+    return min(left, default=None)
+
+
+def available_memory(root: Path) -> list[int]:
+    """Bytes that the machine has left; none where the kernel does not say."""
     with suppress(OSError, ValueError, IndexError):
         lines = read(root / "proc/meminfo").split("\n")
         (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        limits.append(int(free) << 10)
-    return max(1, min(limits) // WORKER_BYTES) if limits else 1
+        return [int(free) << 10]
+    return []
 
 
 def may_have_gpu() -> bool:
@@ -61,13 +73,23 @@ def cpu_quotas(root: Path) -> Iterator[float]:
                 yield quota / int(read(folder / "cpu.cfs_period_us"))
 
 
-def memory_limits(root: Path) -> Iterator[int]:
-    """Bytes of main memory that control groups grant, of version 2 and 1."""
-    files = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
-    for controller, name in files:
+def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Bytes of main memory that control groups grant, of version 2 and 1, and bytes in use: without
+    what files left in memory, which the kernel takes back."""
+    versions = (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for controller, limit, usage, kept in versions:
         for folder in control_groups(root, controller):
             with suppress(OSError, ValueError):  # "max" is no limit
-                yield int(read(folder / name))
+                granted, used = int(read(folder / limit)), 0
+                with suppress(OSError, ValueError):
+                    used = int(read(folder / usage))
+                    stat = read(folder / "memory.stat").strip().split("\n")
+                    fields = dict(line.split() for line in stat)
+                    used -= int(fields.get(kept, 0))
+                yield granted, used
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:

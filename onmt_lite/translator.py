@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onmt_lite.budget import Room
+from onmt_lite.budget import Budget, Room, Size, bytes_at_once, free_on
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shortlist import with_shortlist
@@ -23,7 +23,7 @@ from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.notes import notes_of
-from onmt_lite.options import TranslateOptions
+from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
 from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
@@ -56,13 +56,6 @@ FIXED = (
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 
-# Batches that nobody sized: bytes that one may take, and a length from which longer ones
-# bring no more speed
-BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
-MAX_BATCH_TOKENS = {"cpu": 1536, "cuda": 16384}
-GOLD_BATCH_TOKENS = 1024
-LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
-
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
@@ -78,12 +71,13 @@ class Translator:
         options: TranslateOptions,
         own: Named | None = None,
         phrases: dict[str, str] | None = None,
+        free: int | None = None,
     ):
         """The checkpoint's model stays as it is: where its weights are of another device or number
         type than the options ask for, the Translator has a copy.
 
         `own`, `phrases`: the tokenizer of the options and their phrase table, where they have
-        been read already."""
+        been read already.  `free`: bytes of main memory for its work, by default all that are."""
         self.options = options
         self.device, dtype = choose(options.speed)
         self.model = placed(checkpoint.model, self.device, dtype)
@@ -106,6 +100,12 @@ class Translator:
         self.tokenizer = self.renderer.tokenizer
         # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/design.md)
         self.refills = self.device.type == "cuda"
+        if free is None or self.device.type != "cpu":
+            free = free_on(self.device)
+        kind = self.device.type
+        self.budget = Budget(
+            Size.of(self._members(), dtype.itemsize), kind, bytes_at_once(kind, free)
+        )
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")
         timed_gpu = options.information.report_time and self.device.type == "cuda"
@@ -275,7 +275,7 @@ class Translator:
         texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
         found = [Found([replace(NOTHING, text=text)]) for text in texts]
         with computing(options.speed, self.device):
-            batches = self._batches(full, options)
+            batches = self._batches(full, options.speed, rules)
             alone = [(batch, len(batch)) for batch in batches]
             for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
                 with self.clock.phase("decode"):
@@ -315,26 +315,17 @@ class Translator:
             return ()
         return forced_ids(self.checkpoint, options.text)
 
-    def _batches(self, examples: list[Example], options: TranslateOptions) -> list[list[Example]]:
-        speed = options.speed
+    def _batches(
+        self, examples: list[Example], speed: SpeedOptions, rules: SearchRules
+    ) -> list[list[Example]]:
         if speed.deterministic:
             return make_batches(examples, 1, "sents")
         if speed.batch_size is not None:
             return make_batches(examples, speed.batch_size, speed.batch_type)
-        tokens = self._batch_tokens(options.search.beam_size)
+        limit = self.budget.limit(rules.beam_size)
         if speed.batch_type == "tokens":
-            return make_batches(examples, tokens, "tokens")
-        return make_batches(examples, max(1, tokens // 24), "sents")
-
-    def _batch_tokens(self, beam_size: int) -> int:
-        """Source tokens per batch, from what one of them costs while decoding: a row's share of
-        logits and their copies, and the keys and values of its output, twice as long at most."""
-        kind = self.device.type
-        models = self._members()
-        cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
-        cache = sum(2 * 2 * 2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
-        per_token = 4 * beam_size * (cache + self.model.vocab_size * len(models))
-        return max(64, min(MAX_BATCH_TOKENS[kind], BATCH_BYTES[kind] // per_token))
+            return make_batches(examples, limit.tokens, "tokens", max_sentences=limit.sentences)
+        return make_batches(examples, limit.sentences, "sents")
 
     def _decode(self, group: list[Example], n_slots: int, rules: SearchRules) -> list[Found]:
         """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
@@ -395,9 +386,8 @@ class Translator:
         place = {id(e): i for i, e in enumerate(examples)}
         gold: list[float | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
-        most = min(GOLD_BATCH_TOKENS, self._logits_at_once() // self.model.vocab_size)
-
-        for group in make_batches(scorable, 1 if alone else most, "tokens", longer_side):
+        most = 1 if alone else self.budget.scored_tokens
+        for group in make_batches(scorable, most, "tokens", longer_side):
             scores = self._scores(self.model, group)
             for example, score in zip(group, scores, strict=True):
                 gold[place[id(example)]] = score if is_number(score) else self._rescore(example)
@@ -431,12 +421,9 @@ class Translator:
                 checkpoint.eos_id,
                 checkpoint.sums_to_one,
                 batch.copy_ids,
-                self._logits_at_once(),
+                self.budget.scored_logits,
             )
             yield from enumerate(scores, start)
-
-    def _logits_at_once(self) -> int:
-        return BATCH_BYTES[self.device.type] // (LOGIT_BYTES * len(self._members()))
 
     def _members(self) -> list[Any]:
         """The models of an ensemble, or the model alone."""

@@ -81,6 +81,8 @@ class InProcess:
         device, dtype = choose(translator.options.speed)
         self.machine = {"device": device.type, "precision": str(dtype).removeprefix("torch.")}
         self.notes = model_notes(self.options, translator.checkpoint, translator.device)
+        if self.options.speed.batch_size is None and not self.options.speed.deterministic:
+            self.notes += translator.budget.notes(self.options.search.beam_size)
         return self
 
     def __exit__(self, *error: Any) -> None:

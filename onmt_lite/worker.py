@@ -27,7 +27,7 @@ import torch
 
 from onmt_lite import errors
 from onmt_lite.buckets import Bucket, Done, Progress
-from onmt_lite.cores import usable_cores
+from onmt_lite.cores import free_memory, usable_cores
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.runtime import choose, placed
@@ -74,12 +74,13 @@ def serve(fd: int, parent: int) -> None:
 @dataclass(frozen=True)
 class Shared:
     """What the workers have in common: models in main memory, what to do with them, and the device
-    and number type of each worker."""
+    and number type of each worker, and its share of the memory that is free (bytes)."""
 
     options: TranslateOptions
     parts: Parts
     task: Task
     machines: list[Machine]
+    free: int | None
 
 
 def load(options: TranslateOptions, n: int, task: Task) -> Shared:
@@ -90,7 +91,8 @@ def load(options: TranslateOptions, n: int, task: Task) -> Shared:
     machines = ask_fork(partial(choose_machines, options.speed))
     _, dtype = machines[0]
     parts = read_parts(options, torch.device("cpu"), dtype)
-    return Shared(options, parts, task, machines * n)
+    free = free_memory()
+    return Shared(options, parts, task, machines * n, None if free is None else free // n)
 
 
 def choose_machines(speed: SpeedOptions) -> list[Machine]:
@@ -187,7 +189,7 @@ def translator_of(shared: Shared, place: int) -> Translator:
     (device, dtype), (checkpoint, own, phrases) = shared.machines[place], shared.parts
     placed(checkpoint.model, device, dtype, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
-    return Translator(checkpoint, replace(shared.options, speed=speed), own, phrases)
+    return Translator(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 
 
 def end_with(parent: int) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from onmt_lite.cores import threads_wanted, usable_cores, worker_room
+from onmt_lite.cores import free_memory, threads_wanted, usable_cores, worker_room
 
 MIB = 1 << 20
 
@@ -95,6 +95,39 @@ def test_a_quota_limits_the_cores(machine, files, expected):
 )
 def test_memory_limits_the_workers(machine, files, expected):
     assert worker_room(machine(files)) == expected
+
+
+GROUP = {
+    "proc/meminfo": f"MemAvailable: {5 << 20} kB\n",
+    "sys/fs/cgroup/memory.max": f"{900 * MIB}\n",
+    "sys/fs/cgroup/memory.current": f"{700 * MIB}\n",
+    "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {100 * MIB}\n",
+    "sys/fs/cgroup/a/memory.max": "max\n",
+    "sys/fs/cgroup/a/b/memory.max": f"{400 * MIB}\n",
+    "sys/fs/cgroup/a/b/memory.current": f"{500 * MIB}\n",  # the limit was lowered
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{800 * MIB}\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{700 * MIB}\n",
+    "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {150 * MIB}\ninactive_file 0\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("", 5 << 30),
+        ("0::/\n", 300 * MIB),
+        ("0::/a\n", 300 * MIB),
+        ("0::/a/b\n", 0),
+        ("3:cpu:/\n2:memory:/docker/0f\n", 250 * MIB),
+        ("2:memory:/\n0::/\n", 250 * MIB),
+    ],
+)
+def test_what_the_machine_and_the_groups_have_left(machine, groups, expected):
+    assert free_memory(machine(GROUP | {"proc/self/cgroup": groups})) == expected
+
+
+def test_memory_that_nobody_knows(machine):
+    assert free_memory(machine({})) is None
 
 
 def test_the_affinity_of_this_process():

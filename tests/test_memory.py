@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite import budget as budget_module
 from onmt_lite import translator as translator_module
 from onmt_lite.budget import Room, is_out_of_memory
 from onmt_lite.errors import MemoryExhausted
@@ -238,7 +240,7 @@ def test_errors_at_any_place_lose_no_line(translator, in_thirds, at, batch_size,
     fresh = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
     fresh.refills, found = refills, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translator_module, "GOLD_BATCH_TOKENS", 10 * batch_size)
+        patch.setattr(budget_module, "SCORED_TOKENS", 10 * batch_size)
         failing = Failing(patch, fresh.model, at)
         try:
             found.extend(work(fresh, scores, batch_type="sents", batch_size=batch_size))
@@ -293,7 +295,7 @@ def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
         return score(model, src, src_lengths, targets, *args)
 
     monkeypatch.setattr(translator_module, "score_targets", note)
-    monkeypatch.setattr(translator_module, "GOLD_BATCH_TOKENS", 80)
+    monkeypatch.setattr(budget_module, "SCORED_TOKENS", 80)
     pairs = [("a", "red " * n) for n in (1, 14, 2, 9)] * 5 + [("der see " * 6, "a")] * 5
     sources, targets = zip(*pairs)
     found = fresh.score(sources, targets)
@@ -306,7 +308,7 @@ def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
 def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
     """40 tokens of the vocabulary, 20 bytes for each: 8,000 bytes are ten tokens' logits."""
     tried = small(monkeypatch, "score_targets", limit=100)
-    monkeypatch.setitem(translator_module.BATCH_BYTES, "cpu", 8000)
+    fresh.budget = replace(fresh.budget, n_bytes=8000)
     fresh.score(["a"] * 6, ["red"] * 6)
     length = longer_side(fresh.examples.make(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
@@ -317,7 +319,7 @@ def test_a_long_target_is_scored_a_position_at_a_time(fresh, translator, monkeyp
     """Where its logits alone are more than a batch may have."""
     sources, targets = ["a", "der see"], ["red book " * 10, "red"]
     expected = translator.score(sources, targets)
-    monkeypatch.setitem(translator_module.BATCH_BYTES, "cpu", 8000)
+    fresh.budget = replace(fresh.budget, n_bytes=8000)
     whole, forward = [], fresh.model.forward
     monkeypatch.setattr(
         fresh.model,

@@ -1,5 +1,6 @@
 """Lines to windows, examples to padded batches."""
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
@@ -52,18 +53,20 @@ def make_batches(
     batch_size: int,
     batch_type: str,
     length: Callable[[Example], int] = source_length,
+    max_sentences: float = math.inf,
 ) -> list[list[Example]]:
     """Group examples of like length into batches, the longest first.
 
     Like lengths need little padding; a batch too large for the memory fails at once.  A batch holds
-    at most `batch_size` sentences (`sents`) or padded tokens, and at least one sentence.
+    at most `batch_size` sentences (`sents`) or padded tokens, at most `max_sentences`, and at least
+    one sentence.
     """
     batches: list[list[Example]] = []
     width = 0
     for example in sorted(examples, key=lambda e: -length(e)):
         n = len(batches[-1]) + 1 if batches else 1
         size = n if batch_type == "sents" else n * width
-        if not batches or size > batch_size:
+        if not batches or size > batch_size or n > max_sentences:
             batches.append([])
             width = length(example)
         batches[-1].append(example)

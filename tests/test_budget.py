@@ -1,0 +1,135 @@
+"""Sizes of batches: a function of the model, the beam and the memory."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite import Translator, budget, worker
+from onmt_lite import translator as translator_module
+from onmt_lite.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.search.decode import decode
+from onmt_lite.search.plan import Limits, Plan, Sentence
+
+GIB, MIB = 1 << 30, 1 << 20
+BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)
+SIZES = st.builds(
+    Size,
+    st.integers(1, 4),
+    st.integers(5, 300_000),
+    st.integers(0, 100_000),
+    st.integers(0, 100_000),
+    st.integers(0, 32),
+    st.integers(1, 5_000),
+    st.sampled_from([2, 4]),
+)
+
+
+@given(SIZES, st.integers(1, 64), st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB))
+def test_a_batch_is_the_usual_one_or_a_half_of_it_again_and_again(size, beam, device, free):
+    n_bytes = bytes_at_once(device, free)
+    limit = Budget(size, device, n_bytes).limit(beam)
+    most = Budget(size, device, 1 << 60).limit(beam)
+    halves = [most]
+    while halves[-1] != LEAST:
+        before = halves[-1]
+        halves.append(Limit(max(64, before.tokens // 2), max(1, before.sentences // 2)))
+    assert limit in halves
+    assert limit == LEAST or limit.bytes(size, beam) <= n_bytes
+    if limit != most:  # twice as many would not fit
+        assert halves[halves.index(limit) - 1].bytes(size, beam) > n_bytes
+    usual = Budget(size, device, bytes_at_once(device, None))
+    assert bool(Budget(size, device, n_bytes).notes(beam)) == (limit != usual.limit(beam))
+
+
+@given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB))
+def test_free_memory_matters_only_where_it_is_short(device, free, more):
+    n_bytes, rich = bytes_at_once(device, free), bytes_at_once(device, free + more)
+    assert n_bytes <= rich <= bytes_at_once(device, None) == BYTES[device]
+    if free >= 2 * BYTES[device]:
+        assert n_bytes == BYTES[device]
+    elif free >= 32 * MIB:
+        assert free / 4 < n_bytes <= free / 2
+    assert n_bytes & (n_bytes - 1) == 0  # so that it stays while memory comes and goes a little
+
+
+def test_a_worked_example():
+    """Base, beam 5: 128 sentences of 24 tokens, each with 5 rows and an output of up to 53 tokens.
+
+    Logits of 5 x 32,000 twice; 8 x 53 keys and values in 6 layers of 512, both; 24 source tokens.
+    """
+    mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 53 * 6144 + 24 * 13_312 + 24 * 24 * 16)
+    assert BASE.bytes(1, 24, 5) == mine
+    assert Budget(BASE, "cpu", 2 * GIB).limit(5) == Limit(3072, 128)
+    assert Budget(BASE, "cpu", 128 * mine - 1).limit(5) == Limit(1536, 64)
+    assert Budget(BASE, "cpu", 2 * GIB).limit(1) == Limit(3072, 640)
+    assert Budget(BASE, "cpu", 0).limit(5) == LEAST
+
+
+@pytest.mark.parametrize("vocab, d, n_layers", [(8000, 16, 1), (60, 64, 3)])
+@pytest.mark.parametrize("beam", [1, 5])
+def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
+    """At most what the estimate says, and at least a sixth, as torch's profiler counts."""
+    sizes = dict(src_vocab_size=vocab, tgt_vocab_size=vocab, d_model=d, d_ff=2 * d, heads=2)
+    model = Transformer(
+        TransformerConfig(**sizes, enc_layers=n_layers, dec_layers=n_layers, max_positions=99)
+    ).eval()
+    model.requires_grad_(False)
+    preset = PRESETS["opennmt"]
+    plan = Plan(preset.policy, next(iter(preset.stops.values())), beam, bos_id=1, eos_id=2)
+    n, width = 8, 12
+    steps = 2 * width + 5
+    sentences = [Sentence([3 + i] * width, Limits(steps, steps + 1)) for i in range(n)]
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        assert len(list(decode(model, sentences, plan))) == n
+    found = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
+    level = most = 0
+    for event in sorted(found, key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        most = max(most, level)
+    estimate = Size.of([model]).bytes(n, width, beam)
+    assert estimate / 6 < most < estimate
+
+
+LINES = ["der hund", "die katze sieht den see", "ein kind"] * 20
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """Sentences of each batch that is decoded."""
+    sizes, decode_all = [], translator_module.decode
+
+    def noted(model, sentences, *args):
+        sizes.append(len(sentences))
+        return decode_all(model, sentences, *args)
+
+    monkeypatch.setattr(translator_module, "decode", noted)
+    return sizes
+
+
+def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
+    monkeypatch.setattr(budget, "LEAST_BYTES", MIB)
+    usual = translator.translate(LINES, beam_size=2)
+    assert len(batches) == 1
+    poor = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"), free=4 * MIB)
+    size = poor.budget.size
+    limit = poor.budget.limit(2)
+    assert 1 < limit.sentences < 60 and limit.bytes(size, 2) <= 2 * MIB
+    del batches[:]
+    found = poor.translate(LINES, beam_size=2)
+    assert len(batches) > 1 and max(batches) <= limit.sentences
+    assert [t.hyps[0].text for t in found] == [t.hyps[0].text for t in usual]
+    assert "not 320 and 3072" in poor.budget.notes(2)[0] and not translator.budget.notes(2)
+
+
+def test_workers_share_the_free_memory(monkeypatch):
+    monkeypatch.setattr(worker, "read_parts", lambda *args: None)
+    for free, share in ((6 * GIB, 2 * GIB), (None, None)):
+        monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
+        shared = worker.load(TranslateOptions.of(device="cpu"), 3, SimpleNamespace())
+        assert shared.free == share and len(shared.machines) == 3
