@@ -207,13 +207,13 @@ class Room:
                 if not is_out_of_memory(error):
                     raise
                 left = [i for i in waiting if i not in found]
-                if n == 1:
+                if n == 1 and left:
                     line = group[left[0]].line.id + 1
                     raise MemoryExhausted(
                         f"out of memory at line {line} alone; {self.remedy}"
                     ) from None
             # Here, since within `except` the error keeps alive what was in memory
-            self.most = (n + 1) // 2 * max(width(group[i]) for i in left)
+            self.most = (n + 1) // 2 * max(width(group[i]) for i in left or waiting)
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         return [found[i] for i in range(len(group))]

@@ -112,13 +112,13 @@ def test_half_as_many_are_tried_after_any_failure(batches, n_at_once, fails, dic
         widths = [e.n_src_tokens for e in group]
         assert 1 <= n <= max(1, min(n_at_once, most // max(widths)))
         order = dice.sample(range(len(group)), len(group))
-        n_results = fails.get(len(tried), len(group))
+        fail, n_results = len(tried) in fails, fails.get(len(tried), len(group))
         tried.append(n)
         for i in order[:n_results]:
             done.append(group[i].line.id)
             yield i, group[i].line.id
-        if n_results < len(group):
-            most = (n + 1) // 2 * max(widths[i] for i in order[n_results:])
+        if fail:  # perhaps when all is done
+            most = (n + 1) // 2 * max(widths[i] for i in order[n_results:] or order)
             raise MemoryError
 
     places = []
