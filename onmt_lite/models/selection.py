@@ -68,7 +68,8 @@ class Selection:
     ) -> Tensor:
         """What the rows of a sentence share, sentences along `dim`; `fresh` and `fill` as above.
 
-        Written in place: a sentence that stays where it is costs nothing.
+        Written in place: a sentence that stays where it is costs nothing.  By indexing, since
+        index_select first copies all of a tensor that is a part of a larger one.
         """
         if self.slots is None:
             return x
@@ -77,12 +78,13 @@ class Selection:
         n_more = len(self.slots) - x.size(dim)
         if n_more > 0:
             x = torch.cat([x, x.new_zeros(resized(x, dim, n_more))], dim)
+        before = (slice(None),) * dim
         if self.moved is not None:
             to, old = self.moved
-            x.index_copy_(dim, to, x.index_select(dim, old))
+            x[(*before, to)] = x[(*before, old)]
         if self.joined is not None and fresh is not None:
             to, new = self.joined
-            x.index_copy_(dim, to, fresh.index_select(dim, new))
+            x[(*before, to)] = fresh[(*before, new)]
         return x.narrow(dim, 0, len(self.slots))
 
 
