@@ -78,13 +78,13 @@ class Selection:
         n_more = len(self.slots) - x.size(dim)
         if n_more > 0:
             x = torch.cat([x, x.new_zeros(resized(x, dim, n_more))], dim)
-        before = (slice(None),) * dim
+        by_sentence = x.movedim(dim, 0)
         if self.moved is not None:
             to, old = self.moved
-            x[(*before, to)] = x[(*before, old)]
+            by_sentence[to] = by_sentence[old]
         if self.joined is not None and fresh is not None:
             to, new = self.joined
-            x[(*before, to)] = fresh[(*before, new)]
+            by_sentence[to] = fresh.movedim(dim, 0)[new]
         return x.narrow(dim, 0, len(self.slots))
 
 
