@@ -39,6 +39,7 @@ RANKS = [
         *("onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.shortlist"),
         "onmt_lite.ray",
     ],
+    ["onmt_lite.bench"],
     ["onmt_lite.__main__"],
     ["translate"],
 ]
@@ -49,7 +50,7 @@ INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 FILE_LAYER = (
     r"onmt_lite/(environment|cores|files|fingerprint|journal|part|output|generation|progress|cli"
     r"|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+"
-    r"|ray/(inputs|folder|tables|job))"
+    r"|ray/(inputs|folder|tables|job)|bench/\w+)"
     r"\.py"
 )
 

@@ -1,22 +1,33 @@
 """The shipped model's weights in other systems translate as our `-search` of their name does.
 
-pip install ctranslate2 transformers==4.46.3 && python -m pytest tests/peers
+pip install ctranslate2 transformers && python -m pytest tests/peers
 """
-
-from pathlib import Path
 
 import pytest
 
-from tests.perf.speed_chart import BEAMS, SYSTEMS, reproduced
+from onmt_lite.bench.options import BenchOptions
+from onmt_lite.bench.systems import PEERS, Job, build
+from onmt_lite.bench.workloads import convert_to_ctranslate2, make_workload, write_formats
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample.de.txt"
-LINES = [line for line in SAMPLE.read_text(encoding="utf-8").split("\n") if line]
+LINES = 13  # of the sample
+EXACT = [kind for kind in PEERS if kind.precision in ("float32", "fp32")]
 
 
-@pytest.mark.parametrize("name", ["transformers", "CTranslate2"])
-def test_translates_as_our_search(name):
-    system = SYSTEMS[name]
-    pytest.importorskip(system.package)
-    translate = system.build(1)
-    for beam_size in BEAMS:
-        assert translate(LINES, beam_size) == reproduced(system.search, LINES, beam_size)
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shipped")
+    return write_formats(make_workload("shipped", BenchOptions(), folder), folder / "formats")
+
+
+@pytest.mark.parametrize("beam_size", [5, 1])
+@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
+def test_translates_as_our_search(kind, beam_size, formats, tmp_path):
+    pytest.importorskip({"OpenNMT-py": "onmt"}.get(kind.package, kind.package))
+    workload = make_workload("shipped", BenchOptions(lines=LINES), tmp_path)
+    if kind.option == "ctranslate2" and not formats.ctranslate2.exists():
+        convert_to_ctranslate2(formats)
+    job = Job(kind.option, kind.precision, workload.model, str(formats.folder), 1, beam_size, None)
+    found, n_tokens = build(job).translate(workload.lines)
+    ours = build(Job("ours", "fp32", workload.model, "", 1, beam_size, None))
+    assert found == ours.translate_as(workload.lines, kind.search)
+    assert n_tokens > 3 * LINES

@@ -1,0 +1,327 @@
+"""How each system translates lines, from text to text; what runs inside of its process.
+
+Nothing of a peer is imported before its own function runs, and none of torch in a process of
+CTranslate2, so that memory is that of the system alone.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onmt_lite.translator import Translator
+
+CTRANSLATE2_BATCH = 32  # examples; with one worker per processor its fastest here
+TRANSFORMERS_BATCH = 64
+OPENNMT_BATCH = 64
+WARM_UP = 16  # lines
+MAX_LENGTH = 250  # tokens of an output
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A system with a number type, as tables name it.
+
+    package    that must be installed
+    option     what onmt_translate -against, and the choice of ours, calls the system
+    precision  "" is what the system chooses by itself
+    """
+
+    name: str
+    package: str
+    option: str
+    precision: str
+
+    @property
+    def search(self) -> str:
+        """Our -search that finds what the system finds with the same numbers."""
+        if self.option == "transformers":
+            return "transformers-5" if int(self.version.split(".")[0]) >= 5 else "transformers"
+        return {"ctranslate2": "ctranslate2", "opennmt-py": "opennmt-3"}.get(self.option, "opennmt")
+
+    @property
+    def version(self) -> str:
+        """ "" where it is not installed."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return ""
+
+
+OURS = [
+    Kind("onmt_lite", "torch", "ours", ""),
+    *(Kind(f"onmt_lite {p}", "torch", "ours", p) for p in ("fp32", "bf16", "int8")),
+]
+PEERS = [
+    Kind("CTranslate2 int8", "ctranslate2", "ctranslate2", "int8"),
+    Kind("CTranslate2 float32", "ctranslate2", "ctranslate2", "float32"),
+    Kind("transformers float32", "transformers", "transformers", "float32"),
+    Kind("transformers bfloat16", "transformers", "transformers", "bfloat16"),
+    Kind("OpenNMT-py", "OpenNMT-py", "opennmt-py", "fp32"),
+]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to be.
+
+    option, precision  of a `Kind`
+    model    what -model of onmt_lite takes
+    folder   where the formats of the other systems are, see `workloads.Formats`
+    threads  processors that it may use; 0: as many as it chooses (ours)
+    length   tokens of every output; None: as the model ends them
+    """
+
+    option: str
+    precision: str
+    model: str
+    folder: str
+    threads: int
+    beam_size: int
+    length: int | None
+
+
+class System:
+    """What has a model and translates."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.detail = ""  # what it has chosen by itself
+
+    def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
+        """Translations in the order of the lines, and how many tokens they have together."""
+        raise NotImplementedError
+
+    def translate_as(self, lines: Sequence[str], search: str) -> list[str]:
+        """Ours alone: translations with another -search."""
+        raise NotImplementedError
+
+    def phases(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Ours alone: where the time goes, see `onmt_lite.bench.phases`."""
+        raise NotImplementedError
+
+
+def build(job: Job) -> System:
+    kinds: dict[str, Callable[[Job], System]] = {
+        "ours": Ours,
+        "ctranslate2": CTranslate2,
+        "transformers": Transformers,
+        "opennmt-py": OpenNMTpy,
+    }
+    return kinds[job.option](job)
+
+
+class Ours(System):
+    """onmt_lite, with default options but for what the job asks."""
+
+    def __init__(self, job: Job):
+        from onmt_lite.environment import prepare_environment
+
+        prepare_environment()
+        from onmt_lite.translator import Translator
+
+        super().__init__(job)
+        options: dict[str, Any] = {"device": "cpu"}
+        if job.precision:
+            options["precision"] = job.precision
+        if job.threads:
+            options["threads"] = job.threads
+        self.options = options
+        self.translator = Translator.from_pretrained(job.model, **options)
+        self.detail = self.precision
+        self.limits: dict[str, Any] = {"beam_size": job.beam_size}
+        if job.length:
+            self.limits |= {"min_length": job.length, "max_length": job.length}
+
+    @property
+    def precision(self) -> str:
+        """The number type in use, by the name that -precision has for it."""
+        from onmt_lite.runtime import DTYPES, choose
+
+        _, dtype = choose(self.translator.options.speed)
+        return next(name for name, each in DTYPES.items() if each == dtype)
+
+    def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
+        best = [t.hyps[0] for t in self.translator.translate(lines, **self.limits)]
+        return [hyp.text for hyp in best], sum(len(hyp.tokens) for hyp in best)
+
+    def translate_as(self, lines: Sequence[str], search: str) -> list[str]:
+        limits: dict[str, Any] = {"max_length": MAX_LENGTH, **self.limits}
+        if self.job.length and search.startswith("transformers"):  # which count the start token
+            limits |= {"min_length": self.job.length + 1, "max_length": self.job.length + 1}
+        found = self._another(search=search).translate(lines, **limits)
+        return [t.hyps[0].text for t in found]
+
+    def phases(self, lines: Sequence[str]) -> dict[str, Any]:
+        from onmt_lite.bench.phases import profile
+
+        translator = self._another(threads=1)
+        translator.translate(lines[:WARM_UP], **self.limits)
+        return profile(lambda: translator.translate(lines, **self.limits), self.precision)
+
+    def _another(self, **options: Any) -> "Translator":
+        """A Translator of the same model, in this process."""
+        from onmt_lite.options import TranslateOptions
+        from onmt_lite.translator import Translator
+
+        parsed = TranslateOptions.of(**{**self.options, **options})
+        return Translator(self.translator.checkpoint, parsed)
+
+
+class Parts:
+    """Pieces and ids, of files that `workloads.write_formats` has written."""
+
+    def __init__(self, folder: Path):
+        described = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
+        self.src_tokens: list[str] = described["src_tokens"]
+        self.tgt_tokens: list[str] = described["tgt_tokens"]
+        self.src_end: list[int] = described["src_end"]
+        self.start_id: int = described["start_id"]
+        self.eos_id: int = described["eos_id"]
+        self.pad_id: int = described["pad_id"]
+        self.never_ids: list[int] = described["never_ids"]
+        self.source = self.target = None
+        if described["has_pieces"]:
+            self.source = read_pieces(folder / "source.spm")
+            self.target = read_pieces(folder / "target.spm")
+
+    def encode(self, lines: Sequence[str]) -> list[list[str]]:
+        """Tokens of each line, without the end token."""
+        if self.source is None:
+            return [line.split() for line in lines]
+        return self.source.encode(list(lines), out_type=str)
+
+    def decode(self, outputs: Sequence[list[str]]) -> list[str]:
+        if self.target is None:
+            return [" ".join(tokens) for tokens in outputs]
+        return [self.target.decode(tokens) for tokens in outputs]
+
+
+def read_pieces(path: Path) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    return SentencePieceProcessor(model_file=str(path))
+
+
+class CTranslate2(System):
+    """As its documentation advises for throughput: workers of one thread each, small batches."""
+
+    def __init__(self, job: Job):
+        import ctranslate2
+
+        super().__init__(job)
+        folder = Path(job.folder)
+        self.parts = Parts(folder)
+        self.ends = [self.parts.src_tokens[i] for i in self.parts.src_end]
+        self.translator = ctranslate2.Translator(
+            str(folder / "ctranslate2"),
+            compute_type=job.precision,
+            inter_threads=job.threads,
+            intra_threads=1,
+        )
+        self.limits = {"max_decoding_length": job.length or MAX_LENGTH}
+        if job.length:
+            self.limits["min_decoding_length"] = job.length
+
+    def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
+        results = self.translator.translate_batch(
+            [tokens + self.ends for tokens in self.parts.encode(lines)],
+            beam_size=self.job.beam_size,
+            max_batch_size=CTRANSLATE2_BATCH,
+            **self.limits,
+        )
+        outputs = [result.hypotheses[0] for result in results]
+        return self.parts.decode(outputs), sum(map(len, outputs))
+
+
+class Transformers(System):
+    """`generate` on batches of lines of about one length."""
+
+    def __init__(self, job: Job):
+        import torch
+
+        from onmt_lite.bench.m2m100 import read_model
+
+        super().__init__(job)
+        folder = Path(job.folder)
+        torch.set_num_threads(job.threads)
+        self.parts = parts = Parts(folder)
+        self.model = read_model(folder / "marian", job.model)
+        self.model.to(getattr(torch, job.precision)).eval()
+        self.src_ids = {token: i for i, token in enumerate(parts.src_tokens)}
+        self.unk_id = self.src_ids["<unk>"]
+        limits = {"max_new_tokens": job.length or MAX_LENGTH - 1}
+        if job.length:
+            limits["min_new_tokens"] = job.length
+        self.options = dict(
+            num_beams=job.beam_size,
+            pad_token_id=parts.pad_id,
+            eos_token_id=parts.eos_id,
+            decoder_start_token_id=parts.start_id,
+            suppress_tokens=parts.never_ids,
+            **limits,
+        )
+
+    def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
+        get, unk = self.src_ids.get, self.unk_id
+        sources = [
+            [*(get(token, unk) for token in tokens), *self.parts.src_end]
+            for tokens in self.parts.encode(lines)
+        ]
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        outputs: list[list[str]] = [[]] * len(sources)
+        for start in range(0, len(order), TRANSFORMERS_BATCH):
+            chosen = order[start : start + TRANSFORMERS_BATCH]
+            for i, output in zip(chosen, self._generate([sources[i] for i in chosen])):
+                outputs[i] = [self.parts.tgt_tokens[j] for j in output]
+        return self.parts.decode(outputs), sum(map(len, outputs))
+
+    def _generate(self, sources: list[list[int]]) -> list[list[int]]:
+        import torch
+        from transformers import GenerationConfig
+
+        pad, eos, width = self.parts.pad_id, self.parts.eos_id, max(map(len, sources))
+        ids = torch.tensor([source + [pad] * (width - len(source)) for source in sources])
+        mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sources])
+        found = self.model.generate(
+            input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**self.options)
+        )
+        rows = [row[1:] for row in found.tolist()]  # without the start token
+        return [row[: row.index(eos)] if eos in row else row for row in rows]
+
+
+class OpenNMTpy(System):
+    """OpenNMT-py 3, by the engine of its onmt_translate."""
+
+    def __init__(self, job: Job):
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it is older than that rule of torch
+        import torch
+        from onmt.inference_engine import InferenceEnginePY
+        from onmt.opts import translate_opts
+        from onmt.utils.parse import ArgumentParser
+
+        super().__init__(job)
+        folder = Path(job.folder)
+        torch.set_num_threads(job.threads)
+        self.parts = Parts(folder)
+        self.ends = [self.parts.src_tokens[i] for i in self.parts.src_end]
+        parser = ArgumentParser()
+        translate_opts(parser)
+        words = f"-src - -gpu -1 -beam_size {job.beam_size} -batch_size {OPENNMT_BATCH}"
+        words += f" -max_length {job.length or MAX_LENGTH} -min_length {job.length or 0}"
+        files = ["-model", str(folder / "model.pt"), "-output", str(folder / "pred.txt")]
+        options = parser.parse_args([*words.split(), *files])
+        ArgumentParser.validate_translate_opts(options)
+        ArgumentParser._get_all_transform_translate(options)
+        ArgumentParser._validate_transforms_opts(options)
+        self.engine = InferenceEnginePY(options)
+
+    def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
+        sources = [" ".join(tokens + self.ends) for tokens in self.parts.encode(lines)]
+        _, found = self.engine.infer_list(sources)
+        outputs = [best[0].split() for best in found]
+        return self.parts.decode(outputs), sum(map(len, outputs))
