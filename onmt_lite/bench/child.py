@@ -44,7 +44,9 @@ class Child:
                 env=dict(environment),
                 start_new_session=True,  # ^C is for the parent, which ends its children
             )
-        self.detail: str = self.ask(**dataclasses.asdict(job))["detail"]
+        first = self.ask(**dataclasses.asdict(job))
+        self.detail: str = first["detail"]
+        self.precision: str = first["precision"]
 
     def ask(self, **command: Any) -> dict[str, Any]:
         """The answer to a command.  Raises Gone where there is none."""
@@ -148,7 +150,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # some systems print
     system = build(Job(**json.loads(sys.stdin.readline())))
-    say(answers, detail=system.detail)
+    say(answers, detail=system.detail, precision=system.precision)
     texts: list[str] = []
     lines: list[str] = []
     for command in map(json.loads, sys.stdin):

@@ -15,7 +15,7 @@ from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.console import CONSOLE
 
 DEFAULT, EXACT = "onmt_lite", "onmt_lite fp32"  # the default may be the other one
-WARM_UP = 16  # lines per thread
+WARM_UP = 64  # lines, enough for all workers
 PROFILE_LINES = 512
 PAUSE = 0.2  # seconds after a run, in which threads of a system stop looking for work
 
@@ -30,7 +30,7 @@ def compare(
     with ExitStack() as running:
         children: dict[str, Child] = {}
         for kind in kinds(options, workload, formats, left_out):
-            if kind.option == "ours" and children and children[DEFAULT].detail == kind.precision:
+            if kind.option == "ours" and children and children[DEFAULT].precision == kind.precision:
                 continue
             job = job_of(kind, workload, options, formats)
             try:
@@ -40,7 +40,7 @@ def compare(
                 continue
             children[kind.name] = running.enter_context(closing(child))
             tell(f"  {kind.name} is ready")
-        warm_up(children, workload.lines, options.n_threads)
+        warm_up(children, workload.lines)
         systems = run(children, workload.lines, options.bench.rounds)
         judge(children, systems, workload.references)
         profiled = profiles(children, workload.lines, options.n_threads)
@@ -107,6 +107,7 @@ def job_of(kind: Kind, workload: Workload, options: Options, formats: Formats) -
         kind.precision,
         workload.model,
         str(formats.folder),
+        len(workload.lines),
         threads,
         options.bench.beam_size,
         workload.length,
@@ -116,9 +117,9 @@ def job_of(kind: Kind, workload: Workload, options: Options, formats: Formats) -
 # -- the runs -------------------------------------------------------------------------------------
 
 
-def warm_up(children: Mapping[str, Child], lines: Sequence[str], n_threads: int) -> None:
+def warm_up(children: Mapping[str, Child], lines: Sequence[str]) -> None:
     """Run a few lines, which are not counted; from here on the peak of memory counts."""
-    few = list(lines[: WARM_UP * n_threads])
+    few = list(lines[:WARM_UP])
     for child in children.values():
         child.ask(do="translate", lines=few)
         child.forget_peak()
@@ -199,5 +200,5 @@ def profiles(
         tell(f"  where the time of {name} goes")
         child = children[name]
         answer = child.ask(do="phases", lines=lines[:n])
-        found[name] = {"lines": n, "precision": child.detail, **answer}
+        found[name] = {"lines": n, "precision": child.precision, **answer}
     return found

@@ -1,10 +1,10 @@
 """Every option of `python -m onmt_lite.bench`."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from onmt_lite.cores import usable_cores
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
@@ -103,7 +103,7 @@ class Options:
 
     @property
     def n_threads(self) -> int:
-        return self.bench.threads or n_processors()
+        return self.bench.threads or usable_cores()
 
 
 def load_bench_options(argv: Sequence[str]) -> tuple[Options, Resolved]:
@@ -123,10 +123,3 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     if v["src"] is not None and v["model"] is None and "shipped" not in v["workload"]:
         problems.append("src: workloads base and tiny have their own lines; add shipped, or -model")
     return problems
-
-
-def n_processors() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

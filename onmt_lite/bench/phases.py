@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -163,7 +164,9 @@ def dynamic(x: Tensor, weight: Tensor) -> Callable[[], object]:
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = "onednn"
     try:
-        w8 = torch.quantize_per_tensor(weight, 0.025, 0, torch.qint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch will drop that type
+            w8 = torch.quantize_per_tensor(weight, 0.025, 0, torch.qint8)
         ready = torch.ops.quantized.linear_prepack(w8, None)
     finally:
         torch.backends.quantized.engine = before

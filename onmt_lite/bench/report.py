@@ -70,7 +70,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def titled(name: str, system: Record) -> str:
-    more = [part for part in (system["version"], system["detail"]) if part and part not in name]
+    more = [part for part in (system["version"], system["detail"]) if part]
     return f"{name} ({', '.join(more)})" if more else name
 
 
@@ -85,8 +85,9 @@ fp32 and the -search of that system."""
 
 
 def tables_of(record: Record) -> str:
-    """Both tables of each workload, what is left out, and what the columns mean."""
-    parts = []
+    """Where it was measured, both tables of each workload, and what the columns mean."""
+    settings = "".join(f", {name}={value}" for name, value in record["environment"].items())
+    parts = [f"{record['processor']}, torch {record['torch']} ({record['capability']}){settings}"]
     for name, work in record["workloads"].items():
         scale = f"beam {record['beam_size']}, {count(record['threads'], 'processor')}"
         parts.append(f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}")

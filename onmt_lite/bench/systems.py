@@ -19,6 +19,7 @@ CTRANSLATE2_BATCH = 32  # examples; with one worker per processor its fastest he
 TRANSFORMERS_BATCH = 64
 OPENNMT_BATCH = 64
 WARM_UP = 16  # lines
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MAX_LENGTH = 250  # tokens of an output
 
 
@@ -72,6 +73,7 @@ class Job:
     option, precision  of a `Kind`
     model    what -model of onmt_lite takes
     folder   where the formats of the other systems are, see `workloads.Formats`
+    n_lines  of a run
     threads  processors that it may use; 0: as many as it chooses (ours)
     length   tokens of every output; None: as the model ends them
     """
@@ -80,6 +82,7 @@ class Job:
     precision: str
     model: str
     folder: str
+    n_lines: int
     threads: int
     beam_size: int
     length: int | None
@@ -91,6 +94,7 @@ class System:
     def __init__(self, job: Job):
         self.job = job
         self.detail = ""  # what it has chosen by itself
+        self.precision = job.precision
 
     def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
         """Translations in the order of the lines, and how many tokens they have together."""
@@ -116,60 +120,66 @@ def build(job: Job) -> System:
 
 
 class Ours(System):
-    """onmt_lite, with default options but for what the job asks."""
+    """onmt_lite as a job of its command line does it, with default options but for what is asked:
+    buckets of lines, and workers where they pay."""
 
     def __init__(self, job: Job):
         from onmt_lite.environment import prepare_environment
 
         prepare_environment()
-        from onmt_lite.translator import Translator
+        from onmt_lite.job import choose_engine
+        from onmt_lite.options import TranslateOptions
 
         super().__init__(job)
-        options: dict[str, Any] = {"device": "cpu"}
+        given: dict[str, Any] = {"model": (job.model,), "device": "cpu", "beam_size": job.beam_size}
         if job.precision:
-            options["precision"] = job.precision
+            given["precision"] = job.precision
         if job.threads:
-            options["threads"] = job.threads
-        self.options = options
-        self.translator = Translator.from_pretrained(job.model, **options)
-        self.detail = self.precision
-        self.limits: dict[str, Any] = {"beam_size": job.beam_size}
+            given |= {"workers": job.threads, "threads": 1}
         if job.length:
-            self.limits |= {"min_length": job.length, "max_length": job.length}
-
-    @property
-    def precision(self) -> str:
-        """The number type in use, by the name that -precision has for it."""
-        from onmt_lite.runtime import DTYPES, choose
-
-        _, dtype = choose(self.translator.options.speed)
-        return next(name for name, each in DTYPES.items() if each == dtype)
+            given |= {"min_length": job.length, "max_length": job.length}
+        self.options = TranslateOptions.of(**given)
+        self.engine = choose_engine(self.options, None, job.n_lines).__enter__()
+        type_name = self.engine.machine["precision"]
+        self.precision = PRECISIONS.get(type_name, type_name)
+        n_workers = getattr(self.engine, "n", 1)
+        self.detail = f"{self.precision}, {n_workers} worker{'' if n_workers == 1 else 's'}"
 
     def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
-        best = [t.hyps[0] for t in self.translator.translate(lines, **self.limits)]
-        return [hyp.text for hyp in best], sum(len(hyp.tokens) for hyp in best)
+        from onmt_lite.buckets import Bucket, lines_per_bucket
+        from onmt_lite.text.lines import from_text
+
+        size = lines_per_bucket(self.options, "cpu", len(lines))
+        buckets = [
+            Bucket(start // size, [from_text(lines[i], i) for i in range(start, end)])
+            for start in range(0, len(lines), size)
+            for end in [min(start + size, len(lines))]
+        ]
+        counts = []  # tokens of each batch
+        found = self.engine.run(buckets, lambda n_lines, n_tokens: counts.append(n_tokens))
+        text = b"".join(done.data for done in found).decode("utf-8")
+        return text.removesuffix("\n").split("\n"), sum(counts)
 
     def translate_as(self, lines: Sequence[str], search: str) -> list[str]:
-        limits: dict[str, Any] = {"max_length": MAX_LENGTH, **self.limits}
-        if self.job.length and search.startswith("transformers"):  # which count the start token
-            limits |= {"min_length": self.job.length + 1, "max_length": self.job.length + 1}
-        found = self._another(search=search).translate(lines, **limits)
+        limits: dict[str, Any] = {"max_length": MAX_LENGTH}
+        if self.job.length:  # transformers counts the start token
+            n = self.job.length + search.startswith("transformers")
+            limits = {"min_length": n, "max_length": n}
+        found = self._translator(search=search, **limits).translate(lines)
         return [t.hyps[0].text for t in found]
 
     def phases(self, lines: Sequence[str]) -> dict[str, Any]:
         from onmt_lite.bench.phases import profile
 
-        translator = self._another(threads=1)
-        translator.translate(lines[:WARM_UP], **self.limits)
-        return profile(lambda: translator.translate(lines, **self.limits), self.precision)
+        translator = self._translator(threads=1)
+        translator.translate(lines[:WARM_UP])
+        return profile(lambda: translator.translate(lines), self.precision)
 
-    def _another(self, **options: Any) -> "Translator":
-        """A Translator of the same model, in this process."""
-        from onmt_lite.options import TranslateOptions
+    def _translator(self, **options: Any) -> "Translator":
+        """The same in this process."""
         from onmt_lite.translator import Translator
 
-        parsed = TranslateOptions.of(**{**self.options, **options})
-        return Translator(self.translator.checkpoint, parsed)
+        return Translator.load(self.options.updated(**{**options, "workers": 1}))
 
 
 class Parts:
@@ -234,7 +244,7 @@ class CTranslate2(System):
             max_batch_size=CTRANSLATE2_BATCH,
             **self.limits,
         )
-        outputs = [result.hypotheses[0] for result in results]
+        outputs: list[list[str]] = [result.hypotheses[0] for result in results]
         return self.parts.decode(outputs), sum(map(len, outputs))
 
 

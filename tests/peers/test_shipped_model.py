@@ -26,8 +26,10 @@ def test_translates_as_our_search(kind, beam_size, formats, tmp_path):
     workload = make_workload("shipped", BenchOptions(lines=LINES), tmp_path)
     if kind.option == "ctranslate2" and not formats.ctranslate2.exists():
         convert_to_ctranslate2(formats)
-    job = Job(kind.option, kind.precision, workload.model, str(formats.folder), 1, beam_size, None)
+    job = Job(
+        kind.option, kind.precision, workload.model, str(formats.folder), LINES, 1, beam_size, None
+    )
     found, n_tokens = build(job).translate(workload.lines)
-    ours = build(Job("ours", "fp32", workload.model, "", 1, beam_size, None))
+    ours = build(Job("ours", "fp32", workload.model, "", LINES, 1, beam_size, None))
     assert found == ours.translate_as(workload.lines, kind.search)
     assert n_tokens > 3 * LINES
