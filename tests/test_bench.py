@@ -169,7 +169,7 @@ def test_processor_time_and_memory_are_of_the_whole_family(small, tmp_path):
 def test_a_child_that_ends_says_why(small, tmp_path):
     job = Job("ours", "fp8", small.model, "", 6, 1, 5, None)
     with pytest.raises(Gone, match="precision: expected one of"):
-        Child(job, {"PYTHONPATH": ":".join(sys.path)}, tmp_path / "log")
+        Child("ours", job, {"PYTHONPATH": ":".join(sys.path)}, tmp_path / "log")
 
 
 # -- phases ---------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ def test_time_belongs_to_the_innermost_phase(monkeypatch):
             now[0] += seconds
 
     watch = phases.Watch()
-    attention = watch.wrap("attention", spend, False)
-    whole = watch.wrap("encode", lambda: spend(1, lambda: attention(10)), False)
-    step = watch.wrap("rest of a step", lambda: spend(100, lambda: attention(1000)), False)
+    attention = watch.wrap("attention", spend)
+    whole = watch.wrap("encode", lambda: spend(1, lambda: attention(10)))
+    step = watch.wrap("rest of a step", lambda: spend(100, lambda: attention(1000)))
     spend(10000, whole, step)
     watch.stop()
     assert watch.seconds == {

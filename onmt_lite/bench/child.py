@@ -26,15 +26,19 @@ PROC = Path("/proc")
 
 
 class Gone(OnmtLiteError):
-    """A child has ended in place of an answer."""
+    """A child has ended in place of an answer; `why` is the last line of its standard error."""
+
+    def __init__(self, name: str, why: str):
+        super().__init__(f"{name} has ended: {why}")
+        self.why = why
 
 
 class Child:
     """The parent's side of one process."""
 
-    def __init__(self, job: Job, environment: Mapping[str, str], log: Path):
+    def __init__(self, name: str, job: Job, environment: Mapping[str, str], log: Path):
         """`log`: where its standard error goes."""
-        self.log, self.answer = log, {}  # type: tuple[Path, dict[str, Any]]
+        self.name, self.log = name, log
         with open(log, "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "onmt_lite.bench.child"],
@@ -58,7 +62,7 @@ class Child:
             pass  # what it had to say is in its log
         answer = self.process.stdout.readline()
         if not answer:
-            raise Gone(self._last_words())
+            raise Gone(self.name, self._last_words())
         return json.loads(answer)
 
     def _last_words(self) -> str:

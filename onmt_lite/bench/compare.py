@@ -15,7 +15,8 @@ from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.console import CONSOLE
 
 DEFAULT, EXACT = "onmt_lite", "onmt_lite fp32"  # the default may be the other one
-WARM_UP = 64  # lines, enough for all workers
+WARM_UP = 64  # lines of ours, enough for all workers
+WARM_UP_PEERS = 16
 PROFILE_LINES = 512
 PAUSE = 0.2  # seconds after a run, in which threads of a system stop looking for work
 
@@ -34,9 +35,11 @@ def compare(
                 continue
             job = job_of(kind, workload, options, formats)
             try:
-                child = Child(job, environment, folder / f"{kind.name}.log")
+                child = Child(kind.name, job, environment, folder / f"{kind.name}.log")
             except Gone as gone:
-                left_out[kind.name] = str(gone)
+                if kind.name == DEFAULT:
+                    raise
+                left_out[kind.name] = gone.why
                 continue
             children[kind.name] = running.enter_context(closing(child))
             tell(f"  {kind.name} is ready")
@@ -93,8 +96,15 @@ def prepare(kind: Kind, workload: Workload, formats: Formats) -> str:
             return formats.why_not
         try:
             convert_to_ctranslate2(formats)
-        except ImportError as error:
-            return f"its converter needs more packages: {error}"
+        except (
+            ImportError,
+            AttributeError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            return f"its converter failed: {type(error).__name__}: {error}"
     return ""
 
 
@@ -119,9 +129,10 @@ def job_of(kind: Kind, workload: Workload, options: Options, formats: Formats) -
 
 def warm_up(children: Mapping[str, Child], lines: Sequence[str]) -> None:
     """Run a few lines, which are not counted; from here on the peak of memory counts."""
-    few = list(lines[:WARM_UP])
-    for child in children.values():
-        child.ask(do="translate", lines=few)
+    tell("  warming up")
+    for name, child in children.items():
+        n = WARM_UP if name.startswith(DEFAULT) else WARM_UP_PEERS
+        child.ask(do="translate", lines=list(lines[:n]))
         child.forget_peak()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.cores import usable_cores
+from onmt_lite.cores import threads_wanted, usable_cores
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
@@ -103,7 +103,8 @@ class Options:
 
     @property
     def n_threads(self) -> int:
-        return self.bench.threads or usable_cores()
+        """Of the peers, as many as ours has workers by default."""
+        return self.bench.threads or int(min(usable_cores(), threads_wanted()))
 
 
 def load_bench_options(argv: Sequence[str]) -> tuple[Options, Resolved]:

@@ -28,7 +28,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "onmt_lite.models.family:Family.encode",
         "onmt_lite.models.transformer:Transformer.init_state",
     ),
-    "decoder products": ("torch.nn:Linear.forward",),
+    "decoder products": ("torch.nn:Linear.forward", "onmt_lite.models.layers:FeedForward.forward"),
     "attention": (
         "onmt_lite.models.attention:attend",
         "onmt_lite.models.cache:KeyValueCache.begin_step",
@@ -43,7 +43,7 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 WHOLE = ("tokenise", "encode", "decoder products", "attention", "vocabulary product", "top-k")
 HOST = "host"  # all else: beams, batches, Python
-PRODUCTS = PHASES["decoder products"]  # functions (self, x (..., K)) -> (..., N)
+PRODUCTS = PHASES["decoder products"]  # methods of layers, of inputs (..., K)
 
 Shape = tuple[int, int, int]  # rows, K, N of a product (rows, K) @ (K, N)
 
@@ -55,23 +55,26 @@ class Watch:
         self.seconds: dict[str, float] = defaultdict(float)
         self.products: Counter[Shape] = Counter()
         self._inside = [HOST]
+        self._counted = False  # within what has been counted as a whole
         self._since = time.process_time()
 
-    def wrap(self, phase: str, function: Callable[..., Any], is_product: bool) -> Any:
+    def wrap(self, phase: str, function: Callable[..., Any], is_product: bool = False) -> Any:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._inside[-1] in WHOLE:
-                found = function(*args, **kwargs)
-            else:
+            counts = is_product and not self._counted
+            if counts:
+                self.products.update(products_of(args[0], args[1]))
+                self._counted = True
+            whole = self._inside[-1] in WHOLE
+            if not whole:
                 self._change(lambda: self._inside.append(phase))
-                try:
-                    found = function(*args, **kwargs)
-                finally:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if not whole:
                     self._change(self._inside.pop)
-            if is_product:
-                k, n = args[1].size(-1), found.size(-1)
-                self.products[args[1].numel() // k, k, n] += 1
-            return found
+                if counts:
+                    self._counted = False
 
         return watched
 
@@ -84,6 +87,13 @@ class Watch:
         self.seconds[self._inside[-1]] += now - self._since
         change()
         self._since = now
+
+
+def products_of(layer: torch.nn.Module, x: Tensor) -> list[Shape]:
+    """What a layer multiplies: one product, or those of the layers in it."""
+    if isinstance(layer, torch.nn.Linear):
+        return [(x.numel() // x.size(-1), layer.in_features, layer.out_features)]
+    return [shape for part in layer.children() for shape in products_of(part, x)]
 
 
 @contextlib.contextmanager

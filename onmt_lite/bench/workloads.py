@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import random
 from argparse import Namespace
 from dataclasses import dataclass
@@ -279,6 +280,7 @@ def write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
 
 def convert_to_ctranslate2(formats: Formats) -> None:
     """By CTranslate2's own converters, from what our exporters have written."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # one of them reads it
     from ctranslate2 import converters
 
     converter: Any
