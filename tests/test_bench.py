@@ -1,6 +1,7 @@
 """The comparison with other systems: same work, honest figures, and what is said where."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -124,6 +125,22 @@ def test_lines_of_files(tmp_path):
         read_lines(BenchOptions(src=str(src)))
     with pytest.raises(FileError, match="cannot read"):
         read_lines(BenchOptions(src=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        ("-src {here}/none", "src: cannot read"),
+        ("-json {here}/none/x.json", "json: cannot write .* in a folder that is there"),
+        ("-svg {here}", "svg: cannot write"),
+        ("-src {here}/lines -json {here}/lines", "is the same file as src"),
+    ],
+)
+def test_files_are_looked_at_before_minutes_are_spent(words, error, tmp_path, capfd):
+    (tmp_path / "lines").write_text("a\n", encoding="utf-8")
+    assert main(words.format(here=tmp_path).split()) in (2, 5)
+    out, err = capfd.readouterr()
+    assert re.search(error, err) and (out, err.count("\n")) == ("", 1)
 
 
 def test_formats_of_both_shapes(small, tiny_checkpoint, tmp_path):
@@ -339,7 +356,7 @@ def test_a_comparison(tiny_checkpoint, tmp_path, capfd):
             assert system["equal"] == 5
     assert set(work["profiles"]) <= set(work["systems"])
     out, err = capfd.readouterr()
-    assert out == tables_of(record) + "\n\n"
+    assert out == tables_of(record) + "\n"
     assert all(f"{name}: left out; {why}" in err for name, why in work["left_out"].items())
     assert (tmp_path / "speed.svg").read_text(encoding="utf-8") == chart_of(record)
 

@@ -35,18 +35,22 @@ def bench(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
     from pathlib import Path
 
     from onmt_lite.bench.compare import compare
-    from onmt_lite.bench.report import chart_of, machine, tables_of
-    from onmt_lite.bench.workloads import make_workload
+    from onmt_lite.bench.report import LEGEND, chart_of, machine, setting_of, workload_tables
+    from onmt_lite.bench.workloads import check_files, make_workload
     from onmt_lite.cli import print_out, save
 
     given = options.bench
+    check_files(options)  # before minutes are spent
+    workloads: dict[str, Any] = {}
     record = {**machine(environment), "threads": options.n_threads, "beam_size": given.beam_size}
-    record["workloads"] = workloads = {}
+    record["workloads"] = workloads
+    print_out(setting_of(record) + "\n\n")
     for name in given.workload if given.model is None else ("given",):
         with tempfile.TemporaryDirectory(prefix="onmt_lite.bench.") as folder:
             workload = make_workload(name, given, Path(folder))
             workloads[name] = compare(workload, options, environment, Path(folder))
-        print_out(tables_of({**record, "workloads": {name: workloads[name]}}) + "\n\n")
+        print_out(workload_tables(record, name) + "\n\n")
+    print_out(LEGEND + "\n")
     if options.output.json is not None:
         save(json_of(record), options.output.json)
     if options.output.svg is not None:

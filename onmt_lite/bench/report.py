@@ -85,21 +85,26 @@ fp32 and the -search of that system."""
 
 
 def tables_of(record: Record) -> str:
-    """Where it was measured, both tables of each workload, and what the columns mean."""
+    """Where it was measured, the tables of each workload, and what the columns mean."""
+    workloads = [workload_tables(record, name) for name in record["workloads"]]
+    return "\n\n".join([setting_of(record), *workloads, LEGEND])
+
+
+def setting_of(record: Record) -> str:
     settings = "".join(f", {name}={value}" for name, value in record["environment"].items())
-    parts = [f"{record['processor']}, torch {record['torch']} ({record['capability']}){settings}"]
-    for name, work in record["workloads"].items():
-        scale = f"beam {record['beam_size']}, {count(record['threads'], 'processor')}"
-        parts.append(f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}")
-        parts.append(speed_table(work))
-        if work["left_out"]:
-            left_out = work["left_out"].items()
-            parts.append("\n".join(f"- {peer}: left out; {why}" for peer, why in left_out))
-        parts += [
-            f"Milliseconds of {OURS} per line, in one process of one thread:",
-            time_table(work),
-        ]
-    return "\n\n".join([*parts, LEGEND])
+    return f"{record['processor']}, torch {record['torch']} ({record['capability']}){settings}"
+
+
+def workload_tables(record: Record, name: str) -> str:
+    """How fast each system is, what is left out, and where the time of ours goes."""
+    work = record["workloads"][name]
+    scale = f"beam {record['beam_size']}, {count(record['threads'], 'processor')}"
+    parts = [f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}", speed_table(work)]
+    if work["left_out"]:
+        left_out = work["left_out"].items()
+        parts.append("\n".join(f"- {peer}: left out; {why}" for peer, why in left_out))
+    parts += [f"Milliseconds of {OURS} per line, in one process of one thread:", time_table(work)]
+    return "\n\n".join(parts)
 
 
 def headline(record: Record) -> str:

@@ -13,11 +13,12 @@ from typing import Any, cast
 import sentencepiece as spm
 import torch
 
-from onmt_lite.bench.options import BenchOptions
+from onmt_lite.bench.options import BenchOptions, Options
 from onmt_lite.checkpoints import load_checkpoint, marian_writer
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, write_whole
+from onmt_lite.files import check_paths
 from onmt_lite.models.layers import DecoderLayer
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.shipped import DATA, DEFAULT_MODEL
@@ -75,6 +76,23 @@ def make_workload(name: str, options: BenchOptions, folder: Path) -> Workload:
     n = options.lines or len(lines)
     kept = None if references is None else references[:n]
     return Workload(name, f"{about} on text", str(model), lines[:n], references=kept)
+
+
+def check_files(options: Options) -> None:
+    """Raise FileError, DataError or OptionError where an input cannot be read, or an output not be
+    written."""
+    given, output = options.bench, options.output
+    read = {"model": given.model, "src": given.src, "tgt": given.tgt}
+    written = {"json": output.json, "svg": output.svg}
+    check_paths(
+        [(name, path) for name, path in read.items() if path],
+        [(name, path) for name, path in written.items() if path],
+    )
+    read_lines(given)
+    for name, path in written.items():
+        folder = os.path.dirname(path or "") or "."
+        if path and (os.path.isdir(path) or not os.access(folder, os.W_OK)):
+            raise FileError(f"{name}: cannot write {path}; give a file in a folder that is there")
 
 
 # -- random weights -------------------------------------------------------------------------------
