@@ -97,8 +97,13 @@ class System:
         self.precision = job.precision
 
     def translate(self, lines: Sequence[str]) -> tuple[list[str], int]:
-        """Translations in the order of the lines, and how many tokens they have together."""
+        """Translations in the order of the lines, and how many tokens they have together, the end
+        tokens counted."""
         raise NotImplementedError
+
+    def n_tokens(self, outputs: Sequence[list[str]]) -> int:
+        """Of outputs without end tokens; those of a fixed length have none."""
+        return sum(map(len, outputs)) + (0 if self.job.length else len(outputs))
 
     def translate_as(self, lines: Sequence[str], search: str) -> list[str]:
         """Ours alone: translations with another -search."""
@@ -245,7 +250,7 @@ class CTranslate2(System):
             **self.limits,
         )
         outputs: list[list[str]] = [result.hypotheses[0] for result in results]
-        return self.parts.decode(outputs), sum(map(len, outputs))
+        return self.parts.decode(outputs), self.n_tokens(outputs)
 
 
 class Transformers(System):
@@ -288,7 +293,7 @@ class Transformers(System):
             chosen = order[start : start + TRANSFORMERS_BATCH]
             for i, output in zip(chosen, self._generate([sources[i] for i in chosen])):
                 outputs[i] = [self.parts.tgt_tokens[j] for j in output]
-        return self.parts.decode(outputs), sum(map(len, outputs))
+        return self.parts.decode(outputs), self.n_tokens(outputs)
 
     def _generate(self, sources: list[list[int]]) -> list[list[int]]:
         import torch
@@ -334,4 +339,4 @@ class OpenNMTpy(System):
         sources = [" ".join(tokens + self.ends) for tokens in self.parts.encode(lines)]
         _, found = self.engine.infer_list(sources)
         outputs = [best[0].split() for best in found]
-        return self.parts.decode(outputs), sum(map(len, outputs))
+        return self.parts.decode(outputs), self.n_tokens(outputs)
