@@ -42,7 +42,9 @@ def test_nothing_is_found_in_a_toy_that_is_whole(kit, n, tmp_path):
 
 @pytest.mark.parametrize("broken, kit, n", [(b, *k) for b, ks in FOUND.items() for k in ks])
 def test_what_is_broken_is_found(broken, kit, n, tmp_path):
-    assert problems(kit, toy(tmp_path, "-break", broken), n)
+    """In one of some rounds: a kill may miss the moment at which the toy is broken."""
+    rounds = range(1, 6)
+    assert any(problems(kit, toy(tmp_path / f"{k}", "-break", broken), n, k) for k in rounds)
 
 
 @pytest.fixture(scope="module")
