@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.linear import Linear
 from onmt_lite.models.positions import build_relation
 
 
@@ -52,8 +53,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
         n_parts = self.heads + 2 * self.kv_heads
-        self.qkv = nn.Linear(cfg.d_model, n_parts * cfg.width, bias=cfg.attn_bias)
-        self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
+        self.qkv = Linear(cfg.d_model, n_parts * cfg.width, bias=cfg.attn_bias)
+        self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
         self.relation = build_relation(cfg, causal)
 
     def forward(
@@ -93,9 +94,9 @@ class CrossAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        self.q = nn.Linear(cfg.d_model, cfg.heads * cfg.width, bias=cfg.attn_bias)
-        self.kv = nn.Linear(cfg.d_model, 2 * self.kv_heads * cfg.width, bias=cfg.attn_bias)
-        self.out = nn.Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
+        self.q = Linear(cfg.d_model, cfg.heads * cfg.width, bias=cfg.attn_bias)
+        self.kv = Linear(cfg.d_model, 2 * self.kv_heads * cfg.width, bias=cfg.attn_bias)
+        self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
         """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d).

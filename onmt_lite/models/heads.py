@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onmt_lite.models.linear import Linear
 from onmt_lite.models.memory import Memory, Sentences
 from onmt_lite.models.rnn_attention import AttentionWeights
 
 
-class Head(nn.Linear):
+class Head(Linear):
     """One layer: the logits of the vocabulary."""
 
     copies = False

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from onmt_lite.models.attention import CrossAttention, SelfAttention, Sight
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -50,9 +51,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self.up = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias)
-        self.down = nn.Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
-        self.gate = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
+        self.up = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias)
+        self.down = Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
+        self.gate = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
         self.activation = ACTIVATIONS[cfg.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class AverageAttention(nn.Module):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self.gates = nn.Linear(2 * cfg.d_model, 2 * cfg.d_model)
+        self.gates = Linear(2 * cfg.d_model, 2 * cfg.d_model)
         self.ffn: FeedForward | None = None
         if cfg.dec_self_attn == "average_ffn":
             inner = dataclasses.replace(
