@@ -114,7 +114,7 @@ FOREIGN = {
     "quant_type": Foreign(("",), NOT_QUANTISED),
     "w_bit": Foreign(("4",), NOT_QUANTISED),
     "group_size": Foreign(("128",), NOT_QUANTISED),
-    "int8": Foreign(SWITCHED_OFF, NOT_QUANTISED),
+    "int8": Foreign(SWITCHED_OFF, "", switch=("precision", "int8")),
     "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
     "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
     "fast": Foreign(SWITCHED_OFF, "without effect here; every search is batched"),

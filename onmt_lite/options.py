@@ -420,10 +420,12 @@ class SpeedOptions:
         max=99,
         example="0",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = opt(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = opt(
         "auto",
-        "Hold the weights in this type; `auto` is fp32 on a CPU and bf16 on a GPU that has it",
-        example="bf16",
+        "Compute with numbers of this type. `int8`, on a CPU: linear layers multiply bytes. `auto` "
+        "is int8 on a processor that is made for it, unless the model is small or -search names "
+        "another system, fp32 on other CPUs, and bf16 on a GPU that has it",
+        example="fp32",
     )
     threads: int | None = opt(
         None,
@@ -539,6 +541,11 @@ class TranslateOptions:
     def n_workers(self) -> int | None:
         """Processes that translate: one per GPU where there are several.  None: as many as pay."""
         return len(self.speed.gpu) if len(self.speed.gpu) > 1 else self.jobs.workers
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether results are to equal those of another system, which int8 would not do."""
+        return self.search.search != "opennmt"
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":

@@ -4,15 +4,25 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from onmt_lite.budget import is_out_of_memory
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.linear import LEAST_WIDTH, gain, pack
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.options import SpeedOptions
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.float32,  # of all but the linear layers
+}
+# How many times as fast as torch's own product another one must be
+LEAST_GAIN = {"packed": 1.3, "int8": 1.7}  # int8 rounds
 
 
 def choose_device(options: SpeedOptions) -> torch.device:
@@ -36,43 +46,87 @@ def choose_device(options: SpeedOptions) -> torch.device:
     return device
 
 
-def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, where results are the same everywhere, else bfloat16."""
-    if precision == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
-    return DTYPES[precision]
+def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, str]:
+    """Device and precision of the model; the precision may still be `auto`, see `placed`.
 
-
-def choose(options: SpeedOptions) -> tuple[torch.device, torch.dtype]:
-    """Device and number type of the model."""
-    device = choose_device(options)
-    return device, choose_dtype(options.precision, device)
+    exact  whether `auto` is float32 on a CPU, whatever the processor
+    """
+    device, precision = choose_device(options), options.precision
+    if precision == "int8" and device.type != "cpu":
+        raise OptionError("precision int8: of a CPU alone; give bf16 or fp16 for a GPU")
+    if precision == "auto" and device.type == "cuda":
+        precision = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return device, "fp32" if precision == "auto" and exact else precision
 
 
 def placed(
-    model: EncoderDecoder, device: torch.device, dtype: torch.dtype, in_place: bool = False
+    model: EncoderDecoder, device: torch.device, precision: str, in_place: bool = False
 ) -> EncoderDecoder:
-    """The model with its weights on that device and of that number type: the same one if they are.
+    """The model with its weights on that device and in that precision: the same one if they are.
 
-    Else a copy, since somebody else may be using the model; `in_place`: nobody is.
-    MemoryExhausted where the weights do not fit.
+    Else a copy, since somebody else may be using the model; weights that stay as they are belong
+    to both.  `in_place`: nobody is using it.  MemoryExhausted where the weights do not fit.
     """
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
     device = torch.empty(0, device=device).device  # cuda:0 where that is meant by cuda
+    dtype, kernels = DTYPES.get(precision, torch.float32), choose_kernels(model, device, precision)
     weights = [*model.parameters(), *model.buffers()]
-    as_is = (w.dtype == dtype or not w.is_floating_point() for w in weights)
-    if all(as_is) and all(w.device == device for w in weights):
+    stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
+    stay = stay and all(w.device == device for w in weights)
+    if stay and kernels_of(model) == kernels:
         return model
     try:
-        return (model if in_place else copy.deepcopy(model)).to(device, dtype)
+        module: Any = model
+        if not in_place:
+            module = copy.deepcopy(model, {id(w): w for w in weights} if stay else {})
+        pack(module, "")
+        module.to(device, dtype)
+        pack(module, kernels)
+        module.kernels = kernels
+        return module
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
     raise MemoryExhausted(
         f"out of memory: the model does not fit on {device}; give another device or precision"
     )
+
+
+def choose_kernels(model: torch.nn.Module, device: torch.device, precision: str) -> str:
+    """What makes the linear layers of a model fast: a kernel of `onmt_lite.models.linear`, or ""
+    for torch's own product.
+
+    The processor is asked: each kernel that would do is timed, which takes some milliseconds.
+    """
+    if device.type != "cpu" or precision == "fp16":
+        return ""
+    if precision == "int8":
+        return "int8" if gain("int8") else ""
+    if not is_wide(model):
+        return ""
+    if precision == "auto" and gain("int8") >= LEAST_GAIN["int8"]:
+        return "int8"
+    dtype = DTYPES.get(precision, torch.float32)
+    return "packed" if gain("packed", dtype) >= LEAST_GAIN["packed"] else ""
+
+
+def is_wide(model: torch.nn.Module) -> bool:
+    """Whether it is linear layers that take the time: those of a Transformer that is not small."""
+    members = getattr(model, "members", [model])
+    return all(isinstance(m, Transformer) and m.cfg.d_model >= LEAST_WIDTH for m in members)
+
+
+def kernels_of(model: EncoderDecoder) -> str:
+    return getattr(model, "kernels", "")
+
+
+def precision_of(model: EncoderDecoder) -> str:
+    """The precision that a model has; "fp32" of one without weights."""
+    if kernels_of(model) == "int8":
+        return "int8"
+    dtypes = {w.dtype for w in model.parameters()} if isinstance(model, torch.nn.Module) else set()
+    return next((name for name, dtype in DTYPES.items() if dtypes == {dtype}), "fp32")
 
 
 @contextlib.contextmanager

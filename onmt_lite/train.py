@@ -40,7 +40,7 @@ from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import JobOptions, SpeedOptions
 from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
-from onmt_lite.runtime import choose
+from onmt_lite.runtime import DTYPES, choose
 from onmt_lite.training import samples
 from onmt_lite.training.checks import STATE, check_files
 from onmt_lite.training.data import (
@@ -123,9 +123,9 @@ class Trainer:
         learning, data = options.learning, options.data
         self.out = Path(data.output)
         check_files(options)
-        self.device, self.dtype = choose(
-            SpeedOptions(device=learning.device, precision=learning.precision)
-        )
+        speed = SpeedOptions(device=learning.device, precision=learning.precision)
+        self.device, precision = choose(speed, exact=True)
+        self.dtype = DTYPES[precision]
         torch.manual_seed(learning.seed)
         if learning.threads is not None:
             torch.set_num_threads(learning.threads)

@@ -79,8 +79,8 @@ class Translator:
         `own`, `phrases`: the tokenizer of the options and their phrase table, where they have
         been read already.  `free`: bytes of main memory for its work, by default all that are."""
         self.options = options
-        self.device, dtype = choose(options.speed)
-        self.model = placed(checkpoint.model, self.device, dtype)
+        self.device, precision = choose(options.speed, options.is_exact)
+        self.model = placed(checkpoint.model, self.device, precision)
         checkpoint = replace(checkpoint, model=self.model)
         checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
@@ -130,9 +130,11 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
-        device, dtype = choose(options.speed)  # one that is not there is found before all else
+        device, precision = choose(
+            options.speed, options.is_exact
+        )  # one that is not there is found before all else
         with computing(options.speed, device):
-            checkpoint, own, phrases = read_parts(options, device, dtype)
+            checkpoint, own, phrases = read_parts(options, device, precision)
             return cls(checkpoint, options, own, phrases)
 
     def translate(
@@ -350,7 +352,7 @@ class Translator:
     @functools.cached_property
     def exact_model(self) -> EncoderDecoder:
         """The model in fp32.  MemoryExhausted where there is no room beside the other."""
-        return placed(self.model, self.device, torch.float32)
+        return placed(self.model, self.device, "fp32")
 
     def _run(
         self, model: EncoderDecoder, group: list[Example], n_slots: int, rules: SearchRules
@@ -442,8 +444,8 @@ def with_gold(translation: Translation, gold: float | None) -> Translation:
     return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))
 
 
-def read_parts(options: TranslateOptions, device: torch.device, dtype: torch.dtype) -> Parts:
-    """What the options name, read from files, with the weights on the device and of that type.
+def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
+    """What the options name, read from files, with the weights on the device in that precision.
     Raises OptionError or CheckpointError."""
     own, phrases = read_own(options), _phrases(options)  # found damaged before a model is read
     given = Direction(options.model.src_lang, options.model.tgt_lang)
@@ -456,7 +458,7 @@ def read_parts(options: TranslateOptions, device: torch.device, dtype: torch.dty
             lambda known: choose_languages(known if of_tokens else of_text(known), given),
         )
     checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
-    placed(checkpoint.model, device, dtype, in_place=True)
+    placed(checkpoint.model, device, precision, in_place=True)
     return checkpoint, own, phrases
 
 

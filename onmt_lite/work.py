@@ -10,7 +10,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Translation
 from onmt_lite.reports import Summary, build_writer, sentence_log, to_report
 from onmt_lite.rules import model_notes
-from onmt_lite.runtime import choose
+from onmt_lite.runtime import precision_of
 from onmt_lite.shipped import model_paths
 from onmt_lite.tokenization import fit, read_own
 from onmt_lite.translator import Translator
@@ -78,8 +78,8 @@ class InProcess:
 
     def __enter__(self) -> "InProcess":
         self.translator = translator = self.given or Translator.load(self.options)
-        device, dtype = choose(translator.options.speed)
-        self.machine = {"device": device.type, "precision": str(dtype).removeprefix("torch.")}
+        precision = precision_of(translator.model)
+        self.machine = {"device": translator.device.type, "precision": precision}
         self.notes = model_notes(self.options, translator.checkpoint, translator.device)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
             self.notes += translator.budget.notes(self.options.search.beam_size)

@@ -29,7 +29,7 @@ from onmt_lite import errors
 from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.cores import free_memory, usable_cores
 from onmt_lite.errors import OnmtLiteError, OptionError
-from onmt_lite.options import SpeedOptions, TranslateOptions
+from onmt_lite.options import TranslateOptions
 from onmt_lite.runtime import choose, placed
 from onmt_lite.translator import Parts, Translator, read_parts
 from onmt_lite.work import InProcess
@@ -38,7 +38,7 @@ BEAT = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 
-Machine = tuple[torch.device, torch.dtype]
+Machine = tuple[torch.device, str]
 Task = Callable[[Translator, TranslateOptions, Bucket, Progress], Done]
 
 
@@ -74,7 +74,7 @@ def serve(fd: int, parent: int) -> None:
 @dataclass(frozen=True)
 class Shared:
     """What the workers have in common: models in main memory, what to do with them, and the device
-    and number type of each worker, and its share of the memory that is free (bytes)."""
+    and precision of each worker, and its share of the memory that is free (bytes)."""
 
     options: TranslateOptions
     parts: Parts
@@ -88,16 +88,18 @@ def load(options: TranslateOptions, n: int, task: Task) -> Shared:
     threads = options.speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
     options = replace(options, speed=replace(options.speed, threads=threads))
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
-    machines = ask_fork(partial(choose_machines, options.speed))
-    _, dtype = machines[0]
-    parts = read_parts(options, torch.device("cpu"), dtype)
+    machines = ask_fork(partial(choose_machines, options))
+    _, precision = machines[0]
+    parts = read_parts(options, torch.device("cpu"), precision)
     free = free_memory()
     return Shared(options, parts, task, machines * n, None if free is None else free // n)
 
 
-def choose_machines(speed: SpeedOptions) -> list[Machine]:
+def choose_machines(options: TranslateOptions) -> list[Machine]:
     """One for each of several GPUs, else one."""
-    return [choose(replace(speed, gpu=(number,))) for number in speed.gpu] or [choose(speed)]
+    speed = options.speed
+    speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
+    return [choose(speed, options.is_exact) for speed in speeds]
 
 
 def ask_fork(question: Callable[[], Any]) -> Any:
@@ -186,8 +188,8 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
 
 def translator_of(shared: Shared, place: int) -> Translator:
     """The translator of a worker: on a CPU, with the weights that all share."""
-    (device, dtype), (checkpoint, own, phrases) = shared.machines[place], shared.parts
-    placed(checkpoint.model, device, dtype, in_place=True)
+    (device, precision), (checkpoint, own, phrases) = shared.machines[place], shared.parts
+    placed(checkpoint.model, device, precision, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
     return Translator(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 

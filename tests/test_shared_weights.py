@@ -74,14 +74,14 @@ def test_a_model_that_is_loaded_for_one_translator_is_not_copied(
 
 def test_a_copy_on_another_device():
     model = tiny.make_model()
-    moved = placed(model, torch.device("meta"), torch.float32)
+    moved = placed(model, torch.device("meta"), "fp32")
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
 def test_a_copy_shares_what_its_original_shares():
     model = tiny.make_model(share_embeddings=True, tie_output=True)
-    halved = placed(model, torch.device("cpu"), torch.bfloat16)
+    halved = placed(model, torch.device("cpu"), "bf16")
     assert halved.output.weight is halved.src_embedding.token.weight
 
 
@@ -113,4 +113,4 @@ def test_a_model_that_does_not_fit(monkeypatch, in_place):
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
     with pytest.raises(MemoryExhausted, match="out of memory: the model does not fit on cpu; give"):
-        placed(tiny.make_model(), torch.device("cpu"), torch.bfloat16, in_place)
+        placed(tiny.make_model(), torch.device("cpu"), "bf16", in_place)

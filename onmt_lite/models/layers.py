@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from onmt_lite.models.attention import CrossAttention, SelfAttention, Sight
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.linear import Linear
+from onmt_lite.models.linear import Int8FeedForward, Kernel, Linear, pack
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -55,11 +55,23 @@ class FeedForward(nn.Module):
         self.down = Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
         self.gate = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
         self.activation = ACTIVATIONS[cfg.activation]
+        self.kernel: Kernel | None = None  # for both projections
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> the same shape."""
+        if self.kernel is not None:
+            return self.kernel(x)
         hidden = self.activation(self.up(x))
         return self.down(hidden if self.gate is None else hidden * self.gate(x))
+
+    def pack(self, kind: str) -> bool:
+        """See `onmt_lite.models.linear.pack`."""
+        plain = self.gate is None and self.activation is F.relu
+        self.kernel = Int8FeedForward(self.up, self.down) if plain and kind == "int8" else None
+        if self.kernel is not None:
+            pack(self.up, "")
+            pack(self.down, "")
+        return self.kernel is not None
 
 
 class AverageAttention(nn.Module):

@@ -4,16 +4,21 @@ A layer is computed by `F.linear` until `pack` gives it a kernel with weights of
 order in which oneDNN reads them.  R rows, D inputs, N outputs.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK = 512  # outputs computed at a time: 320 rows of them stay in the second-level cache
 ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits behind the point
 LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
+PROBE = (256, 512, 512)  # rows, inputs and outputs of the product by which kernels are judged
+SMALL_PROBE = (32, 128, 128)  # and of the one before, for a kernel that takes seconds
 
 Kernel = Callable[[Tensor], Tensor]
 
@@ -26,6 +31,11 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., N)."""
         return super().forward(x) if self.kernel is None else self.kernel(x)
+
+    def pack(self, kind: str) -> bool:
+        """Take a kernel of KERNELS, or none: see `pack`."""
+        self.kernel = KERNELS[kind](self) if kind else None
+        return True
 
 
 class Packed:
@@ -169,3 +179,59 @@ def detached(layer: nn.Linear) -> tuple[Tensor, Tensor]:
 
 def blocks_of(n: int) -> list[slice]:
     return [slice(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
+
+
+KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {"packed": Packed, "int8": Int8}
+
+
+def pack(module: nn.Module, kind: str) -> None:
+    """Give the linear layers in a module kernels of that kind, or none: "".
+
+    A module with a method `pack` says whether it has done so for all that it holds.
+    """
+    of_module = getattr(module, "pack", None)
+    if of_module is None or not of_module(kind):
+        for part in module.children():
+            pack(part, kind)
+
+
+@cache
+def gain(kind: str, dtype: torch.dtype = torch.float32) -> float:
+    """How many times as fast as `F.linear` a kernel is here, by the time of one thread; 0 where
+    this torch lacks the kernel or its products are wrong."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            slow = compare(kind, dtype, *SMALL_PROBE) < 0.05
+            return 0.0 if slow else compare(kind, dtype, *PROBE)
+    except (AttributeError, RuntimeError, TypeError):  # a private operator that is not there
+        return 0.0
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+def compare(kind: str, dtype: torch.dtype, n_rows: int, n_inputs: int, n_outputs: int) -> float:
+    """Seconds of `F.linear` in `dtype` by those of a kernel; 0 where the products differ."""
+    draws = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(*shape, generator=draws).to(dtype)
+        for shape in ((n_rows, n_inputs), (n_outputs, n_inputs), (n_outputs,))
+    )
+    layer = nn.utils.skip_init(nn.Linear, n_inputs, n_outputs, dtype=dtype)
+    layer.weight, layer.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
+    kernel = KERNELS[kind](layer)
+    exact = F.linear(x.float(), weight.float(), bias.float())
+    near = (kernel(x).float() - exact).abs().mean() < 0.02 * exact.abs().mean()
+    plain = seconds(lambda: F.linear(x, weight, bias))
+    return plain / seconds(lambda: kernel(x)) if near else 0.0
+
+
+def seconds(work: Callable[[], Tensor]) -> float:
+    """The least time of this thread that some work took."""
+    times = []
+    for _ in range(6):
+        start = time.thread_time()
+        work()
+        times.append(time.thread_time() - start)
+    return max(min(times), 1e-9)
