@@ -12,6 +12,7 @@ from onmt_lite import Translator
 from onmt_lite.errors import OptionError
 from onmt_lite.models.table import TableModel
 from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.runtime import precision_of
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text_options import TextOptions
 from tests.support import tables
@@ -162,10 +163,12 @@ def test_model_and_tokenizer(tiny_checkpoint):
     assert isinstance(Translator.from_pretrained(TOY, device="cpu").model, TableModel)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "int8"])
 def test_precision(tiny_checkpoint, precision):
     translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    types |= {"fp32": torch.float32, "int8": torch.float32}
+    assert precision_of(translator.model) == precision
     assert {p.dtype for p in translator.model.parameters()} == {types[precision]}
     assert translator.translate(["der hund"])[0].hyps[0].score < 0
 

@@ -515,7 +515,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-transforms bpe -src_subword_model a", "or share_vocab"),
         ("-src_onmttok_kwargs x", "expected a dict"),
         ("-config none.yaml", "cannot be read"),
-        ("-precision int8", "expected one of auto, fp32, bf16, fp16"),
+        ("-precision int4", "expected one of auto, fp32, bf16, fp16, int8"),
         ("x.txt", "name the input with -src"),
     ],
 )

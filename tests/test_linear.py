@@ -1,0 +1,180 @@
+"""Kernels of linear layers against plain arithmetic."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite import runtime
+from onmt_lite.models import linear
+from onmt_lite.models.linear import BLOCK, Bytes, Int8, Linear, Packed, gain, pack
+from tests.support import tiny
+
+CPU = torch.device("cpu")
+NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2**-100)
+
+
+def make_layer(n_inputs: int, n_outputs: int, seed: int = 0) -> Linear:
+    torch.manual_seed(seed)
+    layer = Linear(n_inputs, n_outputs)
+    torch.nn.init.normal_(layer.weight)
+    return layer.requires_grad_(False)
+
+
+def as_int8(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    """int8 as the textbook has it, in float64: scales per row and per output, nearest integers."""
+    x, weight, bias = x.double(), layer.weight.double(), layer.bias.double()
+    row, column = x.abs().amax(-1, keepdim=True) / 127, weight.abs().amax(1) / 127
+    return (x / row).round() @ (weight / column[:, None]).round().T * row * column + bias
+
+
+class TestInt8:
+    @pytest.mark.parametrize("n_outputs", [3, 64, BLOCK, 2 * BLOCK + 7])
+    @pytest.mark.parametrize("n_inputs", [1, 48, 200])
+    @pytest.mark.parametrize("shape", [(1,), (7, 5), (2, 3, 4)])
+    def test_is_rounded_once(self, shape, n_inputs, n_outputs):
+        layer = make_layer(n_inputs, n_outputs)
+        x = torch.randn(*shape, n_inputs) * torch.logspace(-8, 8, shape[-1])[:, None]
+        expected = as_int8(x, layer)
+        # A number half-way between two integers may go either way
+        slack = 2 * x.abs().amax(-1, keepdim=True) / 127 * layer.weight.abs().amax()
+        assert (Int8(layer)(x) - expected).abs().le(1e-5 * expected.abs() + slack).all()
+        assert (Int8(layer)(x) - expected).abs().median() <= 1e-5 * expected.abs().median()
+
+    def test_a_layer_without_bias(self):
+        layer = Linear(64, 32, bias=False).requires_grad_(False)
+        x = torch.randn(5, 64)
+        assert torch.allclose(Int8(layer)(x), F.linear(x, layer.weight), atol=0.05)
+
+    def test_zero_infinite_and_missing_numbers_stay_in_their_row(self):
+        layer, x = make_layer(64, 32), torch.randn(5, 64)
+        x[1], x[2, 3], x[3, 4] = 0, float("inf"), float("nan")
+        alone = Int8(layer)(x[:1])
+        out = Int8(layer)(x)
+        assert torch.equal(out[0], alone[0])
+        assert torch.equal(out[1], layer.bias)
+        assert not out[2].isfinite().any() and out[3].isnan().all()
+        assert out[4].isfinite().all()
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.integers(0, 39), min_size=1, max_size=60), st.integers(0, 9))
+    def test_a_row_is_alone(self, rows, seed):
+        layer = make_layer(130, BLOCK + 9, seed)
+        x = torch.randn(40, 130, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(Int8(layer)(x[rows]), Int8(layer)(x)[rows])
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(NUMBERS, min_size=1, max_size=30))
+    def test_bytes_are_the_nearest_integers(self, numbers):
+        rows = torch.tensor([numbers])
+        found = Bytes.of(rows, torch.full((len(numbers),), linear.ROUNDING + 128))
+        if rows.any():
+            back = (found.values.double() - found.zero) * found.step
+            assert (back - rows).abs().max() <= found.step.item() * 0.5001
+
+
+class TestFeedForward:
+    @pytest.mark.parametrize("d_ff", [96, BLOCK, 2 * BLOCK + 40])
+    @pytest.mark.parametrize("activation", ["relu", "gelu"])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_is_near(self, d_ff, activation, gated):
+        switches = dict(d_model=64, d_ff=d_ff, activation=activation, gated_ffn=gated)
+        layer = tiny.make_model(**switches).decoder[0].ffn.requires_grad_(False)
+        x = torch.randn(6, 5, 64)
+        exact = layer(x)
+        pack(layer, "int8")
+        packed = layer(x)
+        assert 0 < (packed - exact).abs().mean() < 0.04 * exact.abs().mean()
+        assert torch.equal(layer(x[2:3]), packed[2:3])
+        assert (layer.kernel is not None) == (activation == "relu" and not gated)
+        pack(layer, "")
+        assert torch.equal(layer(x), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_is_the_plain_product(dtype):
+    layer = make_layer(70, 33).to(dtype)
+    x = torch.randn(4, 9, 70).to(dtype)
+    assert torch.allclose(Packed(layer)(x), layer(x), rtol=1e-2 if dtype != torch.float32 else 1e-5)
+
+
+class TestGain:
+    def setup_method(self):
+        gain.cache_clear()
+
+    teardown_method = setup_method
+
+    def test_of_what_works(self):
+        assert gain("packed") > 0
+
+    @pytest.mark.parametrize("kind", ["packed", "int8"])
+    def test_of_an_operator_that_is_missing(self, kind, monkeypatch):
+        class Nothing:
+            def __getattr__(self, name):
+                raise AttributeError(f"'_OpNamespace' object has no attribute '{name}'")
+
+        monkeypatch.setattr(torch.ops, "mkldnn", Nothing())
+        monkeypatch.setattr(torch.ops, "onednn", Nothing())
+        assert gain(kind) == 0
+
+    def test_of_a_wrong_product(self, monkeypatch):
+        right = Packed.__call__
+        monkeypatch.setattr(Packed, "__call__", lambda self, x: 1.5 * right(self, x))
+        assert gain("packed") == 0
+
+    def test_of_a_slow_one(self, monkeypatch):
+        times = iter([1e-6, 1e-3])  # of F.linear and of the kernel
+        monkeypatch.setattr(linear, "seconds", lambda work: next(times))
+        assert gain("packed") == 0
+
+    def test_threads_stay_as_they_are(self):
+        before = torch.get_num_threads()
+        gain("packed")
+        assert torch.get_num_threads() == before
+
+
+class TestChoice:
+    """Which precision and kernels a model gets."""
+
+    @pytest.fixture(autouse=True)
+    def gains(self, monkeypatch):
+        gains = {"int8": 4.0, "packed": 1.0}
+        monkeypatch.setattr(runtime, "gain", lambda kind, *_: gains[kind])
+        return gains
+
+    def made(self, precision: str, **switches: int) -> str:
+        model = runtime.placed(tiny.make_model(**switches), CPU, precision)
+        return runtime.precision_of(model)
+
+    def test_auto(self, gains):
+        assert self.made("auto", d_model=128, heads=2) == "int8"
+        assert self.made("auto", d_model=64) == "fp32"  # too small to gain
+        gains["int8"] = 1.2
+        assert self.made("auto", d_model=128, heads=2) == "fp32"
+
+    def test_asked_for(self, gains):
+        assert self.made("int8") == "int8"
+        assert self.made("fp32", d_model=128, heads=2) == "fp32"
+        gains["int8"] = 0.0
+        assert self.made("int8") == "fp32"
+
+    @pytest.mark.parametrize("packed, kind", [(1.0, type(None)), (2.3, Packed)])
+    def test_float32_by_the_faster_product(self, gains, packed, kind):
+        gains["packed"] = packed
+        model = runtime.placed(tiny.make_model(d_model=128, heads=2), CPU, "fp32")
+        assert type(model.output.kernel) is kind
+
+    def test_two_precisions_share_what_stays(self):
+        first = runtime.placed(tiny.make_model(), CPU, "int8")
+        second = runtime.placed(first, CPU, "fp32")
+        assert second is not first
+        assert second.output.kernel is None and first.output.kernel is not None
+        assert all(a is b for a, b in zip(first.parameters(), second.parameters(), strict=True))
+        assert runtime.placed(first, CPU, "int8") is first
+
+    def test_a_copy_has_the_kernels(self):
+        model = runtime.placed(tiny.make_model(), CPU, "int8")
+        assert copy.deepcopy(model).output.kernel is model.output.kernel
