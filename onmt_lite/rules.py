@@ -10,7 +10,6 @@ import torch
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.linear import gain
 from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
@@ -220,11 +219,6 @@ def model_notes(
         notes.append(f"threads: without effect; the model runs on {device}")
     if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
         notes.append("precision: without effect; a table model has no weights")
-    if precision_of(model) == "int8" and options.speed.precision == "auto":
-        notes.append(
-            f"precision int8, {gain('int8'):.0f} times as fast as fp32 in linear layers here; "
-            "-precision fp32 for scores to the last digit"
-        )
     if options.speed.precision == "int8" and precision_of(model) != "int8":
         notes.append("precision int8: this torch cannot do so here; the model runs in fp32")
     return notes

@@ -27,7 +27,7 @@ from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
 from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import choose, computing, placed
+from onmt_lite.runtime import DTYPES, choose, computing, placed
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
@@ -104,7 +104,9 @@ class Translator:
             free = free_on(self.device)
         kind = self.device.type
         self.budget = Budget(
-            Size.of(self._members(), dtype.itemsize), kind, bytes_at_once(kind, free)
+            Size.of(self._members(), DTYPES.get(precision, torch.float32).itemsize),
+            kind,
+            bytes_at_once(kind, free),
         )
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")

@@ -62,7 +62,7 @@ LINES = {
     "--model m.pt --src src.txt --output out.txt --beam_size 5 --verbose": "",
     "--model m.pt --src src.txt --output out.txt --gpu -1 --n_best 3 --with_score": "",
     "--model m.pt --src src.txt --output out.txt --tgt tgt.txt --tgt_prefix": "tgt_prefix",
-    "--model m.pt --src src.txt --output out.txt --ban_unk_token --int8": "int8",
+    "--model m.pt --src src.txt --output out.txt --ban_unk_token --int8": "",
     "--model m.pt --src src.txt --output out.txt --random_sampling_topp 0.9 --seed 1234": "",
     "--model m.pt --src src.txt --output out.txt --batch_size 64 --batch_type sents "
     "--block_ngram_repeat 2": "",
