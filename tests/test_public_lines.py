@@ -304,7 +304,7 @@ batch_size: 16384
 int8: true
 world_size: 1
 gpu_ranks: [0]
-""": "int8",
+""": "",
     """
 transforms: [bpe]
 src_subword_type: bpe
@@ -410,7 +410,7 @@ def test_given_on_the_command_line_and_in_yaml_an_option_is_noted_once(folder, c
 
 def test_options_that_do_nothing_leave_the_output_as_it_is(folder):
     assert translate.main("-model m.pt -src src.txt -output plain.txt".split()) == 0
-    words = "-fast -report_bleu -report_rouge -profile -dynamic_dict -int8 -world_size 2"
+    words = "-fast -report_bleu -report_rouge -profile -dynamic_dict -world_size 2"
     words += " -gpu_ranks 0 1 -quant_type bnb_8bit -self_attn_type average -shard_size 3"
     assert translate.main(f"-model m.pt -src src.txt -output out.txt {words}".split()) == 0
     assert (folder / "out.txt").read_bytes() == (folder / "plain.txt").read_bytes()
