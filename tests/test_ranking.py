@@ -79,6 +79,15 @@ def test_normaliser(v):
     assert torch.equal(normaliser(rows.view(2, 4, v)), found.view(2, 4))
 
 
+@pytest.mark.parametrize("gap", [10.0, 17.0, 79.0, 81.0, 200.0, math.inf])
+def test_normaliser_of_rows_with_few_large_logits(gap):
+    """All others are so much smaller, far down too small for a normal number."""
+    rows = torch.full((3, 50_000), -gap)
+    rows[:, 7] = 0.0
+    expected = rows.double().logsumexp(1)
+    assert normaliser(rows).double().sub(expected).abs().max() < 1e-7 * max(1, expected[0])
+
+
 def test_normaliser_of_rows_that_allow_nothing_and_of_nan():
     rows = torch.tensor([[-math.inf, -math.inf], [math.nan, 0.0], [0.0, 0.0]])
     nothing, unknown, two = normaliser(rows).tolist()
