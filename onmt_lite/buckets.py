@@ -37,6 +37,11 @@ class Bucket:
     lines: list[Line]
     tgt_lines: list[Line] | None = None
 
+    @property
+    def where(self) -> str:
+        """at lines 1 to 1024"""
+        return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
+
 
 @dataclass(frozen=True)
 class Done:

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
+from queue import SimpleQueue
 
 from onmt_lite.errors import WorkerLost
 from onmt_lite.interrupt import SIGNALS
@@ -47,21 +49,11 @@ class ForkServer:
         # 0, 1 and 2 may be free in this process; in the other one they are not
         fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         there.close()
-        program = PROGRAM.format(path=sys.path, fd=fd, parent=os.getpid())
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # and for ever in the forks
+        path = list(map(str, sys.path))
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                pass_fds=[fd],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=None if sys.stderr else subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise cannot_start(error) from None
+            self.process = opened(PROGRAM.format(path=path, fd=fd, parent=os.getpid()), fd)
         finally:
             os.close(fd)
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
             here.send(self.task)
             failure = here.recv()
@@ -118,6 +110,37 @@ class ForkServer:
         self.process.kill()
         self.process.wait()
         self.process = self.channel = None
+
+
+def opened(program: str, fd: int) -> "subprocess.Popen[bytes]":
+    """Start a Python process with a file descriptor.  Raises WorkerLost.
+
+    The system kills the process when the thread dies that has started it, so a thread does that
+    which lives as long: whoever calls may end before.
+    """
+    outcome: SimpleQueue[subprocess.Popen[bytes] | OSError] = SimpleQueue()
+
+    def live() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # and for ever in the process
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if sys.stderr else subprocess.DEVNULL,
+            )
+        except OSError as error:
+            outcome.put(error)
+        else:
+            outcome.put(process)
+            process.wait()
+
+    threading.Thread(target=live, daemon=True).start()
+    found = outcome.get()
+    if isinstance(found, OSError):
+        raise cannot_start(found)
+    return found
 
 
 def new_pipe() -> tuple[Connection, Connection]:

@@ -183,14 +183,18 @@ def choose_engine(
     options: TranslateOptions, translator: "Translator | None", total: int | None
 ) -> Engine:
     """What translates the buckets of this job, of `total` lines, if they can be counted."""
+    if translator is not None:
+        return translator.engine(options)
     n = options.n_workers
-    if translator is None and n is None and (n := workers_that_pay(options, total)) > 1:
-        LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
-    if translator is None and n is not None and n > 1:
+    if n is None:
+        n = workers_that_pay(options, total)
+        if n > 1:
+            LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
+    if n > 1:
         return Workers(options, n)
     from onmt_lite.work import InProcess  # imported late: torch takes seconds
 
-    return InProcess(options, translator)
+    return InProcess(options)
 
 
 def workers_that_pay(options: TranslateOptions, total: int | None) -> int:

@@ -25,9 +25,11 @@ Of the output, its best hypothesis:
                     source does
 """
 
+import math
 import re
+from dataclasses import replace
 
-from onmt_lite.records import Example, Found
+from onmt_lite.records import Example, Found, Translation
 from onmt_lite.rules import SearchRules
 
 WORD = re.compile(r"\w+")
@@ -72,3 +74,15 @@ def times_running(text: str) -> int:
             if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
                 best = run // size + 1
     return best
+
+
+def is_number(score: float) -> bool:
+    """Whether a sum of log-probabilities is one: -inf is, NaN and infinity are not."""
+    return score < math.inf
+
+
+def with_gold(translation: Translation, gold: float | None) -> Translation:
+    """With the log-probability of its reference, which may be NaN."""
+    if gold is None or is_number(gold):
+        return replace(translation, gold_log_prob=gold, has_gold=True)
+    return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))

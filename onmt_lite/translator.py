@@ -22,7 +22,7 @@ from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarn
 from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.notes import notes_of
+from onmt_lite.notes import is_number, notes_of, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
 from onmt_lite.rendering import Renderer
@@ -41,12 +41,14 @@ from onmt_lite.text.batching import (
     pad_batch,
     pair_up,
     source_length,
+    totals,
 )
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, forced_ids, read_own
 
 if TYPE_CHECKING:
+    from onmt_lite.buckets import Engine
     from onmt_lite.reports import Summary
 
 # Options that are settled when the model is loaded
@@ -119,15 +121,17 @@ class Translator:
         """Load the model at `path`, of any kind that -model takes; by default the shipped one.
         Several, an ensemble, are given as `model=[...]` instead.
 
-        `options` are the command line's and become the defaults of `translate`.  Raises
-        OptionError or CheckpointError.
+        `options` are the command line's and become the defaults of `translate`.  With `workers` the
+        calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
         """
         if path is not None:
             options["model"] = (str(path),)
         parsed = TranslateOptions.of(**options)
-        if (parsed.n_workers or 1) > 1:
-            raise OptionError("workers, several gpu: of the command line only")
-        return cls.load(parsed)
+        if (parsed.n_workers or 1) == 1:
+            return cls.load(parsed)
+        from onmt_lite.pool import Pool  # up: who has workers is a Translator too
+
+        return Pool(parsed)
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
@@ -220,6 +224,10 @@ class Translator:
         targets = list(from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
+        return self.score_lines(sources, targets)
+
+    def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
+        """As `score`."""
         with computing(self.options.speed, self.device):
             direction = self._direction(self.options)
             lines = zip(sources, targets)
@@ -242,11 +250,30 @@ class Translator:
         if fixed := [n for n in FIXED if after.get(n) != before.get(n)]:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
         # The defaults of from_pretrained, too, are judged beside the options of a call
-        for note in (*options.notes, *model_notes(options, self.checkpoint, self.device)):
+        for note in (*options.notes, *self.notes_on(options)):
             if note not in self.warned:
                 self.warned.add(note)
                 warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
         return options
+
+    def notes_on(self, options: TranslateOptions) -> list[str]:
+        """What they ask for and changes nothing with this model."""
+        return model_notes(options, self.checkpoint, self.device)
+
+    def engine(self, options: TranslateOptions) -> "Engine":
+        """What translates the buckets of a job with these options."""
+        from onmt_lite.work import InProcess  # up, as for `translate_file`
+
+        return InProcess(options, self)
+
+    def close(self) -> None:
+        """End the processes of `workers`; at the end of the program that happens by itself."""
+
+    def __enter__(self) -> "Translator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def translate_lines(
         self,
@@ -434,18 +461,6 @@ class Translator:
         return list(getattr(self.model, "members", [self.model]))
 
 
-def is_number(score: float) -> bool:
-    """Whether a sum of log-probabilities is one: -inf is, NaN and infinity are not."""
-    return score < math.inf
-
-
-def with_gold(translation: Translation, gold: float | None) -> Translation:
-    """With the log-probability of its reference, which may be NaN."""
-    if gold is None or is_number(gold):
-        return replace(translation, gold_log_prob=gold, has_gold=True)
-    return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))
-
-
 def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
     """What the options name, read from files, with the weights on the device in that precision.
     Raises OptionError or CheckpointError."""
@@ -462,19 +477,6 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
     checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
     placed(checkpoint.model, device, precision, in_place=True)
     return checkpoint, own, phrases
-
-
-def totals(progress: Progress | None) -> Progress:
-    """A progress of what each batch adds, from one of what is done in all."""
-    n_lines = n_tokens = 0
-
-    def add(more_lines: int, more_tokens: int) -> None:
-        nonlocal n_lines, n_tokens
-        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
-        if progress is not None and more_lines:
-            progress(n_lines, n_tokens)
-
-    return add
 
 
 def _phrases(options: TranslateOptions) -> dict[str, str]:

@@ -203,11 +203,13 @@ def end_with(parent: int) -> None:
 
 
 def portable(error: Exception) -> tuple[Exception, str]:
-    """An error for the parent, which knows the classes of `onmt_lite.errors` alone, and the
-    traceback of a defect."""
+    """An error for the parent, which knows the classes of `onmt_lite.errors` and of Python alone,
+    and the traceback of a defect."""
     if isinstance(error, OptionError):
         return OptionError(*error.problems), ""
     if isinstance(error, OnmtLiteError):
         known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         return known(str(error)), ""
+    if type(error).__module__ == "builtins":
+        return error, traceback.format_exc()
     return RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc()

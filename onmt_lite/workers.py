@@ -14,13 +14,13 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from onmt_lite.buckets import Bucket, Done, Progress
+from onmt_lite.buckets import Bucket, Progress
 from onmt_lite.errors import WorkerLost
 from onmt_lite.forkserver import MAX_DEATHS, ForkServer, how_it_ended, restored
 from onmt_lite.options import TranslateOptions
@@ -50,15 +50,15 @@ class Workers:
         self._heard: Heard = SimpleQueue()
         self._read: deque[Bucket] = deque()  # and not handed out yet
         self._again: list[Bucket] = []  # of workers that died
-        self._outcomes: dict[int, Done | Exception] = {}  # by number of the bucket
+        self._outcomes: dict[int, Any | Exception] = {}  # by number of the bucket
         self._deaths: Counter[int] = Counter()  # by number of the bucket
+        self._reader: Reader | None = None  # of the buckets that are being translated
         self._looked = time.monotonic()
 
     def __enter__(self) -> "Workers":
         """Load the models and start the workers.  Raises what loading raises, and WorkerLost."""
         try:
-            for place in range(self.n):
-                self._start(place)
+            self._renew()
             while not self.machine:
                 self._listen(lambda n_lines, n_tokens: None)
         except BaseException:
@@ -75,14 +75,16 @@ class Workers:
             worker.close()
         self._workers = []
 
-    def run(self, buckets: Iterable[Bucket], progress: Progress) -> Iterator[Done]:
-        """Yield results in the order of the buckets.
+    def run(self, buckets: Iterable[Bucket], progress: Progress) -> Generator[Any, None, None]:
+        """Yield what the task makes of each bucket, in the order of the buckets.
 
         Raises what translating a bucket raises, once the results of the buckets before it are
-        taken; WorkerLost where several workers have died of one bucket.
+        taken; WorkerLost where several workers have died of one bucket.  However it ends, other
+        buckets can be run then, of other numbers.
         """
         order: deque[int] = deque()  # numbers of the buckets whose results are not taken yet
-        reader = Reader(buckets, self._heard)
+        self._renew()
+        self._reader = reader = Reader(buckets, self._heard)
         try:
             while order or self._read or not reader.ended:
                 self._hand_out(order, reader)
@@ -95,8 +97,18 @@ class Workers:
                     self._listen(progress)
         finally:
             reader.stop()
+            self._rest()
         if reader.error is not None:
             raise reader.error
+
+    def _rest(self) -> None:
+        """Forget the buckets that are not done; the workers that have them are of no use."""
+        self._reader = None
+        for worker in self._workers:
+            if worker.bucket is not None:
+                worker.kill()
+        for left in (self._read, self._again, self._outcomes, self._deaths):
+            left.clear()
 
     def _hand_out(self, order: deque[int], reader: "Reader") -> None:
         """Give a bucket to each worker that has none; after an error, no new ones."""
@@ -116,10 +128,11 @@ class Workers:
         """Wait, a second at most, for what the reader and the workers have to say."""
         with suppress(Empty):
             who, what, value = self._heard.get(timeout=min(1.0, self.patience / 3))
-            if what == "read":
-                self._read.append(value)
-            elif isinstance(who, Reader):
-                who.ended, who.error = True, value
+            if isinstance(who, Reader):
+                if what == "ended":
+                    who.ended, who.error = True, value
+                elif who is self._reader:
+                    self._read.append(value)
             elif who in self._workers:
                 self._take_in(who, what, value, progress)
         self._look_for_silence(progress)
@@ -165,8 +178,7 @@ class Workers:
         how = how or how_it_ended(exit_code)
         number, where = START, "before it was ready"
         if bucket is not None:
-            number = bucket.number
-            where = f"at lines {bucket.lines[0].id + 1} to {bucket.lines[-1].id + 1}"
+            number, where = bucket.number, bucket.where
             progress(-worker.n_lines, -worker.n_tokens)
         self._deaths[number] += bool(is_own)
         if self._deaths[number] < MAX_DEATHS:
@@ -183,6 +195,15 @@ class Workers:
         if bucket is None:
             raise error
         self._outcomes[bucket.number] = error
+
+    def _renew(self) -> None:
+        """Have a worker without a bucket in each place."""
+        for worker in [worker for worker in self._workers if worker.bucket is not None]:
+            self._end(worker)
+        taken = {worker.place for worker in self._workers}
+        for place in range(self.n):
+            if place not in taken:
+                self._start(place)
 
     def _start(self, place: int) -> None:
         pid, pipe = self._server.fork(place)

@@ -10,6 +10,7 @@ from onmt_lite.errors import DataError
 from onmt_lite.records import Batch, Example, Line
 from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
 
+Progress = Callable[[int, int], object]  # of lines and target tokens
 Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
 
 
@@ -103,3 +104,16 @@ def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Bat
         torch.tensor(lengths, device=device),
         torch.tensor(copied, device=device) if copied else None,
     )
+
+
+def totals(progress: Progress | None) -> Progress:
+    """A progress of what each batch adds, from one of what is done in all."""
+    n_lines = n_tokens = 0
+
+    def add(more_lines: int, more_tokens: int) -> None:
+        nonlocal n_lines, n_tokens
+        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
+        if progress is not None and more_lines:
+            progress(n_lines, n_tokens)
+
+    return add

@@ -196,10 +196,10 @@ class TestAnInputThatChanges:
         assert calls == [2]
 
     def test_between_counting_and_reading(self, job, tmp_path, monkeypatch):
-        def choose(options, translator):
+        def choose(*args):
             CHANGES["grows"](tmp_path / "src")
             CHANGES["grows"](tmp_path / "tgt")
-            return choose_engine(options, translator)
+            return choose_engine(*args)
 
         choose_engine = onmt_lite.job.choose_engine
         monkeypatch.setattr(onmt_lite.job, "choose_engine", choose)

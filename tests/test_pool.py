@@ -1,0 +1,251 @@
+"""Translator.from_pretrained(workers=2): the calls and results of one process, done by several."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.errors import CheckpointError, DataError, OptionError, OptionWarning
+from onmt_lite.pool import part_size
+from tests.support import tiny
+from tests.test_workers import alive, children, family, wait_until
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = str(ROOT / "data" / "toy.json")
+WORDS = tiny.SENTENCES[0].split()
+LINES = [f"{a} {b}" if i % 7 else "" for i, a in enumerate(WORDS * 3) for b in "ab"]
+
+
+@pytest.fixture(scope="module")
+def pool(tiny_checkpoint):
+    torch.randn(64, 64) @ torch.randn(64, 64)  # with threads of torch in this process
+    with Translator.from_pretrained(tiny_checkpoint, workers=2, device="cpu") as translator:
+        yield translator
+
+
+@contextlib.contextmanager
+def toy_pool(**options):
+    with Translator.from_pretrained(TOY, workers=2, **options) as translator:
+        yield translator
+
+
+def server_of(pool):
+    return pool._workers._server.process.pid
+
+
+def told(translations):
+    """What must be equal; scores to the digits that do not depend on batch mates."""
+    return [
+        (t.id, t.src, t.notes, [(h.text, h.tokens, round(h.score, 4)) for h in t.hyps])
+        for t in translations
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(beam_size=3, n_best=2),
+        dict(do_sample=True, seed=4),
+        dict(search="opennmt-2018", batch_size=4, batch_type="sents"),
+    ],
+)
+def test_results_are_those_of_one_process(pool, translator, options):
+    expected = told(translator.translate(LINES, **options))
+    assert told(pool.translate(LINES, **options)) == expected
+    assert told(pool.translate_stream(iter(LINES), **options)) == (
+        told(translator.translate_stream(iter(LINES), **options))
+    )
+
+
+def test_few_lines(pool, translator):
+    assert pool.translate([]) == []
+    assert told(pool.translate(LINES[1:2])) == told(translator.translate(LINES[1:2]))
+    assert list(pool.translate_stream([])) == [] and pool.score([], []) == []
+
+
+def test_prefixes_and_scores(pool, translator):
+    prefixes = [LINES[1]] * len(LINES)
+    expected = told(translator.translate(LINES, prefixes=prefixes))
+    assert told(pool.translate(LINES, prefixes=prefixes)) == expected
+    scores = pool.score(LINES, LINES[::-1])
+    for found, wanted in zip(scores, translator.score(LINES, LINES[::-1]), strict=True):
+        assert (found is None) == (wanted is None)
+        assert found is None or found == pytest.approx(wanted, abs=1e-4)
+    assert None in scores and any(scores)
+
+
+def test_files(pool, translator, tmp_path):
+    (tmp_path / "src").write_text("\n".join(LINES * 4) + "\n", "utf-8")
+    outputs, seen = [], []
+    for i, each in enumerate((pool, translator)):
+        summary = each.translate_file(
+            tmp_path / "src", tmp_path / str(i), progress=lambda *done: seen.append(done), n_best=2
+        )
+        outputs.append((summary.n_lines, summary.notes, (tmp_path / str(i)).read_bytes()))
+        assert seen[-1][0] == 4 * len(LINES)
+    assert outputs[0] == outputs[1] and outputs[0][0] == 4 * len(LINES)
+    with pytest.raises(Exception, match="cannot read"):
+        pool.translate_file(tmp_path / "none", tmp_path / "out")
+
+
+def test_progress_counts_all_lines(pool):
+    seen = []
+    pool.translate(LINES, progress=lambda n_lines, n_tokens: seen.append((n_lines, n_tokens)))
+    assert seen == sorted(seen) and seen[-1][0] == len(LINES) and len(seen) > 1
+    with pytest.raises(ValueError, match="at work"):
+        pool.translate(LINES, progress=lambda *done: pool.translate(LINES))
+
+    def stop(*done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.translate(LINES, progress=stop)
+    assert [t.src for t in pool.translate(LINES)] == LINES
+
+
+def test_errors_have_their_types_and_calls_go_on(pool):
+    for error, call in (
+        (TypeError, lambda: pool.translate([1])),
+        (DataError, lambda: pool.translate(LINES, prefixes=[""])),
+        (DataError, lambda: pool.score(["a"], [])),
+        (OptionError, lambda: pool.translate(LINES, beam_size=0)),
+        (OptionError, lambda: pool.translate(LINES, device="cpu")),
+        # Found by the workers
+        (OptionError, lambda: pool.translate(LINES, prefixes=LINES, search="opennmt-2018")),
+        (AttributeError, lambda: pool.translate_lines([None])),
+    ):
+        for _ in range(2):
+            with pytest.raises(error) as caught:
+                call()
+            assert type(caught.value) is error
+    assert [t.src for t in pool.translate(LINES)] == LINES
+    with pytest.raises(CheckpointError, match="no model"):
+        Translator.from_pretrained("none", workers=2)
+
+
+def test_warnings_of_the_model_point_to_the_call():
+    with toy_pool() as pool, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            pool.translate(["katze"], ignore_when_blocking=["zebra"], block_ngram_repeat=2)
+        (warning,) = caught
+        assert warning.category is OptionWarning and "zebra" in str(warning.message)
+        assert warning.filename == __file__
+
+
+def test_streams_and_other_calls_take_turns(pool):
+    """A stream that waits for its reader holds up nobody, nor does one that is left."""
+    stream = pool.translate_stream(iter(LINES))
+    first = next(stream)
+    assert pool.translate([LINES[0]])[0].text == first.text
+    found: list = []
+    threads = [
+        threading.Thread(target=lambda: found.append(pool.translate(LINES))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [[t.src for t in each] for each in found] == [LINES] * 3
+    assert [t.src for t in stream] == LINES[1:]
+
+
+def test_a_worker_that_is_killed_is_replaced(pool):
+    os.kill(children(server_of(pool))[0], signal.SIGKILL)
+    assert [t.src for t in pool.translate(LINES)] == LINES
+    os.kill(server_of(pool), signal.SIGKILL)
+    assert [t.src for t in pool.translate(LINES)] == LINES
+
+
+def test_the_thread_that_makes_it_may_end():
+    """The system would kill what a thread has started with the thread."""
+    made = []
+    thread = threading.Thread(
+        target=lambda: made.append(Translator.from_pretrained(TOY, workers=2))
+    )
+    thread.start()
+    thread.join()
+    pool = made.pop()
+    server = server_of(pool)
+    time.sleep(0.2)
+    assert alive(server) and pool.translate(["katze"])[0].text == "a cat"
+    assert server_of(pool) == server
+    pids = [server, *children(server)]
+    del pool
+    gc.collect()
+    wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+def test_closing():
+    with toy_pool() as pool:
+        pids = [server_of(pool), *children(server_of(pool))]
+        assert len(pids) == 3
+    assert not any(map(alive, pids)) and not set(pids) & set(children(os.getpid()))
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        pool.translate(["katze"])
+    with Translator.from_pretrained(TOY) as one:  # the same code with one process
+        one.close()
+
+
+@pytest.mark.parametrize(("n", "n_workers"), [(0, 2), (1, 2), (2, 2), (128, 2), (5000, 2), (99, 8)])
+def test_parts(n, n_workers):
+    """Work for all, full batches, and not more than a bucket at once."""
+    size = part_size(n, n_workers)
+    parts = -(-n // size)
+    assert 1 <= size <= 1024 and parts >= min(n, n_workers)
+    assert parts <= n_workers or size >= min(64, n // n_workers)
+
+
+# -- programs that have one -----------------------------------------------------------------------
+
+PROGRAM = f"""\
+import os, sys, torch
+torch.ones(9, 9) @ torch.ones(9, 9)
+from onmt_lite import Translator
+t = Translator.from_pretrained({TOY!r}, workers=2)
+print(t._workers._server.process.pid, flush=True)
+print(t.translate(["katze"])[0].text, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("os.kill(os.getpid(), 9)", -9),
+        (  # a fork of the program leaves the workers of its parent alone
+            "pid = os.fork()\n"
+            "if pid == 0: sys.exit(0)\n"
+            "os.waitpid(pid, 0)\n"
+            "assert t.translate(['katze'])[0].text == 'a cat'",
+            0,
+        ),
+    ],
+)
+def test_no_process_outlives_the_program(end, code):
+    """Whose text has no main guard."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + end],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        text=True,
+    )
+    server = int(program.stdout.readline())
+    pids = [server, *children(server)]
+    assert program.stdout.readline() == "a cat\n"
+    assert program.wait(60) == code and len(pids) == 3
+    program.stdout.close()
+    wait_until(lambda: not any(map(alive, pids)), 10)
+    assert not set(pids) & set(family(os.getpid()))
