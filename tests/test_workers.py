@@ -80,11 +80,12 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [int(word) for word in text.split()]
+    """Those of all its threads."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, path.read_text("utf-8").split())
+    return found
 
 
 def family(pid: int) -> list[int]:
