@@ -399,6 +399,7 @@ def test_raw_text_for_a_model_of_tokens(main, marian, tmp_path):
 def test_only_the_first_lines_are_looked_at(main, marian, tmp_path):
     """Once, not at every window."""
     argv = ["-model", "marian", "-tokenizer", "space", "-max_length", 2, "-beam_size", 1]
+    argv += ["-bucket_lines", 1024, "-workers", 1]
     done = main(*argv, stdin=b"Guten Tag\n" * 1500)
     assert done.err.count("NOTE") == 1 and "2048 of the first 2048 words" in done.err
 
