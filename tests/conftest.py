@@ -34,6 +34,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Names of tests are the same in both processes; gzip data, for one, hold the time."""
+    return argname if isinstance(val, bytes) and not val.isascii() else None
+
+
 @pytest.fixture(autouse=True)
 def closed_logs():
     """Log files that a test opens are closed when it ends."""
