@@ -222,10 +222,11 @@ def test_time_belongs_to_the_innermost_phase(monkeypatch):
     }
 
 
-def test_phases_of_a_translation(small):
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_phases_of_a_translation(small, precision):
     """Every phase takes time, all is as before afterwards, and the products are counted."""
     before = [getattr(*phases.find(n)) for names in phases.PHASES.values() for n in names]
-    ours = build(Job("ours", "fp32", small.model, "", 6, 1, 2, small.length))
+    ours = build(Job("ours", precision, small.model, "", 6, 1, 2, small.length))
     answer = ours.phases(small.lines)
     assert before == [getattr(*phases.find(n)) for names in phases.PHASES.values() for n in names]
     assert list(answer["phases"]) == [*phases.PHASES, phases.HOST]

@@ -28,7 +28,10 @@ PHASES: dict[str, tuple[str, ...]] = {
         "onmt_lite.models.family:Family.encode",
         "onmt_lite.models.transformer:Transformer.init_state",
     ),
-    "decoder products": ("torch.nn:Linear.forward", "onmt_lite.models.layers:FeedForward.forward"),
+    "decoder products": (
+        "onmt_lite.models.linear:Linear.forward",
+        "onmt_lite.models.layers:FeedForward.forward",
+    ),
     "attention": (
         "onmt_lite.models.attention:attend",
         "onmt_lite.models.cache:KeyValueCache.begin_step",

@@ -19,7 +19,6 @@ CTRANSLATE2_BATCH = 32  # examples; with one worker per processor its fastest he
 TRANSFORMERS_BATCH = 64
 OPENNMT_BATCH = 64
 WARM_UP = 16  # lines
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MAX_LENGTH = 250  # tokens of an output
 
 
@@ -145,8 +144,7 @@ class Ours(System):
             given |= {"min_length": job.length, "max_length": job.length}
         self.options = TranslateOptions.of(**given)
         self.engine = choose_engine(self.options, None, job.n_lines).__enter__()
-        type_name = self.engine.machine["precision"]
-        self.precision = PRECISIONS.get(type_name, type_name)
+        self.precision = self.engine.machine["precision"]
         n_workers = getattr(self.engine, "n", 1)
         self.detail = f"{self.precision}, {n_workers} worker{'' if n_workers == 1 else 's'}"
 
