@@ -6,7 +6,6 @@ from typing import Any
 from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
-from onmt_lite.models.linear import gain
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Translation
 from onmt_lite.reports import Summary, build_writer, sentence_log, to_report
@@ -86,8 +85,8 @@ class InProcess:
             self.notes += translator.budget.notes(self.options.search.beam_size)
         if precision == "int8" and self.options.speed.precision == "auto":
             self.notes.append(
-                f"precision int8, {gain('int8'):.0f} times as fast as fp32 in linear layers here; "
-                "-precision fp32 for scores to the last digit"
+                "precision int8, for which this processor is made; -precision fp32 is slower and "
+                "exact (docs/speed.md)"
             )
         return self
 

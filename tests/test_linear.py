@@ -126,9 +126,15 @@ class TestGain:
         assert gain("packed") == 0
 
     def test_of_a_slow_one(self, monkeypatch):
-        times = iter([1e-6, 1e-3])  # of F.linear and of the kernel
-        monkeypatch.setattr(linear, "seconds", lambda work: next(times))
+        tried = []
+
+        def ratio(*works):
+            tried.append(works)
+            return 1e-3
+
+        monkeypatch.setattr(linear, "min_ratio", ratio)
         assert gain("packed") == 0
+        assert len(tried) == 1  # the large product would take seconds
 
     def test_threads_stay_as_they_are(self):
         before = torch.get_num_threads()
@@ -143,6 +149,7 @@ class TestChoice:
     def gains(self, monkeypatch):
         gains = {"int8": 4.0, "packed": 1.0}
         monkeypatch.setattr(runtime, "gain", lambda kind, *_: gains[kind])
+        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx512_vnni"})
         return gains
 
     def made(self, precision: str, **switches: int) -> str:
@@ -153,6 +160,10 @@ class TestChoice:
         assert self.made("auto", d_model=128, heads=2) == "int8"
         assert self.made("auto", d_model=64) == "fp32"  # too small to gain
         gains["int8"] = 1.2
+        assert self.made("auto", d_model=128, heads=2) == "fp32"
+
+    def test_auto_on_a_processor_that_is_not_made_for_it(self, monkeypatch):
+        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx2"})
         assert self.made("auto", d_model=128, heads=2) == "fp32"
 
     def test_asked_for(self, gains):

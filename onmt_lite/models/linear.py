@@ -223,15 +223,15 @@ def compare(kind: str, dtype: torch.dtype, n_rows: int, n_inputs: int, n_outputs
     kernel = KERNELS[kind](layer)
     exact = F.linear(x.float(), weight.float(), bias.float())
     near = (kernel(x).float() - exact).abs().mean() < 0.02 * exact.abs().mean()
-    plain = seconds(lambda: F.linear(x, weight, bias))
-    return plain / seconds(lambda: kernel(x)) if near else 0.0
+    return min_ratio(lambda: F.linear(x, weight, bias), lambda: kernel(x)) if near else 0.0
 
 
-def seconds(work: Callable[[], Tensor]) -> float:
-    """The least time of this thread that some work took."""
-    times = []
-    for _ in range(6):
-        start = time.thread_time()
-        work()
-        times.append(time.thread_time() - start)
-    return max(min(times), 1e-9)
+def min_ratio(*works: Callable[[], Tensor]) -> float:
+    """The least time of this thread that the first work took, by that of the second."""
+    times: tuple[list[float], ...] = ([], [])
+    for _ in range(10):
+        for work, taken in zip(works, times):
+            start = time.thread_time()
+            work()
+            taken.append(time.thread_time() - start)
+    return min(times[0]) / max(min(times[1]), 1e-9)
