@@ -99,11 +99,17 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+ON_A_GPU = ["transformer", "transformer_shaw", "transformer_rotary", "copy_transformer"]
+
+
+@pytest.fixture(params=[*MODELS, *(f"{name} on a GPU" for name in ON_A_GPU)])
 def rows(request, monkeypatch) -> Rows:
     """Little room for keys and values, so that they are cleared away and grow all the time."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
-    return Rows(MODELS[request.param]())
+    name, *gpu = request.param.split(" ")
+    if gpu:
+        monkeypatch.setattr(cache, "WAITLESS", ())
+    return Rows(MODELS[name]())
 
 
 def test_tile_shuffle_and_drop_the_middle_sentence(rows):

@@ -32,6 +32,9 @@ class DecoderState(Generic[M]):
         self.positions = selection.of_sentences(self.positions, joining)
         return self
 
+    def make_room(self) -> None:
+        """The host's part of a step: nothing, unless tensors are full."""
+
     def select_rows(self: S, selection: Selection, fresh: S | None) -> None:
         """The same for what rows have of their own."""
         raise NotImplementedError
@@ -81,9 +84,14 @@ class Family(nn.Module, Generic[M, S]):
 
         Advances `state` in place.  The hypotheses of a sentence are decoded together.
         """
+        state.make_room()
+        return self.advance(tokens, state)
+
+    def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
+        """The device's part of `step`, to which the host tells nothing."""
         by_sentence = self.output.known(tokens).view(len(state.positions), -1)  # (B, K)
         hidden, attn = self.decode(by_sentence, state)
-        state.positions = state.positions + 1
+        state.positions += 1
         return self.output(hidden, attn, state.memory).flatten(0, 1), attn.flatten(0, 1)
 
     def forward(self, memory: M, tgt: Tensor) -> Tensor:

@@ -22,12 +22,15 @@ class Selection:
     slots          the old sentence in each place, on the host; None: all stay where they are
     moved          the sentences that change their place, None where there are none
     joined         the sentences that join, numbered from 0, and their places
+    n_places       so many sentences tensors have room for, whether there are as many or not; None:
+                   for no more than there are
     """
 
     rows: Tensor
     slots: tuple[int, ...] | None = None
     moved: Places | None = None
     joined: Places | None = None
+    n_places: int | None = None
 
     @classmethod
     def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
@@ -75,7 +78,8 @@ class Selection:
             return x
         if fresh is not None:
             x, fresh = padded_alike(x, fresh, dim, fill)
-        n_more = len(self.slots) - x.size(dim)
+        n_places = self.n_places or len(self.slots)
+        n_more = n_places - x.size(dim)
         if n_more > 0:
             x = torch.cat([x, x.new_zeros(resized(x, dim, n_more))], dim)
         by_sentence = x.movedim(dim, 0)
@@ -85,7 +89,7 @@ class Selection:
         if self.joined is not None and fresh is not None:
             to, new = self.joined
             by_sentence[to] = fresh.movedim(dim, 0)[new]
-        return x.narrow(dim, 0, len(self.slots))
+        return x.narrow(dim, 0, n_places)
 
 
 def resized(x: Tensor, dim: int, size: int) -> list[int]:

@@ -38,6 +38,9 @@ class TransformerState(DecoderState[TransformerMemory]):
         super().__init__(memory)
         self.past = past
 
+    def make_room(self) -> None:
+        self.past.make_room()
+
     def select_rows(self, selection: Selection, fresh: "TransformerState | None") -> None:
         self.past.select(selection, len(fresh.positions) if fresh else 0)
 
@@ -101,7 +104,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         keys, values = [k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs]
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
-            past = KeyValueCache(n_layers, memory.mask, self.cfg.relative != "none")
+            past = KeyValueCache(keys, self.cfg.relative != "none")
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
         return TransformerState(replace(memory, keys=keys, values=values), past)
