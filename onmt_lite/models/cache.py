@@ -55,8 +55,11 @@ class KeyValueCache:
     def make_room(self) -> None:
         """Make sure that there is room for K more entries of each sentence."""
         k = self.beam_size
-        if self.length + k > self.capacity:
+        full = self.length + k > self.capacity
+        if full:
             self._clear_away()
+        if self.fixed and (full or self.at is None or len(self.at) != k):
+            self.at = torch.arange(self.length - k, self.length, device=self.like.device)
         if self.own.size(-1) != k:
             own = self.like.new_full((k, k), -math.inf, dtype=torch.float32)
             self.own = own.fill_diagonal_(0.0)
