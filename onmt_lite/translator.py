@@ -21,7 +21,8 @@ from onmt_lite.clock import Clock
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import AnyModel, EncoderDecoder
+from onmt_lite.models.captured import Captured, CudaRecorder, captures
 from onmt_lite.notes import is_number, notes_of, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
@@ -83,6 +84,9 @@ class Translator:
         self.options = options
         self.device, precision = choose(options.speed, options.is_exact)
         self.model = placed(checkpoint.model, self.device, precision)
+        self.searched: AnyModel = self.model  # as searches run it
+        if self.device.type == "cuda" and captures(self.model):
+            self.searched = Captured(self.model, CudaRecorder())
         checkpoint = replace(checkpoint, model=self.model)
         checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
@@ -361,7 +365,7 @@ class Translator:
     def _decode(self, group: list[Example], n_slots: int, rules: SearchRules) -> list[Found]:
         """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
         room for.  An example for which the model returns NaN is tried once more."""
-        found = self._run(self.model, group, n_slots, rules)
+        found = self._run(self.searched, group, n_slots, rules)
         fine = [i for i, each in enumerate(found) if each.hyps]
         if rules.policy.as_2018 and len(fine) < len(group):  # batch mates have met the others
             again = self._decode([group[i] for i in fine], n_slots, rules)
@@ -384,7 +388,7 @@ class Translator:
         return placed(self.model, self.device, "fp32")
 
     def _run(
-        self, model: EncoderDecoder, group: list[Example], n_slots: int, rules: SearchRules
+        self, model: AnyModel, group: list[Example], n_slots: int, rules: SearchRules
     ) -> list[Found]:
         def width(example: Example) -> int:
             return source_length(example) * rules.beam_size
@@ -398,7 +402,7 @@ class Translator:
         return self.refills and not few
 
     def _search(
-        self, model: EncoderDecoder, rules: SearchRules, group: list[Example], n_slots: int
+        self, model: AnyModel, rules: SearchRules, group: list[Example], n_slots: int
     ) -> Iterator[tuple[int, Found]]:
         """The place of each example in the group and what was found, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)

@@ -32,8 +32,8 @@ class KeyValueCache:
     4 ms, against 7 with keys as (capacity, d), 9 with PyTorch's fused kernel, 29 where nothing is
     cleared away, and 240 where the entries move with the hypotheses.
 
-    mask (B, 1, K, N)  0 on the past of a hypothesis, -inf elsewhere; None: all of it is
-    places (B, N)      the position of each entry in its sentence, where a relation asks
+    masks (B, 1, K, capacity)  0 on the past of a hypothesis, -inf elsewhere; None: all of it is
+    places (B, capacity)       the position of each entry in its sentence, where a relation asks
     """
 
     def __init__(self, memory_keys: list[Tensor], has_places: bool):
@@ -46,8 +46,8 @@ class KeyValueCache:
         self.born = [0] * n  # how many entries had ever been written when each sentence joined
         self.n_written = 0
         self.keys = self.values = self.own = self.like
-        self.all_masks: Tensor | None = None
-        self.all_places: Tensor | None = None
+        self.masks: Tensor | None = None
+        self.places: Tensor | None = None
         self.at: Tensor | None = None  # (K,) where the newest entries are, as a GPU needs it
 
     # ---- The host's part of a step ----
@@ -63,24 +63,27 @@ class KeyValueCache:
         if self.own.size(-1) != k:
             own = self.like.new_full((k, k), -math.inf, dtype=torch.float32)
             self.own = own.fill_diagonal_(0.0)
-        if self.all_masks is None and (k > 1 or self.fixed):
+        if self.masks is None and (k > 1 or self.fixed):
             self._make_mask()
         self.length += k
         self.n_written += k
 
     # ---- The device's ----
 
-    def begin_step(self, positions: Tensor) -> None:
-        """Write what masks and relations need of a step's entries, at positions (B,)."""
+    def begin_step(self, positions: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Write what masks and relations need of a step's entries, at positions (B,).
+
+        Returns the mask (B, 1, K, N) and the places (B, N) of all that the step asks.
+        """
         b, k = len(positions), self.beam_size
         if self.at is not None:
             self.at += k
-        if self.all_masks is not None:
-            self._write(self.all_masks[:b], 3, self.own.expand(b, 1, k, k))
-        if self.all_places is not None:
-            self._write(self.all_places[:b], 1, positions[:, None].expand(-1, k))
-        self.mask = None if self.all_masks is None else self._asked(self.all_masks[:b], 3)
-        self.places = None if self.all_places is None else self._asked(self.all_places[:b], 1)
+        if self.masks is not None:
+            self._write(self.masks[:b], 3, self.own.expand(b, 1, k, k))
+        if self.places is not None:
+            self._write(self.places[:b], 1, positions[:, None].expand(-1, k))
+        mask = None if self.masks is None else self._asked(self.masks[:b], 3)
+        return mask, None if self.places is None else self._asked(self.places[:b], 1)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write a step's k (B, H, d, K) and v (B, H, K, d); returned are all that it asks."""
@@ -104,7 +107,7 @@ class KeyValueCache:
 
     def select(self, selection: Selection, n_fresh: int) -> None:
         """Follow the selection; n_fresh: sentences that may join, which have no entries yet."""
-        if self.all_masks is None and n_fresh and self.length:
+        if self.masks is None and n_fresh and self.length:
             self._make_mask()
         n_before, (b, k) = len(self.born), selection.rows.shape
         same_rows, self.beam_size = k == self.beam_size, k
@@ -112,21 +115,21 @@ class KeyValueCache:
             born = [*self.born, *[self.n_written] * n_fresh]
             self.born = [born[slot] for slot in selection.slots]
             self._move_sentences(selection)
-        if self.all_masks is not None:
-            past = self.all_masks[:n_before].flatten(0, 2)
+        if self.masks is not None:
+            past = self.masks[:n_before].flatten(0, 2)
             joining = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
             rows = selection.of_rows(past, joining).view(b, 1, k, -1)
             if not self.fixed:
-                self.all_masks = rows
+                self.masks = rows
                 return
-            if not same_rows or len(self.all_masks) < self.n_places:
+            if not same_rows or len(self.masks) < self.n_places:
                 self._make_mask()
-            self.all_masks[:b] = rows
+            self.masks[:b] = rows
 
     def _move_sentences(self, selection: Selection) -> None:
         self.n_places = selection.n_places or len(self.born)
-        if self.all_places is not None:
-            self.all_places = selection.of_sentences(self.all_places)
+        if self.places is not None:
+            self.places = selection.of_sentences(self.places)
         if self.capacity:
             self.keys = _with_room(self.keys, self.n_places)
             self.values = _with_room(self.values, self.n_places)
@@ -140,12 +143,12 @@ class KeyValueCache:
     def _make_mask(self) -> None:
         """Let all entries so far be everybody's past."""
         shape = self.n_places, 1, self.beam_size, self.capacity
-        self.all_masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
-        self.all_masks[..., : self.length] = 0.0
+        self.masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
+        self.masks[..., : self.length] = 0.0
 
     def _clear_away(self) -> None:
         """Move what is some hypothesis's past, in its order, into buffers with room for more."""
-        b, order, masks, places = len(self.born), None, self.all_masks, self.all_places
+        b, order, masks, places = len(self.born), None, self.masks, self.places
         if masks is not None:
             live = (masks[:b, 0, :, : self.length] == 0).any(1)  # (B, N)
             self.length = self._n_kept(live)
@@ -164,16 +167,16 @@ class KeyValueCache:
             new[:b, :, :n] = _taken(old[:b], order, 2)[:, :, :n]
         if masks is not None and order is not None:
             self._make_mask()
-            self.all_masks = cast(Tensor, self.all_masks)
+            self.masks = cast(Tensor, self.masks)
             masks = masks[:b].gather(3, order[:, None, None].expand(-1, 1, self.beam_size, -1))
-            self.all_masks[:b, ..., :n] = masks
+            self.masks[:b, ..., :n] = masks
         if self.has_places:
-            self.all_places = torch.zeros(
+            self.places = torch.zeros(
                 self.n_places, self.capacity, dtype=torch.long, device=self.like.device
             )
             if places is not None:
                 kept = places[:b] if order is None else places[:b].gather(1, order)
-                self.all_places[:b, :n] = kept[:, :n]
+                self.places[:b, :n] = kept[:, :n]
 
     def _room_beside(self, n: int) -> int:
         """The capacity where n entries are left."""
@@ -208,8 +211,6 @@ def _taken(x: Tensor, order: Tensor | None, dim: int) -> Tensor:
 class RunningSums:
     """Of average attention: the inputs of each row so far added up, sums (L, R, D)."""
 
-    mask = places = None
-
     def __init__(self, sums: Tensor):
         """sums: of nothing yet, kept in float32 at least."""
         self.sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
@@ -217,8 +218,9 @@ class RunningSums:
     def make_room(self) -> None:
         """Sums take no more room."""
 
-    def begin_step(self, positions: Tensor) -> None:
+    def begin_step(self, positions: Tensor) -> tuple[None, None]:
         self.counts = positions[:, None, None] + 1
+        return None, None
 
     def add(self, layer: int, x: Tensor) -> Tensor:
         """Add x (B, K, D) to the layer's sums; the means so far are returned."""

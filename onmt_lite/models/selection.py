@@ -89,7 +89,7 @@ class Selection:
         if self.joined is not None and fresh is not None:
             to, new = self.joined
             by_sentence[to] = fresh.movedim(dim, 0)[new]
-        return x.narrow(dim, 0, n_places)
+        return x if x.size(dim) == n_places else x.narrow(dim, 0, n_places)
 
 
 def resized(x: Tensor, dim: int, size: int) -> list[int]:

@@ -111,8 +111,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         memory, past = state.memory, state.past
-        past.begin_step(state.positions)
-        sight = look(self.decoder, past.mask, state.positions[:, None], past.places)
+        mask, places = past.begin_step(state.positions)
+        sight = look(self.decoder, mask, state.positions[:, None], places)
         x = self.tgt_embedding(tokens, state.positions)
         for i, layer in enumerate(self.decoder):
             keys_values = memory.keys[i], memory.values[i]

@@ -9,12 +9,15 @@ that costs time on a GPU is recorded:
     wait      the host asks for a number, or for a shape that depends on numbers: .item(),
               .tolist(), bool(), nonzero(), x[mask]
 
+    graph     recorded kernels that the host launches at once; each is a launch of its own, too
+
 An operation on tensors of two devices is an error, as on a GPU.  Left open is how long a kernel
 takes, and whether a GPU has that kernel.
 """
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from onmt_lite.models.captured import Captured, captures
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -89,6 +94,7 @@ class SimulatedDevice(TorchDispatchMode):
         super().__init__()
         self.events: list[Event] = []
         self.phase = "search"
+        self.recording: list[Operation] | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -107,7 +113,38 @@ class SimulatedDevice(TorchDispatchMode):
             self.phase = before
 
     def record(self, kind: str, name: str, n_bytes: int = 0) -> None:
+        if self.recording is not None and kind != "launch":
+            raise RuntimeError(f"{kind} by {name}: not while a graph is recorded")
         self.events.append(Event(kind, name, n_bytes, self.phase))
+
+    def recorder(self, step: Any) -> Any:
+        """Record a step as a CUDA graph does: no operation has an effect, and a replay runs all of
+        them again on the very same tensors, without Python."""
+        first, self.recording = len(self.events), []
+        try:
+            results = step()
+        finally:
+            operations, self.recording = self.recording, None
+            for operation in reversed(operations):
+                operation.undo()
+        events = self.events[first:]
+        del self.events[first:]
+
+        def replay() -> Any:
+            self.record("graph", "replay")
+            self.events.extend(events)
+            for operation in operations:
+                operation.replay()
+            return results
+
+        return replay
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation on the CPU's numbers, which is recorded where a graph is."""
+        if self.recording is None:
+            return func(*args, **kwargs)
+        self.recording.append(Operation(func, args, kwargs))
+        return self.recording[-1].results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -120,7 +157,8 @@ class SimulatedDevice(TorchDispatchMode):
         if name == "copy_":
             return self._copy(*args[:2])
         if name == "_to_copy" and target is not None:
-            out = func(*_numbers(args), **{**_numbers(kwargs), "device": torch.device("cpu")})
+            given = {**_numbers(kwargs), "device": torch.device("cpu")}
+            out = self.run(func, _numbers(args), given)
             return self._transferred(inputs[0], out, torch.device(target) == DEVICE)
         made_there = target is not None and torch.device(target) == DEVICE
         if not made_there and not any(isinstance(x, DeviceTensor) for x in inputs):
@@ -139,7 +177,7 @@ class SimulatedDevice(TorchDispatchMode):
             self.record("wait", f"{name} by a mask")
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        out = func(*_numbers(args), **_numbers(kwargs))
+        out = self.run(func, _numbers(args), _numbers(kwargs))
         if name not in FREE:
             self.record("launch", name, _written(name, args, out))
         if name == "_pack_padded_sequence":
@@ -155,7 +193,7 @@ class SimulatedDevice(TorchDispatchMode):
             self.record("upload", f"indices of {name}", x.nbytes)
 
     def _copy(self, to: Tensor, source: Tensor) -> Tensor:
-        _numbers(to).copy_(_numbers(source))
+        self.run(torch.ops.aten.copy_.default, (_numbers(to), _numbers(source)), {})
         there, here = isinstance(to, DeviceTensor), isinstance(source, DeviceTensor)
         if there and here:
             self.record("launch", "copy_", to.nbytes)
@@ -174,6 +212,37 @@ class SimulatedDevice(TorchDispatchMode):
         elif from_device or to_device:
             self.record("upload" if to_device else "download", "_to_copy", out.nbytes)
         return DeviceTensor(out) if to_device else out
+
+
+class Operation:
+    """An operation of a graph, on the CPU's numbers."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any):
+        schema = getattr(func, "_schema", None)  # none: of a function that is one kernel there
+        arguments = schema.arguments if schema is not None else []
+        written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
+        self.before = [(x, x.clone()) for x, writes in zip(args, written) if writes]
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.results = func(*args, **kwargs)
+
+    @property
+    def made(self) -> list[Tensor]:
+        """Tensors that the operation makes, views aside."""
+        if self.before or _name(self.func) in FREE:
+            return []
+        return _tensors([self.results])
+
+    def undo(self) -> None:
+        for x, numbers in self.before:
+            x.copy_(numbers)
+        for x in self.made:
+            x.fill_(math.nan if x.is_floating_point() else 0)
+
+    def replay(self) -> None:
+        if _name(self.func) not in FREE:
+            results = self.func(*self.args, **self.kwargs)
+            for x, new in zip(self.made, _tensors([results])):
+                x.copy_(new)
 
 
 class Calls(TorchFunctionMode):
@@ -284,6 +353,9 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     else:
         model.device = DEVICE
     translator.device, translator.refills = DEVICE, True
+    if captures(model):
+        model = Captured(model, simulated.recorder)
+    translator.searched = model
     for phase in ("encode", "init_state", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
     return translator
