@@ -256,11 +256,11 @@ class TestCosts:
     def test_the_memory_is_not_copied(self):
         """Neither per hypothesis nor per sentence: what is written hardly grows with the source."""
         written = []
-        for n in (4, 24):
+        for n in (30, 62):  # on either side of a width that sources are padded to
             lines = [" ".join(["w5"] * n)] * BATCH
-            parts = run_endless(12, lines, d_model=WIDTH, heads=HEADS)
+            parts = run_endless(12, lines, d_model=WIDTH, heads=HEADS, max_positions=70)
             written.append(median(n_written(part) for part in parts))
-        assert written[1] - written[0] < 20 * BATCH * bytes_of_a_position() / 2
+        assert written[1] - written[0] < 32 * BATCH * bytes_of_a_position() / 2
 
     def test_a_sentence_that_ends_moves_no_more_than_its_own(self):
         """Sentences run into limits of their own; what is written beyond the usual is counted."""

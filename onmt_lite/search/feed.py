@@ -108,10 +108,16 @@ class Feed:
         starts = [s.limits.start or (self.plan.bos_id,) for s in chosen]
         numbers_of = [facts_of(s, start, n_prefix) for s, start in zip(chosen, starts)]
         facts = torch.tensor(numbers_of).to(device)
-        src = padded([s.src for s in chosen], self.plan.src_pad_id).to(device)
+        longest = max(len(s.src) for s in chosen)
+        if device.type != "cpu":  # few widths, so that few shapes of steps are recorded
+            longest = max(longest, min(-longest % 32 + longest, self.model.max_positions))
+        src = padded([s.src for s in chosen], longest, self.plan.src_pad_id).to(device)
         ids, width = None, None
         if chosen[0].copy_ids is not None:
-            ids, width = padded([s.copy_ids or [] for s in chosen]).to(device), self.n_words
+            ids, width = (
+                padded([s.copy_ids or [] for s in chosen], longest).to(device),
+                self.n_words,
+            )
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
@@ -134,7 +140,6 @@ def facts_of(sentence: Sentence, start: Sequence[int], n_prefix: int) -> list[in
     return [*facts, *start, *own.prefix, *missing]
 
 
-def padded(lists: Sequence[Sequence[int]], fill: int = 0) -> Tensor:
-    """(B, S) from lists of up to S numbers."""
-    n = max(map(len, lists))
+def padded(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:
+    """(B, n) from lists of up to n numbers."""
     return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])

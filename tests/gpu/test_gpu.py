@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.models.captured import Captured
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.feed import Feed
 from onmt_lite.search.frontier import Frontier
@@ -149,8 +150,10 @@ class TestSearches:
             waiting += [(Frontier, "_correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
-        step = pair[1].model.step
-        monkeypatch.setattr(pair[1].model, "step", counted(step, calls))
+        model = pair[1].searched
+        if isinstance(model, Captured):
+            monkeypatch.setattr(model, "recorder", allowed_to_wait(model.recorder, calls))
+        monkeypatch.setattr(model, "step", counted(model.step, calls))
         with waits("error"):
             translate(pair[1], search=search, **options)
         assert calls["append"] == calls["step"] > 0
@@ -180,7 +183,7 @@ def counted(function: Callable, calls: Counter[str]) -> Callable:
 
 def allowed_to_wait(function: Callable, calls: Counter[str]) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
-        calls[function.__name__] += 1
+        calls[getattr(function, "__name__", "")] += 1
         with waits("default"):
             return function(*args, **kwargs)
 
@@ -221,6 +224,31 @@ class TestShippedModel:
         translator = Translator.from_pretrained(device=DEVICE)
         assert {p.dtype for p in translator.model.parameters()} == {torch.bfloat16}
         assert translator.device.type == "cuda" and translator.refills
+
+
+@on_a_gpu
+class TestGraphs:
+    """Steps that are recorded, and then replayed."""
+
+    def test_steps_are_replayed_and_say_the_same(self, on_gpu, expected):
+        model = on_gpu.searched
+        assert isinstance(model, Captured)
+        for _ in range(2):
+            found = on_gpu.translate(SAMPLE * 6, n_best=5, batch_size=16, batch_type="sents")
+            assert_same(found, expected * 6)
+        assert not model.fails
+        assert any(step is not None for lane in model.lanes for step in lane.steps.values())
+
+    def test_replays_equal_the_same_steps_without_graphs(self, on_gpu):
+        options = dict(n_best=5, batch_size=16, batch_type="sents")
+        replayed = on_gpu.translate(SAMPLE * 6, **options)
+        model = on_gpu.searched
+        model.fails = True
+        try:
+            eager = on_gpu.translate(SAMPLE * 6, **options)
+        finally:
+            model.fails = False
+        assert_same(replayed, eager)
 
 
 @on_a_gpu
