@@ -1,0 +1,187 @@
+"""What a step asks of a GPU, counted without one: `python -m tests.perf.gpu_counts`.
+
+Models without numbers (tensors on the device `meta`) run the loop's own steps: each kernel is
+counted with the bytes it reads and writes and its floating-point operations.  So the counts are the
+program's, and the times are bounds: bytes over the memory's speed or operations over the units'
+speed, whichever takes longer, for each kernel alone, as if each were perfect.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onmt_lite.models.captured import Captured
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.presets import PRESETS
+from onmt_lite.search.frontier import Frontier
+from onmt_lite.search.plan import Limits, Plan, Sentence
+from tests.support.simulated import FREE
+
+MODELS = {
+    "tiny, 3+3 × 256, V 8k": (3, 256, 1024, 4, 8_000),
+    "base, 6+6 × 512, V 32k": (6, 512, 2048, 8, 32_000),
+    "large, 12+12 × 1024, V 256k": (12, 1024, 4096, 16, 256_000),
+}
+SENTENCES = (64, 256, 1024)
+BEAM, LENGTH = 5, 24  # hypotheses; tokens of a source and of its translation
+
+# An H100 (SXM): bytes and bfloat16 operations per microsecond
+BYTES_PER_US, FLOPS_PER_US = 3.35e6, 989e6
+LAUNCH_US, REPLAYED_US = 8.0, 2.0  # assumed: a kernel launched from Python; one in a graph, at least
+
+# The part of a large tensor that kernels read: as much as they write
+SELECTIVE = {"embedding", "index_select", "gather", "index", "copy_", "index_copy_", "fill_"}
+
+
+class Kernel(NamedTuple):
+    name: str
+    n_bytes: int
+    flops: int
+
+    @property
+    def us(self) -> float:
+        return max(self.n_bytes / BYTES_PER_US, self.flops / FLOPS_PER_US)
+
+
+@dataclass
+class Counts:
+    """Kernels inside of what is recorded as a graph, and outside; bytes of transfers."""
+
+    inside: list[Kernel] = field(default_factory=list)
+    outside: list[Kernel] = field(default_factory=list)
+    to_host: list[int] = field(default_factory=list)
+    to_device: list[int] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return self.inside + self.outside
+
+
+class Counter(TorchDispatchMode):
+    """Count the kernels that run on the device `meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.is_inside = Counts(), False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        inputs = [x for x in tensors_in((*args, *kwargs.values())) if x.dim()]
+        if name == "copy_" and args[0].is_cpu and args[1].is_meta:
+            self.counts.to_host.append(args[1].nbytes)
+            return args[0]
+        out = func(*args, **kwargs)
+        outputs = [x for x in tensors_in([out]) if x.is_meta]
+        if outputs and any(x.is_cpu for x in inputs):
+            self.counts.to_device.append(sum(x.nbytes for x in inputs if x.is_cpu))
+        elif outputs and name not in FREE:
+            kernels = self.counts.inside if self.is_inside else self.counts.outside
+            kernels.append(kernel(name, args, inputs, outputs))
+        return out
+
+    def record(self, step: Any) -> Any:
+        """In the place of a graph: all that runs in a replay is inside."""
+
+        def replay() -> Any:
+            self.is_inside = True
+            results = step()
+            self.is_inside = False
+            return results
+
+        return replay
+
+
+def kernel(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel:
+    written = sum(map(held, outputs))
+    if name in SELECTIVE:
+        if name == "index_copy_":
+            written = args[3].nbytes
+        return Kernel(name, written if name == "fill_" else 2 * written, 0)
+    flops = 0
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        first, second = inputs[-2:]
+        flops = 2 * first.numel() * second.size(-1)
+    return Kernel(name, written + sum(map(held, inputs)), flops)
+
+
+def held(x: Tensor) -> int:
+    """Bytes of a tensor; where it is expanded, of the numbers that there are."""
+    return min(x.nbytes, x.untyped_storage().nbytes())
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from tensors_in(x)
+
+
+def steps(sizes: tuple[int, ...], n_sentences: int) -> tuple[list[Counts], int]:
+    """The counts of each step of a batch whose sentences all run to their limit, and the bytes of
+    the weights."""
+    layers, d_model, d_ff, heads, vocab_size = sizes
+    cfg = TransformerConfig(
+        vocab_size, vocab_size, d_model, heads, d_ff, layers, layers, pre_norm=False
+    )
+    with torch.device("meta"):
+        model = Transformer(cfg).to("meta", torch.bfloat16).eval()
+    preset = PRESETS["opennmt"]
+    plan = Plan(preset.policy, preset.stops["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
+    sentences = [Sentence([5] * LENGTH, Limits(LENGTH))] * n_sentences
+    counter, found = Counter(), []
+    with torch.no_grad(), counter:
+        frontier = Frontier(Captured(model, counter.record), plan, sentences, n_sentences)
+        frontier.admit()
+        for _ in range(LENGTH - 1):
+            frontier.step()
+            frontier.slots = list(frontier.slots)
+            frontier.admit()
+            found.append(counter.counts)
+            counter.counts = Counts()
+    return found, sum(x.nbytes for x in model.parameters())
+
+
+def main() -> None:
+    print("| model | sentences | kernels in the graph | launches | to the GPU, KB | to the host, KB | bytes, MB | GFLOP | bound, µs | products' bound, µs | in a graph, µs | by Python, µs | sentences/s at most |")
+    print("|" + "---|" * 13)
+    for name, sizes in MODELS.items():
+        for n in SENTENCES:
+            found, _ = steps(sizes, n)
+            step = found[LENGTH // 2]
+            print(row(name, n, step))
+
+
+def row(name: str, n: int, step: Counts) -> str:
+    bound = sum(k.us for k in step.kernels)
+    products = sum(k.us for k in step.kernels if k.flops)
+    n_launches = len(step.outside) + 1
+    replayed = sum(max(k.us, REPLAYED_US) for k in step.inside)
+    rest = sum(max(k.us, LAUNCH_US) for k in step.outside) + LAUNCH_US
+    eager = sum(max(k.us, LAUNCH_US) for k in step.kernels)
+    cells = [
+        name,
+        n,
+        len(step.inside),
+        n_launches,
+        f"{sum(step.to_device) / 1e3:.1f}",
+        f"{sum(step.to_host) / 1e3:.1f}",
+        f"{sum(k.n_bytes for k in step.kernels) / 1e6:.0f}",
+        f"{sum(k.flops for k in step.kernels) / 1e9:.1f}",
+        f"{bound:.0f}",
+        f"{products:.0f}",
+        f"{replayed + rest:.0f}",
+        f"{eager:.0f}",
+        f"{n / LENGTH / (replayed + rest) * 1e6:.0f}",
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
