@@ -86,7 +86,7 @@ class Translator:
         self.model = placed(checkpoint.model, self.device, precision)
         self.searched: AnyModel = self.model  # as searches run it
         if self.device.type == "cuda" and captures(self.model):
-            self.searched = Captured(self.model, CudaRecorder())
+            self.searched = Captured(self.model, CudaRecorder(self.device))
         checkpoint = replace(checkpoint, model=self.model)
         checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
@@ -407,10 +407,11 @@ class Translator:
         """The place of each example in the group and what was found, where its search is over."""
         aligns = rules.plan.aligns or any(e.reading for e in group)
         plan = replace(rules.plan, aligns=aligns, clock=self.clock)
-        n_joint = len(group) if self._refills(rules) else n_slots
+        # A GPU that refills is at a step of one batch while the host reads that of another
+        n_joint, n_batches = (len(group), 2) if self._refills(rules) else (n_slots, 1)
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
-            for i, beam in decode(*rules.prepared(model, part, plan), n_slots):
+            for i, beam in decode(*rules.prepared(model, part, plan), n_slots, n_batches=n_batches):
                 with self.clock.phase("tokenise"):
                     found = self.renderer.found(beam, part[i])
                 yield start + i, found

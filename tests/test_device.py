@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.search import log
 from tests.support.cases import (
     BATCH,
     BEAM,
@@ -208,6 +209,25 @@ def test_sentences_of_several_languages_start_apart(search):
     found, events = simulate(moved, lines, **options)
     assert_same(found, expected)
     assert faults(events) == {}
+
+
+def test_the_host_reads_of_a_step_while_the_device_is_at_another(monkeypatch):
+    """Two batches take turns; each has the same number of steps, and the last is read alone."""
+    lines = ["w5 w6"] * 6
+    expected = translate(make_translator(endless_transformer()), lines, max_length_ratio=0)
+    moved = on_device(make_translator(endless_transformer()))
+    monkeypatch.setattr(log, "arrival", moved.simulated.arrival)
+    found, events = simulate(moved, lines, max_length_ratio=0)
+    assert_same(found, expected)
+    begun = read = 0
+    under_way = []
+    for event in events:
+        begun += (event.kind, event.name) == ("begin", "step")
+        if event.kind == "read":
+            read += 1
+            under_way.append(begun - read)
+    assert begun == read > 10
+    assert under_way == [1] * (read - 1) + [0]
 
 
 def run_endless(

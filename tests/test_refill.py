@@ -80,9 +80,9 @@ def memory_full_of_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("n_slots", [3, 17])
+@pytest.mark.parametrize("n_slots, n_batches", [(3, 1), (17, 1), (7, 2), (2, 3)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_takes_sentences_in(family, n_slots, memory_full_of_nan):
+def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full_of_nan):
     """Sentences that end at different steps; with 17 slots the batch shrinks before it grows."""
     model = FAMILIES[family]()
     plan = replace(plan_of(Settings(beam_size=3, max_length=0)), bos_id=2)
@@ -97,7 +97,7 @@ def test_every_family_takes_sentences_in(family, n_slots, memory_full_of_nan):
     def watch(frontier: Frontier, packed: torch.Tensor) -> None:
         joined.append(max(slot.started for slot in frontier.slots))
 
-    found = dict(decode(model, waiting, plan, n_slots, on_step=watch))
+    found = dict(decode(model, waiting, plan, n_slots, watch, n_batches))
     assert len(set(joined)) > 1
     for i, sentence in enumerate(waiting):
         ((_, alone),) = decode(model, [sentence], plan)

@@ -37,12 +37,13 @@ Recorder: TypeAlias = Callable[[Step], Step]
 class CudaRecorder:
     """Record a step as a CUDA graph; what is returned replays it and returns the same tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device):
+        self.device = device
         self.pool = torch.cuda.graph_pool_handle()  # one at a time runs, so all share memory
 
     def __call__(self, step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool):
             results = step()
 
         def replay() -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ class Selection:
         joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
         places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T
         if moved or joined:
-            places = places.to(rows.device, non_blocking=True)
+            places = sent(places.contiguous(), rows.device)
         n = len(moved)
         return cls(
             rows,
@@ -90,6 +90,11 @@ class Selection:
             to, new = self.joined
             by_sentence[to] = fresh.movedim(dim, 0)[new]
         return x if x.size(dim) == n_places else x.narrow(dim, 0, n_places)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x on the device; the host does not wait until a GPU has it, or is done with what it does."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def resized(x: Tensor, dim: int, size: int) -> list[int]:

@@ -20,18 +20,38 @@ def decode(
     plan: Plan,
     n_slots: int | None = None,
     on_step: OnStep | None = None,
+    n_batches: int = 1,
 ) -> Iterator[tuple[int, Beam]]:
     """Translate all sentences; yield the number and `Beam` of each when its search is over.
 
-    n_slots  how many sentences run at once; the others wait, and join where one has ended.  None:
-             all run, and the batch shrinks.
-    on_step  called after each step with the frontier and what the step tells the host, see `Log`
+    n_slots    how many sentences run at once; the others wait, and join where one has ended.  None:
+               all run, and the batch shrinks.
+    on_step    called after each step with the frontier and what the step tells the host, see `Log`
+    n_batches  batches that share the slots and take turns: while the host reads what a step of one
+               says, a GPU is at a step of another
 
     A sentence for which the model returns NaN leaves at that step, and its Beam has no hypothesis.
     """
-    frontier = Frontier(model, plan, sentences, n_slots or len(sentences))
+    n_slots = n_slots or len(sentences)
+    n = min(n_batches, n_slots, len(sentences))
+    frontiers = [Frontier(model, plan, sentences[i::n], n_slots // n) for i in range(n)]
+    batches = [run(frontier, on_step) for frontier in frontiers]
+    running = list(range(n))
+    while running:
+        for i in list(running):
+            for over in batches[i]:
+                if over is None:
+                    break
+                yield i + n * over[0], over[1]
+            else:
+                running.remove(i)
+
+
+def run(frontier: Frontier, on_step: OnStep | None) -> Iterator[tuple[int, Beam] | None]:
+    """Sentences of a frontier whose search is over; None where it is another frontier's turn."""
     while frontier.admit():
         packed = frontier.step()
+        yield None
         for beam, event in frontier.events(packed):
             beam.advance(event)
         if on_step is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
 from onmt_lite.search.masks import ANY
@@ -86,7 +86,7 @@ class Feed:
         self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = torch.tensor([plan.first_scores()]).to(model.device)
+        self.first_scores = sent(torch.tensor([plan.first_scores()]), model.device)
         self.encoded: Encoded | None = None
         self.n_encoded = 0
         self.open_2018: set[Beam2018] = set()
@@ -107,11 +107,11 @@ class Feed:
         device, n_prefix = self.model.device, 1 + max(len(s.limits.prefix) for s in chosen)
         starts = [s.limits.start or (self.plan.bos_id,) for s in chosen]
         numbers_of = [facts_of(s, start, n_prefix) for s, start in zip(chosen, starts)]
-        facts = torch.tensor(numbers_of).to(device)
+        facts = sent(torch.tensor(numbers_of), device)
         longest = max(len(s.src) for s in chosen)
         if device.type != "cpu":  # few widths, so that few shapes of steps are recorded
             longest = max(longest, min(-longest % 32 + longest, self.model.max_positions))
-        src = padded([s.src for s in chosen], longest, self.plan.src_pad_id).to(device)
+        src = sent(padded([s.src for s in chosen], longest, self.plan.src_pad_id), device)
         ids, width = None, None
         if chosen[0].copy_ids is not None:
             ids, width = (

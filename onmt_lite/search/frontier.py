@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.feed import Encoded, Feed, Slot, Table
 from onmt_lite.search.log import Log
@@ -37,7 +37,7 @@ class Frontier:
         self.masks = Masks(plan, self.feed.n_words, self.device)
         self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
         self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
-        self.log = Log(plan, n_slots)
+        self.log = Log(plan, n_slots, self.device)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
@@ -139,7 +139,7 @@ class Frontier:
         if any([self.slots[b].beam.correction for b in self.visited]):
             new = [slot.beam.correction for slot in self.slots]
             none = [math.nan] * self.plan.beam_size
-            given = torch.tensor([none if s is None else s for s in new]).to(self.device)
+            given = sent(torch.tensor([none if s is None else s for s in new]), self.device)
             self.table.scores = torch.where(given.isnan(), self.table.scores, given)
             for b in self.visited:
                 self.slots[b].beam.correction = None
@@ -174,7 +174,9 @@ class Frontier:
         if self.n_steps <= self.start_until:
             self._go_on_reading(before)
         place = self._places(attn) if plan.aligns else None
-        return self.log.pack(rows, cost, place, open_scores, candidates)
+        packed = self.log.pack(rows, cost, place, open_scores, candidates)
+        self.log.append(packed)
+        return packed
 
     def _go_on_reading(self, scores: Tensor) -> None:
         """Leave rows of sentences that still read start tokens as they were, with the next one."""
@@ -287,7 +289,6 @@ class Frontier:
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
         nothing can follow.  One whose scores are NaN or infinite fails at once."""
-        self.log.append(packed)
         n_steps = self.n_steps
         self.visited = [
             b

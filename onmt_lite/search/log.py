@@ -1,5 +1,7 @@
 """What the steps of a search tell the host."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ class Log:
     the first ones.  In float32, which holds integers up to 2^24.  Rows are those of the batch.
     """
 
-    def __init__(self, plan: Plan, n_slots: int):
+    def __init__(self, plan: Plan, n_slots: int, device: torch.device):
         self.plan, self.n_slots, k = plan, n_slots, plan.beam_size
+        self.device, self.wait = device, arrival(device)
         self.costs = slice(4 * k, 5 * k)
         self.n_rows = (4 + plan.has_costs + plan.aligns) * k  # columns about rows
         self.no_costs = [0.0] * k
@@ -45,18 +48,21 @@ class Log:
         return torch.cat(parts, 1)  # integers become numbers of float32
 
     def append(self, packed: Tensor) -> None:
-        """Keep the lines of a step (B, M): the only transfer from the device."""
+        """Begin to copy the lines of a step (B, M): the only transfer from the device."""
         if self.n_steps == len(self.lines):
-            capacity = max(FIRST_CAPACITY, 2 * self.n_steps)
-            grown = torch.empty(capacity, self.n_slots, packed.size(1))
-            grown[: self.n_steps] = self.lines.view(self.n_steps, *grown.shape[1:])
+            shape = max(FIRST_CAPACITY, 2 * self.n_steps), self.n_slots, packed.size(1)
+            grown = torch.empty(shape, pin_memory=self.device.type == "cuda")
+            grown[: self.n_steps] = self.lines.view(self.n_steps, *shape[1:])
             self.lines = grown
-        self.newest = self.lines[self.n_steps, : len(packed)].copy_(packed)
+        self.newest = self.lines[self.n_steps, : len(packed)]
+        self.newest.copy_(packed, non_blocking=True)
+        self.wait = arrival(self.device)
         self.n_steps += 1
 
     def lowest(self) -> list[float]:
         """The lowest score of a candidate of the newest step in each slot, -inf where one has
-        ended; NaN is lower."""
+        ended; NaN is lower.  Waits until they have arrived."""
+        self.wait()
         scores = self.newest[:, self.n_rows : self.n_rows + self.n_candidates]
         return scores.amin(1).tolist()
 
@@ -78,6 +84,14 @@ class Log:
         )
         lines[:, k : 2 * k] -= slot * k
         return lines
+
+
+def arrival(device: torch.device) -> Callable[[], object]:
+    """What waits until the copies that have begun are there."""
+    if device.type != "cuda":
+        return lambda: None
+    event: torch.Event = torch.cuda.current_stream(device).record_event()
+    return event.synchronize
 
 
 def as_columns(numbers: list[float], first_row: int) -> Candidates:

@@ -33,7 +33,23 @@ BEAM, LENGTH = 5, 24  # hypotheses; tokens of a source and of its translation
 
 # An H100 (SXM): bytes and bfloat16 operations per microsecond
 BYTES_PER_US, FLOPS_PER_US = 3.35e6, 989e6
-LAUNCH_US, REPLAYED_US = 8.0, 2.0  # assumed: a kernel launched from Python; one in a graph, at least
+LAUNCH_US, REPLAYED_US = (
+    8.0,
+    2.0,
+)  # assumed: a kernel launched from Python; one in a graph, at least
+
+COLUMNS = (
+    *(
+        "model",
+        "sentences",
+        "kernels in the graph",
+        "launches",
+        "to the GPU, KB",
+        "to the host, KB",
+    ),
+    *("MB", "GFLOP", "bound, µs", "products alone, µs", "in a graph, µs", "by Python, µs"),
+    "sentences/s at most",
+)
 
 # The part of a large tensor that kernels read: as much as they write
 SELECTIVE = {"embedding", "index_select", "gather", "index", "copy_", "index_copy_", "fill_"}
@@ -141,7 +157,6 @@ def steps(sizes: tuple[int, ...], n_sentences: int) -> tuple[list[Counts], int]:
         frontier.admit()
         for _ in range(LENGTH - 1):
             frontier.step()
-            frontier.slots = list(frontier.slots)
             frontier.admit()
             found.append(counter.counts)
             counter.counts = Counts()
@@ -149,8 +164,8 @@ def steps(sizes: tuple[int, ...], n_sentences: int) -> tuple[list[Counts], int]:
 
 
 def main() -> None:
-    print("| model | sentences | kernels in the graph | launches | to the GPU, KB | to the host, KB | bytes, MB | GFLOP | bound, µs | products' bound, µs | in a graph, µs | by Python, µs | sentences/s at most |")
-    print("|" + "---|" * 13)
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|---" * len(COLUMNS) + "|")
     for name, sizes in MODELS.items():
         for n in SENTENCES:
             found, _ = steps(sizes, n)

@@ -95,6 +95,7 @@ class SimulatedDevice(TorchDispatchMode):
         self.events: list[Event] = []
         self.phase = "search"
         self.recording: list[Operation] | None = None
+        self.on_the_way: list[tuple[Tensor, Tensor]] | None = None  # see `arrival`
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -139,6 +140,18 @@ class SimulatedDevice(TorchDispatchMode):
 
         return replay
 
+    def arrival(self, device: torch.device) -> Any:
+        """As `onmt_lite.search.log.arrival`: from its first call on, copies for which the host need
+        not wait hold NaN until it does, which is an event of the kind `read`."""
+        begun, self.on_the_way = self.on_the_way or [], []
+
+        def wait() -> None:
+            for to, numbers in begun:
+                to.copy_(numbers)
+            self.record("read", "arrival")
+
+        return wait
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation on the CPU's numbers, which is recorded where a graph is."""
         if self.recording is None:
@@ -155,7 +168,7 @@ class SimulatedDevice(TorchDispatchMode):
         inputs = _tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
         if name == "copy_":
-            return self._copy(*args[:2])
+            return self._copy(*args)
         if name == "_to_copy" and target is not None:
             given = {**_numbers(kwargs), "device": torch.device("cpu")}
             out = self.run(func, _numbers(args), given)
@@ -192,9 +205,12 @@ class SimulatedDevice(TorchDispatchMode):
                 raise RuntimeError(f"{name}: tensors on two devices")
             self.record("upload", f"indices of {name}", x.nbytes)
 
-    def _copy(self, to: Tensor, source: Tensor) -> Tensor:
+    def _copy(self, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         self.run(torch.ops.aten.copy_.default, (_numbers(to), _numbers(source)), {})
         there, here = isinstance(to, DeviceTensor), isinstance(source, DeviceTensor)
+        if here and not there and non_blocking and self.on_the_way is not None:
+            self.on_the_way.append((to, to.clone()))
+            to.fill_(math.nan)
         if there and here:
             self.record("launch", "copy_", to.nbytes)
         elif there and source.dim():
