@@ -84,11 +84,11 @@ class Translator:
         self.options = options
         self.device, precision = choose(options.speed, options.is_exact)
         self.model = placed(checkpoint.model, self.device, precision)
-        self.searched: AnyModel = self.model  # as searches run it
-        if self.device.type == "cuda" and captures(self.model):
-            self.searched = Captured(self.model, CudaRecorder(self.device))
         checkpoint = replace(checkpoint, model=self.model)
         checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
+        self.searched: AnyModel = self.model  # as searches run it; a shortlist changes its head
+        if self.device.type == "cuda" and captures(self.model) and checkpoint.shortlist is None:
+            self.searched = Captured(self.model, CudaRecorder(self.device))
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         raw_text = options.text.tokenizer != "space"
         rule = options.text.unknown

@@ -114,10 +114,8 @@ class Feed:
         src = sent(padded([s.src for s in chosen], longest, self.plan.src_pad_id), device)
         ids, width = None, None
         if chosen[0].copy_ids is not None:
-            ids, width = (
-                padded([s.copy_ids or [] for s in chosen], longest).to(device),
-                self.n_words,
-            )
+            copied = padded([s.copy_ids or [] for s in chosen], longest)
+            ids, width = sent(copied, device), self.n_words
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)

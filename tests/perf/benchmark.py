@@ -67,7 +67,7 @@ def host_time(translator: Translator, lines: list[str], **options) -> float:
     """What `decode` spends on the host, the device's steps and moves aside."""
     spent, n_steps, clock = 0.0, 0, time.thread_time  # of this thread, on a machine others use
 
-    def timed_decode(model, sentences, plan, n_slots):
+    def timed_decode(model, sentences, plan, n_slots, n_batches):
         nonlocal spent, n_steps
         frontier = Frontier(model, plan, sentences, n_slots)
         while admitted(frontier):

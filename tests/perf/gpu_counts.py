@@ -139,28 +139,34 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(x)
 
 
-def steps(sizes: tuple[int, ...], n_sentences: int) -> tuple[list[Counts], int]:
-    """The counts of each step of a batch whose sentences all run to their limit, and the bytes of
-    the weights."""
+def make_model(sizes: tuple[int, ...]) -> Transformer:
     layers, d_model, d_ff, heads, vocab_size = sizes
     cfg = TransformerConfig(
         vocab_size, vocab_size, d_model, heads, d_ff, layers, layers, pre_norm=False
     )
-    with torch.device("meta"):
-        model = Transformer(cfg).to("meta", torch.bfloat16).eval()
+    return Transformer(cfg).eval()
+
+
+def make_search(n_sentences: int) -> tuple[Plan, list[Sentence]]:
+    """The default search of sentences that all run to their limit."""
     preset = PRESETS["opennmt"]
     plan = Plan(preset.policy, preset.stops["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
-    sentences = [Sentence([5] * LENGTH, Limits(LENGTH))] * n_sentences
-    counter, found = Counter(), []
+    return plan, [Sentence([5] * LENGTH, Limits(LENGTH))] * n_sentences
+
+
+def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
+    """The counts of a step at half of the length."""
+    with torch.device("meta"):
+        model = make_model(sizes).to("meta", torch.bfloat16)
+    counter = Counter()
     with torch.no_grad(), counter:
-        frontier = Frontier(Captured(model, counter.record), plan, sentences, n_sentences)
-        frontier.admit()
-        for _ in range(LENGTH - 1):
-            frontier.step()
-            frontier.admit()
-            found.append(counter.counts)
+        captured = Captured(model, counter.record)
+        frontier = Frontier(captured, *make_search(n_sentences), n_sentences)
+        for _ in range(LENGTH // 2):
             counter.counts = Counts()
-    return found, sum(x.nbytes for x in model.parameters())
+            frontier.admit()
+            frontier.step()
+    return counter.counts
 
 
 def main() -> None:
@@ -168,9 +174,7 @@ def main() -> None:
     print("|---" * len(COLUMNS) + "|")
     for name, sizes in MODELS.items():
         for n in SENTENCES:
-            found, _ = steps(sizes, n)
-            step = found[LENGTH // 2]
-            print(row(name, n, step))
+            print(row(name, n, middle_step(sizes, n)))
 
 
 def row(name: str, n: int, step: Counts) -> str:

@@ -369,7 +369,7 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     else:
         model.device = DEVICE
     translator.device, translator.refills = DEVICE, True
-    if captures(model):
+    if captures(model) and translator.checkpoint.shortlist is None:
         model = Captured(model, simulated.recorder)
     translator.searched = model
     for phase in ("encode", "init_state", "step"):

@@ -1,0 +1,64 @@
+"""The first run on a GPU: `python -m tests.gpu`.
+
+Correctness first: tests/gpu.  Only if all of it passes, speed: steps of models with random weights
+in bfloat16, replayed as CUDA graphs and not, beside the bounds of `tests.perf.gpu_counts`.
+"""
+
+import subprocess
+import sys
+import time
+
+import torch
+
+from onmt_lite.models.base import AnyModel
+from onmt_lite.models.captured import Captured, CudaRecorder
+from onmt_lite.search.decode import decode
+from tests.perf.gpu_counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
+from tests.perf.gpu_counts import main as print_bounds
+
+ROUNDS = 3
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no GPU here; python -m tests.perf.gpu_counts counts without one")
+        return 2
+    code = subprocess.call([sys.executable, "-m", "pytest", "tests/gpu", "--durations=10"])
+    if code:
+        print("wrong results: no speed is measured")
+        return code
+    device = torch.device("cuda", torch.cuda.current_device())
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, beam {BEAM}")
+    print("| model | slots | batches in flight | steps | µs a step | sentences/s |")
+    print("|---|---|---|---|---|---|")
+    for name, sizes in MODELS.items():
+        torch.manual_seed(0)
+        model = make_model(sizes)
+        with torch.no_grad():
+            model.output.bias[3] = -1000.0  # never the end token
+        model = model.to(device, torch.bfloat16)
+        for n in SENTENCES:
+            for n_batches in (1, 2):
+                report(name, Captured(model, CudaRecorder(device)), n, n_batches, "replayed")
+            report(name, model, n, 2, "by Python")
+    print_bounds()
+    return 0
+
+
+def report(name: str, model: AnyModel, n: int, n_batches: int, how: str) -> None:
+    """Print the best time of some rounds; the first ones record graphs."""
+    plan, sentences = make_search(n)
+    best = float("inf")
+    for _ in range(2 + ROUNDS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in decode(model, sentences, plan, n, n_batches=n_batches):
+            pass
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    cells = [name, n, n_batches, how, f"{best / LENGTH * 1e6:.0f}", f"{n / best:.0f}"]
+    print("| " + " | ".join(map(str, cells)) + " |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
