@@ -74,8 +74,8 @@ def test_sentences_join_and_keys_are_cleared_away(config):
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    (lane,) = moved.searched.lanes
-    assert len(lane.steps) < second["steps"] / 3
+    assert len(moved.searched.lanes) == 2  # of two batches that take turns
+    assert all(len(lane.steps) < second["steps"] / 6 for lane in moved.searched.lanes)
 
 
 def test_places_where_nobody_is_stay_within_the_tables_of_positions():
@@ -126,7 +126,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
     found, events = simulate(moved)
     assert_same(found, expected)
     assert count(events)["replays"] > 0 and not moved.searched.fails
-    assert len(lanes) == 1 and lanes[0] not in moved.searched.lanes
+    assert len(lanes) == 2 and not set(lanes) & set(moved.searched.lanes)
 
 
 def test_sizes():

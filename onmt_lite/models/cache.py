@@ -48,7 +48,11 @@ class KeyValueCache:
         self.keys = self.values = self.own = self.like
         self.masks: Tensor | None = None
         self.places: Tensor | None = None
-        self.at: Tensor | None = None  # (K,) where the newest entries are, as a GPU needs it
+        # On a GPU: where the newest entries are (K,); whose past rows have from the next step on
+        # (R,), which is their own unless `turned`
+        self.at: Tensor | None = None
+        self.parents = self.unturned = self.like
+        self.turned = False
 
     # ---- The host's part of a step ----
 
@@ -57,6 +61,8 @@ class KeyValueCache:
         k = self.beam_size
         full = self.length + k > self.capacity
         if full:
+            if self.turned:
+                self._turn(len(self.born))
             self._clear_away()
         if self.fixed and (full or self.at is None or len(self.at) != k):
             self.at = torch.arange(self.length - k, self.length, device=self.like.device)
@@ -67,6 +73,7 @@ class KeyValueCache:
             self._make_mask()
         self.length += k
         self.n_written += k
+        self.turned = False
 
     # ---- The device's ----
 
@@ -78,6 +85,8 @@ class KeyValueCache:
         b, k = len(positions), self.beam_size
         if self.at is not None:
             self.at += k
+            if k > 1:
+                self._turn(b)
         if self.masks is not None:
             self._write(self.masks[:b], 3, self.own.expand(b, 1, k, k))
         if self.places is not None:
@@ -110,7 +119,14 @@ class KeyValueCache:
         if self.masks is None and n_fresh and self.length:
             self._make_mask()
         n_before, (b, k) = len(self.born), selection.rows.shape
+        if self.turned:
+            self._turn(n_before)
+        self.turned = False
         same_rows, self.beam_size = k == self.beam_size, k
+        if self.fixed and self.masks is not None and selection.slots is None and same_rows:
+            self.parents[: b * k] = selection.rows.flatten()
+            self.turned = True
+            return
         if selection.slots is not None:
             born = [*self.born, *[self.n_written] * n_fresh]
             self.born = [born[slot] for slot in selection.slots]
@@ -125,6 +141,14 @@ class KeyValueCache:
             if not same_rows or len(self.masks) < self.n_places:
                 self._make_mask()
             self.masks[:b] = rows
+
+    def _turn(self, b: int) -> None:
+        """Let the rows of b sentences have the pasts of their parents."""
+        assert self.masks is not None
+        masks = self.masks[:b]
+        rows = masks.flatten(0, 2).index_select(0, self.parents[: b * self.beam_size])
+        masks.copy_(rows.view_as(masks))
+        self.parents.copy_(self.unturned)
 
     def _move_sentences(self, selection: Selection) -> None:
         self.n_places = selection.n_places or len(self.born)
@@ -145,6 +169,10 @@ class KeyValueCache:
         shape = self.n_places, 1, self.beam_size, self.capacity
         self.masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
         self.masks[..., : self.length] = 0.0
+        if self.fixed:
+            n_rows = self.n_places * self.beam_size
+            self.unturned = torch.arange(n_rows, device=self.like.device)
+            self.parents = self.unturned.clone()
 
     def _clear_away(self) -> None:
         """Move what is some hypothesis's past, in its order, into buffers with room for more."""

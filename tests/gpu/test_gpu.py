@@ -145,7 +145,7 @@ class TestSearches:
         """One transfer to the host per step; all others are made when sentences join, or for
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
-        waiting = [(Log, "append"), (Log, "newest"), (Feed, "ready"), (Frontier, "__init__")]
+        waiting = [(Log, "append"), (Log, "lowest"), (Feed, "ready"), (Frontier, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
             waiting += [(Frontier, "_correct_scores")]
         for owner, name in waiting:
