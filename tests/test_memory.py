@@ -140,12 +140,12 @@ class Small:
         self.function, self.count, self.limit, self.error = function, count, limit, error
         self.sizes = []
 
-    def __call__(self, *args):
+    def __call__(self, *args, **named):
         n = self.count(*args)
         self.sizes.append(n)
         if n > self.limit:
             raise self.error
-        return self.function(*args)
+        return self.function(*args, **named)
 
 
 def n_sentences(model, sentences, *args):
