@@ -369,11 +369,12 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     else:
         model.device = DEVICE
     translator.device, translator.refills = DEVICE, True
-    if captures(model) and translator.checkpoint.shortlist is None:
-        model = Captured(model, simulated.recorder)
-    translator.searched = model
     for phase in ("encode", "init_state", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
+    translator.searched = model
+    if captures(model) and translator.checkpoint.shortlist is None:
+        translator.searched = Captured(model, simulated.recorder)
+        translator.searched.step = _marked(translator.searched.step, "step", simulated)
     return translator
 
 
