@@ -25,6 +25,7 @@ from onmt_lite.errors import (
     WorkerLost,
 )
 from onmt_lite.fingerprint import fingerprint
+from onmt_lite.forkserver import ForkServer
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG
@@ -535,3 +536,19 @@ def test_the_default(tmp_path):
         assert (note in done.stderr) == (n > 1)
         outputs.append((tmp_path / str(i)).read_bytes())
     assert outputs[0] == outputs[1] and outputs[0].count(b"\n") == 200
+
+
+def test_workers_keep_memory_that_a_step_has_freed(monkeypatch):
+    """Unless the environment says otherwise."""
+    given = {}
+
+    def start(*args, env, **others):
+        given.update(env)
+        raise OSError(11, "refused")
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+    with pytest.raises(WorkerLost, match="cannot start"):
+        ForkServer((), 1.0).start()
+    assert (given["MALLOC_MMAP_THRESHOLD_"], given["MALLOC_TRIM_THRESHOLD_"]) == ("268435456", "7")
+    assert given["PATH"] == os.environ["PATH"]
