@@ -175,12 +175,12 @@ def judge(
     """Count the lines that equal what ours finds in fp32 with the search of each system, and
     compute BLEU where there are references."""
     by_name = {kind.name: kind for kind in (*OURS, *PEERS)}
-    expected: dict[str, list[str]] = {}
+    exact = children.get(EXACT, children[DEFAULT])
+    expected = {by_name[EXACT].search: exact.ask(do="texts")["texts"]}
     bleu = None if references is None else bleu_of(references)
     for name, child in children.items():
         search = by_name[name].search
         if search not in expected:
-            exact = children.get(EXACT, children[DEFAULT])
             expected[search] = exact.ask(do="texts as", search=search)["texts"]
         texts = child.ask(do="texts")["texts"]
         systems[name] |= {

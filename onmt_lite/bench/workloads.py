@@ -44,7 +44,7 @@ class Shape:
 
 SHAPES = {
     "base": Shape(6, 512, 2048, 8, 32000, n_lines=128),
-    "tiny": Shape(3, 256, 1024, 4, 8000, n_lines=512),
+    "tiny": Shape(3, 256, 1024, 4, 8000, n_lines=256),
 }
 
 
