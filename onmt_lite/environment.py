@@ -5,7 +5,9 @@ This file, `__init__.py` and the programs can be read by Python 3.8 too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import resource
 import shlex
@@ -63,6 +65,21 @@ def check_memory() -> None:
             f"out of memory: a process may take {limit >> 20} MiB (ulimit -v), and torch alone "
             f"takes {LEAST_MEMORY >> 20}; raise the limit"
         )
+
+
+@contextlib.contextmanager
+def importing():
+    """Within, modules are imported for good: no garbage is looked for among their many objects,
+    now or later.  Saves a fifth of the time that torch takes, of processor time 1.2 s.
+
+    For programs: what they have made before is never looked through, either.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def processor_words() -> set[str]:

@@ -25,8 +25,10 @@ KEEPING_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
 PROGRAM = """\
 import sys; sys.path[:] = {path!a}
-from onmt_lite.environment import prepare_environment; prepare_environment()
-from onmt_lite.worker import serve; serve({fd}, {parent})"""
+from onmt_lite.environment import importing, prepare_environment; prepare_environment()
+with importing():
+    from onmt_lite.worker import serve
+serve({fd}, {parent})"""
 
 
 class ForkServer:

@@ -22,6 +22,7 @@ from onmt_lite.buckets import (
 )
 from onmt_lite.console import is_typed
 from onmt_lite.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
+from onmt_lite.environment import importing
 from onmt_lite.errors import OptionError
 from onmt_lite.files import (
     Inputs,
@@ -192,8 +193,8 @@ def choose_engine(
             LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
     if n > 1:
         return Workers(options, n)
-    from onmt_lite.work import InProcess  # imported late: torch takes seconds
-
+    with importing():
+        from onmt_lite.work import InProcess  # late: torch takes seconds
     return InProcess(options)
 
 

@@ -576,3 +576,12 @@ class TestSafetensors:
     def test_each_false_claim_is_refused(self, data):
         with pytest.raises(ValueError):
             safetensors.parse(data)
+
+
+def test_no_weight_is_drawn_at_random(tiny_checkpoint):
+    """A model is made of the file's numbers alone; to fill it first costs as much as to read it."""
+    before = torch.random.get_rng_state()
+    load_checkpoint(tiny_checkpoint)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    tiny.make_model()  # as a trainer makes one
+    assert not torch.equal(torch.random.get_rng_state(), before)

@@ -1,12 +1,16 @@
 """Programs started without their packages, or by an old Python, say what to do in one line."""
 
 import ast
+import contextlib
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from onmt_lite.environment import importing
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "torch, sentencepiece, PyYAML, tqdm"
@@ -134,3 +138,23 @@ def test_products_depend_on_neither_threads_nor_rows():
         [sys.executable, "-c", PRODUCTS], cwd=ROOT, env=env, capture_output=True, text=True
     )
     assert done.stdout.strip() == "{True}", done.stderr
+
+
+@pytest.mark.parametrize("error", [None, ImportError])
+def test_no_garbage_is_looked_for_while_modules_are_imported(error):
+    """Nor among them, later; what is made then is collected as ever."""
+    gc.collect()
+    try:
+        before = gc.get_freeze_count()
+        with contextlib.suppress(ImportError), importing():
+            assert not gc.isenabled()
+            kept = [[i] for i in range(1000)]
+            if error:
+                raise error
+        assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
+        circle: list = []
+        circle.append(circle)
+        del circle
+        assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
