@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import AnyModel
@@ -56,7 +55,7 @@ class NarrowHead(nn.Module):
     def __init__(self, head: Head, ids: Tensor, allowed: Tensor):
         super().__init__()
         self.ids, self.allowed = ids, allowed
-        self.weight, self.bias = head.rows(ids)
+        self.rows = head.rows(ids)
 
     def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> Barred:
         """See `Head.read`."""
@@ -69,4 +68,5 @@ class NarrowHead(nn.Module):
     def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
         """As `Head.forward`: logits (B, T, U), -inf for what a sentence may not say."""
         barred = cast(Barred, memory.of_head).barred
-        return F.linear(hidden, self.weight, self.bias).masked_fill_(barred, -math.inf)
+        logits: Tensor = self.rows(hidden)
+        return logits.masked_fill_(barred, -math.inf)
