@@ -18,6 +18,7 @@ from onmt_lite.checkpoints.shortlist import read_shortlist, write_vocabulary_map
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.fingerprint import fingerprint
 from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.models.linear import pack
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.search import narrow as narrow_module
@@ -190,6 +191,17 @@ class TestSearch:
         options = dict(coverage_penalty="wu", beta=0.3, beam_size=4, n_best=4, max_length=9)
         found = translator_of(replace_unk=True, shortlist=str(path)).translate(lines, **options)
         assert_alike(found, expected_of(translator_of(replace_unk=True), lines, **options))
+
+    @pytest.mark.parametrize("kind", ["packed", "int8"])
+    def test_of_kernels(self, path, kind):
+        """The rows have the kernel of the whole layer, with the same scales."""
+        lines, few, all_ = some_lines(12), translator_of(shortlist=str(path)), translator_of()
+        for translator in (few, all_):
+            pack(translator.model, kind)
+        ids = torch.tensor([3, 30, 17])
+        assert few.model.output.rows(ids).kind == kind
+        options = dict(beam_size=4, n_best=4, max_length=9)
+        assert_alike(few.translate(lines, **options), expected_of(all_, lines, **options))
 
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_of_other_numbers(self, path, precision):

@@ -24,8 +24,9 @@ Kernel = Callable[[Tensor], Tensor]
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, computed by a kernel where it has one."""
+    """`nn.Linear`, computed by a kernel where it has one, which is of a kind of KERNELS."""
 
+    kind = ""
     kernel: Kernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ class Linear(nn.Linear):
 
     def pack(self, kind: str) -> bool:
         """Take a kernel of KERNELS, or none: see `pack`."""
-        self.kernel = KERNELS[kind](self) if kind else None
+        self.kind, self.kernel = kind, KERNELS[kind](self) if kind else None
         return True
 
 
