@@ -49,7 +49,7 @@ RULES = (
     (r"(en|de)coder_emb_ln_(\w+)", r"\1coder.emb.\2"),
     (r"decoder_ff_logit_out_(W|b)", r"output.\1"),
 )
-SHORTLIST = "shortlist in decoder.yml: without effect; all words of the model compete"
+SHORTLIST = "shortlist in decoder.yml: without effect; give its text file with -shortlist"
 BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
