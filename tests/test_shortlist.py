@@ -146,9 +146,9 @@ def expected_of(translator, lines, prefixes=None, **options):
     model, found = translator.model, []
     for i, line in enumerate(lines):
         prefix = VOCAB.encode(prefixes[i].split()) if prefixes else ()
-        translator.model = barred(model, by_hand(VOCAB.encode(line.split()), prefix))
+        translator.searched = barred(model, by_hand(VOCAB.encode(line.split()), prefix))
         found += translator.translate([line], prefixes and [prefixes[i]], **options)
-    translator.model = model
+    translator.searched = model
     return found
 
 
@@ -214,8 +214,8 @@ class TestSearch:
         expected = whole.translate(lines)
         broken = translator_of(shortlist=str(path))
         broken.exact_model = whole.model
-        broken.model = FAMILIES["transformer"]()
-        broken.model.dec_norm.weight.data.fill_(math.nan)
+        broken.searched = FAMILIES["transformer"]()
+        broken.searched.dec_norm.weight.data.fill_(math.nan)
         assert_alike(broken.translate(lines), expected)
 
     def test_scores_of_references_are_of_all_tokens(self, path):
