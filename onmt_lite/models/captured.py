@@ -30,7 +30,7 @@ from onmt_lite.models.transformer import Transformer, TransformerMemory, Transfo
 
 LOG = logging.getLogger("onmt_lite")
 
-Step: TypeAlias = Callable[[], tuple[Tensor, Tensor]]  # returns logits and attention
+Step: TypeAlias = Callable[[], tuple[Tensor, Tensor]]  # returns hidden states and attention
 Recorder: TypeAlias = Callable[[Step], Step]
 
 
@@ -147,10 +147,13 @@ class Captured:
         return self.model.forward(memory, tgt)
 
     def step(self, tokens: Tensor, state: CapturedState) -> tuple[Tensor, Tensor]:
-        """See `onmt_lite.models.base.EncoderDecoder.step`.  What is returned holds until the next
-        step of any state."""
-        lane, own = self._lane(state), state.state
-        n_run, beam_size = rounded_up(state.n_sentences), len(tokens) // state.n_sentences
+        """See `onmt_lite.models.base.EncoderDecoder.step`.  The attention holds until the next step
+        of any state.
+
+        The head is outside of the graphs, each of which would keep its logits for itself.
+        """
+        lane, own, n = self._lane(state), state.state, state.n_sentences
+        n_run, beam_size = rounded_up(n), len(tokens) // n
 
         def step() -> tuple[Tensor, Tensor]:
             return self.model.advance(inputs, first(own, n_run))
@@ -158,8 +161,10 @@ class Captured:
         with self._giving_back():
             own.make_room()
             inputs = lane.settle(own, tokens, n_run * beam_size)
-            logits, attn = self._recorded(lane, (n_run, *lane.shapes()), step)()
-        return logits[: len(tokens)], attn[: len(tokens)]
+            hidden, attn = self._recorded(lane, (n_run, *lane.shapes()), step)()
+            hidden, attn = hidden[:n], attn[:n]
+            logits = self.model.output(hidden, attn, first(own.memory, n))
+        return logits.flatten(0, 1), attn.flatten(0, 1)
 
     def _recorded(self, lane: Lane, shapes: Any, step: Step) -> Step:
         """The step as a graph, where there is one or it is time to record one."""

@@ -85,14 +85,16 @@ class Family(nn.Module, Generic[M, S]):
         Advances `state` in place.  The hypotheses of a sentence are decoded together.
         """
         state.make_room()
-        return self.advance(tokens, state)
+        hidden, attn = self.advance(tokens, state)
+        return self.output(hidden, attn, state.memory).flatten(0, 1), attn.flatten(0, 1)
 
     def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The device's part of `step`, to which the host tells nothing."""
+        """The device's part of a step without the head, to which the host tells nothing: tokens
+        (R,) -> hidden states (B, K, D), attention (B, K, S)."""
         by_sentence = self.output.known(tokens).view(len(state.positions), -1)  # (B, K)
         hidden, attn = self.decode(by_sentence, state)
         state.positions += 1
-        return self.output(hidden, attn, state.memory).flatten(0, 1), attn.flatten(0, 1)
+        return hidden, attn
 
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
