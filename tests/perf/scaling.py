@@ -1,4 +1,5 @@
-"""How cost grows: `python -m tests.perf.scaling [-shape tiny] [-rounds 3] [-only beam] [-lines 100000]`.
+"""How cost grows: `python -m tests.perf.scaling [-shape tiny] [-precision fp32] [-rounds 3]
+[-only beam] [-lines 100000]`.
 
 One size grows at a time; the settings take turns, round after round, and the least processor time
 of each counts, on one thread.  Theory says of which terms the time consists (a constant, the size,
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ from onmt_lite import Translator
 from onmt_lite.models.selection import Selection
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.presets import PRESETS
+from onmt_lite.runtime import placed
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Plan, Sentence
 
@@ -37,13 +40,14 @@ Term = Callable[[float], float]
 ONE, SIZE, SQUARE = (lambda x: 1.0), (lambda x: x), (lambda x: x * x)
 
 
-def make_model(shape: str, vocab_size: int) -> Transformer:
+def make_model(shape: str, vocab_size: int, precision: str = "fp32") -> Any:
     torch.manual_seed(1)
     sizes = dict(src_vocab_size=vocab_size, tgt_vocab_size=vocab_size, max_positions=600)
-    return Transformer(TransformerConfig(**SHAPES[shape], **sizes)).eval().requires_grad_(False)
+    model = Transformer(TransformerConfig(**SHAPES[shape], **sizes)).eval().requires_grad_(False)
+    return placed(model, torch.device("cpu"), precision, in_place=True)
 
 
-def search(model: Transformer, n: int, source: int, steps: int, beam: int, slots: int = 0) -> None:
+def search(model: Any, n: int, source: int, steps: int, beam: int, slots: int = 0) -> None:
     """Translate n sentences of `source` tokens in `steps` steps each, which nothing cuts short."""
     preset = PRESETS["opennmt"]
     plan = Plan(preset.policy, next(iter(preset.stops.values())), beam, bos_id=BOS, eos_id=EOS)
@@ -55,7 +59,7 @@ def search(model: Transformer, n: int, source: int, steps: int, beam: int, slots
 
 
 @torch.inference_mode()
-def greedy(model: Transformer, n: int, source: int, steps: int) -> None:
+def greedy(model: Any, n: int, source: int, steps: int) -> None:
     """The best token at each step, with no search around it: what a beam of one is held against."""
     src = torch.randint(4, model.vocab_size, (n, source))
     state = model.init_state(model.encode(src, torch.full((n,), source)))
@@ -69,13 +73,15 @@ def greedy(model: Transformer, n: int, source: int, steps: int) -> None:
         scores.gather(1, tokens[:, None]).tolist()
 
 
-def axes(shape: str, n_lines: int) -> dict[str, tuple[Sequence[Term], dict[int, Callable]]]:
+def axes(
+    shape: str, precision: str, n_lines: int
+) -> dict[str, tuple[Sequence[Term], dict[int, Callable]]]:
     """For each size: the terms of its theory, and the work at each value."""
-    model = make_model(shape, 8000)
+    model = make_model(shape, 8000, precision)
     run = partial(search, model)
     lengths, beams = (8, 16, 32, 64, 128, 256), (1, 2, 4, 8, 16, 32)
     batches, vocabularies = (1, 4, 16, 64, 128, 256, 512), (8000, 16000, 32000, 64000, 256_000)
-    models = {v: make_model("small", v) for v in vocabularies}
+    models = {v: make_model("small", v, precision) for v in vocabularies}
     return {
         "source tokens (16 sentences, 16 steps)": (
             (ONE, SIZE, SQUARE),
@@ -156,8 +162,8 @@ def show(name: str, terms: Sequence[Term], times: dict[int, float]) -> None:
         print(f" {ratio:6.2f}{mark}", flush=True)
 
 
-def show_greedy(shape: str, rounds: int) -> None:
-    model = make_model(shape, 8000)
+def show_greedy(shape: str, precision: str, rounds: int) -> None:
+    model = make_model(shape, 8000, precision)
     for n in (1, 16, 64):
         pair = {0: partial(greedy, model, n, 16, 16), 1: partial(search, model, n, 16, 16, 1)}
         times = in_turns(pair, 3 * rounds)
@@ -167,21 +173,18 @@ def show_greedy(shape: str, rounds: int) -> None:
 
 def main() -> None:
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    shape, rounds, only = (
-        given.get("-shape", "tiny"),
-        int(given.get("-rounds", 3)),
-        given.get("-only"),
-    )
+    shape, precision = given.get("-shape", "tiny"), given.get("-precision", "fp32")
+    rounds, only = int(given.get("-rounds", 3)), given.get("-only")
     torch.set_num_threads(1)
-    print(f"{shape}, {rounds} rounds, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
-    for name, (terms, work) in axes(shape, int(given.get("-lines", 100_000))).items():
+    print(f"{shape}, {precision}, {rounds} rounds, load of the machine {os.getloadavg()[0]:.1f}")
+    for name, (terms, work) in axes(shape, precision, int(given.get("-lines", 100_000))).items():
         if only is None or name.startswith(only):
             show(name, terms, in_turns(work, rounds))
             if name.startswith("lines"):
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
                 print(f"peak of memory {peak} MB")
     if only in (None, "greedy"):
-        show_greedy(shape, rounds)
+        show_greedy(shape, precision, rounds)
 
 
 if __name__ == "__main__":
