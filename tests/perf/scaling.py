@@ -105,7 +105,7 @@ def axes(
         ),
         "lines of a file (toy model)": (
             (ONE, SIZE),
-            {n: partial(translate_file, n) for n in (1000, 10_000, n_lines)},
+            {n: partial(translate_file, n) for n in (n_lines // 10, n_lines // 3, n_lines)},
         ),
     }
 
