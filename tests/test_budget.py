@@ -104,9 +104,9 @@ def batches(monkeypatch):
     """Sentences of each batch that is decoded."""
     sizes, decode_all = [], translator_module.decode
 
-    def noted(model, sentences, *args):
+    def noted(model, sentences, *args, **named):
         sizes.append(len(sentences))
-        return decode_all(model, sentences, *args)
+        return decode_all(model, sentences, *args, **named)
 
     monkeypatch.setattr(translator_module, "decode", noted)
     return sizes
