@@ -71,8 +71,9 @@ class SelfAttention(nn.Module):
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.relation is not None:
             q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
-        k = k.transpose(-2, -1)
-        if cache is not None:
+        if cache is None:
+            k = k.transpose(-2, -1)
+        else:
             k, v = cache.append(layer, k, v)
         context = self._attend(q, k, v, sight)
         return self.out(context.transpose(1, 2).reshape(n, t, -1))

@@ -14,6 +14,9 @@ from onmt_lite.search.beam2018 import Beam2018
 from onmt_lite.search.masks import ANY
 from onmt_lite.search.plan import Plan, Sentence
 
+# Sources are as wide as a multiple of this.  On a GPU few shapes of steps are recorded; on a CPU a
+# sum over a sentence's tokens adds them up in the same order, to the last bit, in every batch
+WIDTHS = {"cpu": 16, "cuda": 32}
 REFILL = 8  # waiting sentences join when one slot in so many is free
 
 
@@ -109,8 +112,8 @@ class Feed:
         numbers_of = [facts_of(s, start, n_prefix) for s, start in zip(chosen, starts)]
         facts = sent(torch.tensor(numbers_of), device)
         longest = max(len(s.src) for s in chosen)
-        if device.type != "cpu":  # few widths, so that few shapes of steps are recorded
-            longest = max(longest, min(-longest % 32 + longest, self.model.max_positions))
+        multiple = WIDTHS["cpu" if device.type == "cpu" else "cuda"]
+        longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
         src = sent(padded([s.src for s in chosen], longest, self.plan.src_pad_id), device)
         ids, width = None, None
         if chosen[0].copy_ids is not None:
