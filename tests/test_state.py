@@ -270,7 +270,7 @@ def test_keys_and_values_stay_where_they_were_written():
     past, n = rows.state.past, rows.state.past.length
 
     def written(b: int) -> list[torch.Tensor]:
-        return [past.keys[:, b, ..., :n].clone(), past.values[:, b, :, :n].clone()]
+        return [past.keys[:, b, :, :n].clone(), past.values[:, b, :, :n].clone()]
 
     def same(b: int, before: list[torch.Tensor]) -> bool:
         return all(map(torch.equal, written(b), before))
