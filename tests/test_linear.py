@@ -1,6 +1,8 @@
 """Kernels of linear layers against plain arithmetic."""
 
 import copy
+import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +10,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite import runtime
+from onmt_lite import Translator, runtime
 from onmt_lite.models import linear
 from onmt_lite.models.linear import BLOCK, Bytes, Int8, Linear, Packed, gain, pack
 from tests.support import tiny
 
+ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2**-100)
 
@@ -189,3 +192,26 @@ class TestChoice:
     def test_a_copy_has_the_kernels(self):
         model = runtime.placed(tiny.make_model(), CPU, "int8")
         assert copy.deepcopy(model).output.kernel is model.output.kernel
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_a_sentence_is_alone_in_int8(batch_size, german):
+    """A last bit may decide how a number is rounded to a byte, so all of them must be the same."""
+    translator = Translator.from_pretrained(device="cpu", precision="int8", threads=1)
+    batches = dict(batch_type="sents", batch_size=batch_size, n_best=2)
+    order = random.Random(batch_size).sample(range(len(german)), len(german))
+    mixed = translator.translate([german[i] for i in order], **batches)
+    for i, found in zip(order, mixed, strict=True):
+        (alone,) = translator.translate([german[i]], n_best=2)
+        assert [h.text for h in found.hyps] == [h.text for h in alone.hyps]
+        scores = [h.score for h in found.hyps]
+        assert scores == pytest.approx([h.score for h in alone.hyps], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def german() -> list[str]:
+    """Lines of many lengths."""
+    lines = (ROOT / "data" / "sample.de.txt").read_text("utf-8").split("\n")[:-1]
+    lines = [line for line in lines if line]
+    longer = [" ".join(lines[i : i + n]) for i in range(len(lines)) for n in (2, 3)]
+    return lines + [line for line in longer if len(line) < 150]
