@@ -35,6 +35,7 @@ from onmt_lite.bench.workloads import (
 )
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.search import feed
 from tests.support import tiny
 
 SMALL = Shape(1, 16, 32, 2, 60, n_lines=6, n_tokens=7)
@@ -234,7 +235,8 @@ def test_phases_of_a_translation(small, precision):
     d, ff, n = SMALL.d_model, SMALL.d_ff, len(small.lines)
     encoder = 4 * d * d + 2 * d * ff
     decoder = 6 * d * d + 2 * d * ff + d * SMALL.vocab_size
-    per_line = SMALL.n_tokens * (encoder + 2 * d * d)  # with keys and values of the source
+    # With keys and values of the source, whose 7 tokens are padded
+    per_line = feed.WIDTHS["cpu"] * (encoder + 2 * d * d)
     # Both hypotheses of each step, but the first of which there is one
     expected = 2 * n * (per_line + (2 * SMALL.n_tokens - 1) * decoder)
     assert answer["gflop"] == pytest.approx(expected / 1e9, rel=0.08)

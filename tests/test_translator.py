@@ -236,7 +236,7 @@ class TestControlTokens:
         monkeypatch.setattr(
             translator.model,
             "encode",
-            lambda src, n, *more: seen.extend(src[0, :-1].tolist()) or encode(src, n, *more),
+            lambda src, n, *more: seen.extend(src[0, : n[0] - 1].tolist()) or encode(src, n, *more),
         )
         monkeypatch.setattr(
             translator.model,
@@ -328,11 +328,11 @@ class TestMemory:
         """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
         sizes, decode = [], translator_module.decode
 
-        def small(model, sentences, *plan):
+        def small(model, sentences, *plan, **more):
             sizes.append(len(sentences))
             if len(sentences) > self.LIMIT:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return decode(model, sentences, *plan)
+            return decode(model, sentences, *plan, **more)
 
         monkeypatch.setattr(translator_module, "decode", small)
         return sizes
@@ -356,7 +356,7 @@ class TestMemory:
     def test_other_errors_are_not_taken_for_it(self, translator, monkeypatch):
         calls = []
 
-        def broken(*args):
+        def broken(*args, **more):
             calls.append(args)
             raise RuntimeError("sizes of tensors must match")
 

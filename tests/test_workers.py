@@ -325,7 +325,7 @@ def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
     ):
         shared = load(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2, None)
         assert [str(device) for device, _ in shared.machines[:2]] == devices
-        assert {dtype for _, dtype in shared.machines} == {torch.bfloat16}
+        assert {precision for _, precision in shared.machines} == {"bf16"}
         weights = list(shared.parts[0].model.parameters())
         assert {(w.device.type, w.dtype) for w in weights} == {("cpu", torch.bfloat16)}
     assert str(os.getpid()) not in machine.read_text("utf-8").split()

@@ -26,11 +26,7 @@ PROC = Path("/proc")
 
 
 class Gone(OnmtLiteError):
-    """A child has ended in place of an answer; `why` is the last line of its standard error."""
-
-    def __init__(self, name: str, why: str):
-        super().__init__(f"{name} has ended: {why}")
-        self.why = why
+    """A child has ended in place of an answer: the last line of its standard error."""
 
 
 class Child:
@@ -62,7 +58,7 @@ class Child:
             pass  # what it had to say is in its log
         answer = self.process.stdout.readline()
         if not answer:
-            raise Gone(self.name, self._last_words())
+            raise Gone(f"{self.name} has ended: {self._last_words()}")
         return json.loads(answer)
 
     def _last_words(self) -> str:

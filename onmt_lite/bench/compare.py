@@ -39,7 +39,7 @@ def compare(
             except Gone as gone:
                 if kind.name == DEFAULT:
                     raise
-                left_out[kind.name] = gone.why
+                left_out[kind.name] = str(gone)
                 continue
             children[kind.name] = running.enter_context(closing(child))
             tell(f"  {kind.name} is ready")
