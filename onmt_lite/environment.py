@@ -49,9 +49,12 @@ def prepare_environment(*modules: str) -> None:
 def keep_memory() -> None:
     """Let glibc keep memory that is freed, for what is allocated next, which a search does again
     and again: logits of 41 MB a step, whose fresh pages took a quarter of the processor's time (6
-    layers of 512, 32,000 words, int8).  Users' MALLOC_... variables count more."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if sys.platform == "linux" and mallopt and not any(v.startswith("MALLOC_") for v in os.environ):
+    layers of 512, 32,000 words, int8).  MALLOC_... variables count more: a user's, and those that
+    workers are given."""
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 256 << 20)
         mallopt(M_TRIM_THRESHOLD, 512 << 20)
 

@@ -6,10 +6,12 @@ import gc
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from onmt_lite import environment
 from onmt_lite.environment import importing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,3 +160,20 @@ def test_no_garbage_is_looked_for_while_modules_are_imported(error):
         assert gc.collect() >= 1
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    "platform, given, n", [("linux", "", 2), ("linux", "7", 0), ("win32", "", 0)]
+)
+def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, given, n):
+    asked = []
+    library = types.SimpleNamespace(mallopt=lambda *words: asked.append(words))
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    if given:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", given)
+    with monkeypatch.context() as patch:
+        patch.setattr(environment.ctypes, "CDLL", lambda name: library)
+        patch.setattr(sys, "platform", platform)
+        environment.keep_memory()
+    assert len(asked) == n
