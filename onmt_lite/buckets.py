@@ -23,7 +23,7 @@ BUCKET_LINES = {"cpu": 1024, "cuda": 8192}
 # A small file is cut into so many buckets, for as many workers, of so many lines at least.  Batches
 # get small and their lines less alike: 512 short lines of the shipped model, in buckets of 256,
 # 128, 64 and 32, took 1.07, 1.12, 1.33 and 1.39 times the processor time of one bucket
-BUCKETS, LEAST_LINES = 8, 128
+BUCKETS, LEAST_LINES = 4, 128
 MANY_LINES = 64  # from which a file is cut at all
 
 Progress = Callable[[int, int], object]  # of the lines and target tokens that a batch has added

@@ -3,6 +3,7 @@
 N sequences, T queries, S keys, H heads of the width d, G heads of keys and values, D model width.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,46 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     return context.view(n, heads, t, d), weights
 
 
+class Packing:
+    """Where the tokens of a padded batch are: layers that look at one token at a time compute
+    those alone, and only attention sees padding.
+
+    12 encoder layers of 192, 64 sentences of 11 tokens padded to 16, int8 on one core of an AMD
+    EPYC: 46 ms, where padding was computed too 68.
+    """
+
+    def __init__(self, mask: Tensor):
+        """mask (B, 1, S): of a `Memory`."""
+        self.shape = mask.size(0), mask.size(2)
+        self.places = (mask.flatten() == 0).nonzero().flatten()  # (N,)
+
+    @property
+    def pays(self) -> bool:
+        """Whether there is padding, and something else."""
+        return 0 < len(self.places) < math.prod(self.shape)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x (B, S, D) -> (1, N, D)."""
+        return x.flatten(0, 1).index_select(0, self.places)[None]
+
+    def pad(self, x: Tensor) -> Tensor:
+        """x (1, N, D) -> (B, S, D), zeros on padding."""
+        b, s = self.shape
+        return x.new_zeros(b * s, x.size(2)).index_copy_(0, self.places, x[0]).view(b, s, -1)
+
+
 @dataclass(frozen=True)
 class Sight:
     """What queries see of the keys, the same in all layers.
 
     mask      added to the scores, broadcast to (N, H, T, S): 0 or -inf; None: all are seen
     relative  what a `Relation` has prepared of their positions
+    packing   where the tokens are that layers are given; None: they are given padding, too
     """
 
     mask: Tensor | None
     relative: Any = None
+    packing: Packing | None = None
 
 
 class SelfAttention(nn.Module):
@@ -60,14 +91,17 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, sight: Sight, cache: KeyValueCache | None = None, layer: int = 0
     ) -> Tensor:
-        """x (N, T, D) -> (N, T, D).
+        """x (N, T, D) -> (N, T, D), or both (1, N, D) if packed.
 
         With a cache T counts the K hypotheses of a sentence, all at the position that follows
         those of the cache.
         """
-        n, t, _ = x.shape
+        parts = self.qkv(x)
+        if sight.packing is not None:
+            parts = sight.packing.pad(parts)
+        n, t, _ = parts.shape
         n_parts = self.heads + 2 * self.kv_heads
-        parts = self.qkv(x).view(n, t, n_parts, -1).transpose(1, 2)  # (N, parts, T, d)
+        parts = parts.view(n, t, n_parts, -1).transpose(1, 2)  # (N, parts, T, d)
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.relation is not None:
             q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
@@ -75,8 +109,8 @@ class SelfAttention(nn.Module):
             k = k.transpose(-2, -1)
         else:
             k, v = cache.append(layer, k, v)
-        context = self._attend(q, k, v, sight)
-        return self.out(context.transpose(1, 2).reshape(n, t, -1))
+        context = self._attend(q, k, v, sight).transpose(1, 2).reshape(n, t, -1)
+        return self.out(context if sight.packing is None else sight.packing.pack(context))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
         if self.relation is None:

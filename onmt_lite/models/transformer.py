@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import Sight
-from onmt_lite.models.cache import KeyValueCache, RunningSums
+from onmt_lite.models.attention import Packing, Sight
+from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
@@ -94,9 +94,16 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         mask = padding_mask(src_lengths, src.size(1))
         sight = look(self.encoder, mask[:, None], places, places)
         x = self.src_embedding(src)
+        packing = None
+        # Elsewhere the host would wait for the number of tokens
+        if src.device.type in WAITLESS and not torch.is_grad_enabled():
+            packing = Packing(mask)
+        if packing is not None and packing.pays:
+            sight, x = replace(sight, packing=packing), packing.pack(x)
         for layer in self.encoder:
             x = layer(x, sight)
-        return TransformerMemory(self.enc_norm(x), mask)
+        bank = self.enc_norm(x)
+        return TransformerMemory(bank if sight.packing is None else sight.packing.pad(bank), mask)
 
     def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
