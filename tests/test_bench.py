@@ -235,8 +235,8 @@ def test_phases_of_a_translation(small, precision):
     d, ff, n = SMALL.d_model, SMALL.d_ff, len(small.lines)
     encoder = 4 * d * d + 2 * d * ff
     decoder = 6 * d * d + 2 * d * ff + d * SMALL.vocab_size
-    # With keys and values of the source, whose 7 tokens are padded
-    per_line = feed.WIDTHS["cpu"] * (encoder + 2 * d * d)
+    # With keys and values of the source, of padding, too
+    per_line = SMALL.n_tokens * encoder + feed.WIDTHS["cpu"] * 2 * d * d
     # Both hypotheses of each step, but the first of which there is one
     expected = 2 * n * (per_line + (2 * SMALL.n_tokens - 1) * decoder)
     assert answer["gflop"] == pytest.approx(expected / 1e9, rel=0.08)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator, runtime
-from onmt_lite.models import linear
+from onmt_lite.bench.workloads import Shape, random_workload
+from onmt_lite.models import attention, linear
 from onmt_lite.models.linear import BLOCK, Bytes, Int8, Linear, Packed, gain, pack
 from tests.support import tiny
 
@@ -206,6 +207,88 @@ def test_a_sentence_is_alone_in_int8(batch_size, german):
         assert [h.text for h in found.hyps] == [h.text for h in alone.hyps]
         scores = [h.score for h in found.hyps]
         assert scores == pytest.approx([h.score for h in alone.hyps], abs=1e-5)
+
+
+class TestAttentionInBfloat16:
+    """What int8 keeps of keys and values where products of them are fast."""
+
+    @pytest.fixture(autouse=True)
+    def faster(self, monkeypatch):
+        monkeypatch.setattr(attention, "attends_faster", lambda: True)
+
+    def test_where_it_is_kept(self, monkeypatch):
+        def kept(precision: str, **sizes: int) -> torch.dtype:
+            model = runtime.placed(tiny.make_model(**sizes), CPU, precision)
+            memory = model.encode(torch.tensor([[5, 6, 7]]), torch.tensor([3]))
+            state = model.init_state(memory)
+            model.step(torch.tensor([1]), state)
+            types = {x.dtype for x in (*state.memory.values, state.past.keys)}
+            assert len(types) == 1
+            return types.pop()
+
+        wide = {"d_model": 256, "heads": 4}
+        with torch.inference_mode():
+            assert kept("int8", **wide) == torch.bfloat16
+            assert kept("fp32", **wide) == torch.float32
+            assert kept("int8") == torch.float32
+            monkeypatch.setattr(attention, "attends_faster", lambda: False)
+            assert kept("int8", **wide) == torch.float32
+
+    @pytest.mark.parametrize("kept_as", ["entries", "positions"])
+    def test_near_the_exact_one(self, kept_as):
+        torch.manual_seed(1)
+        q, k, v = torch.randn(3, 4, 5, 16), torch.randn(3, 4, 20, 16), torch.randn(3, 4, 20, 16)
+        mask = torch.zeros(3, 1, 5, 20).masked_fill_(torch.rand(3, 1, 5, 20) < 0.3, -torch.inf)
+        exact = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        keys = k.bfloat16().transpose(-2, -1)
+        if kept_as == "positions":
+            keys = keys.contiguous()
+        found, weights = attention.attend(q, keys, v.bfloat16(), mask)
+        assert found.dtype == weights.dtype == torch.float32
+        torch.testing.assert_close(found, exact, rtol=0, atol=0.03)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 5))
+
+    @pytest.mark.parametrize("batch_size", [1, 5])
+    def test_a_sentence_is_alone(self, batch_size, tmp_path):
+        shape = Shape(2, 256, 512, 4, 300, n_lines=8, n_tokens=20)
+        made = random_workload("wide", shape, tmp_path, None)
+        lines = [" ".join(line.split()[: 2 + 2 * i]) for i, line in enumerate(made.lines)]
+        given = dict(device="cpu", precision="int8", threads=1, max_length=24, n_best=2)
+        translator = Translator.from_pretrained(made.model, **given)
+        together = translator.translate(lines, batch_type="sents", batch_size=8)
+        others = translator.translate(lines[::-1], batch_type="sents", batch_size=batch_size)
+        for one, other in zip(together, others[::-1], strict=True):
+            assert [h.text for h in one.hyps] == [h.text for h in other.hyps]
+            scores = [h.score for h in other.hyps]
+            assert [h.score for h in one.hyps] == pytest.approx(scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [set(), {"avx512_vnni"}])
+def test_bfloat16_is_not_tried_where_it_takes_seconds(words, monkeypatch):
+    monkeypatch.setattr(linear, "processor_words", lambda: words)
+    monkeypatch.setattr(linear, "min_ratio", lambda *works: pytest.fail("tried"))
+    assert not linear.attends_faster.__wrapped__()
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.5])
+def test_bfloat16_is_tried(ratio, monkeypatch):
+    monkeypatch.setattr(linear, "processor_words", lambda: {"avx512_bf16"})
+    monkeypatch.setattr(linear, "min_ratio", lambda *works: ratio)
+    assert linear.attends_faster.__wrapped__() == (ratio > 1)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
+@settings(deadline=None, max_examples=30)
+def test_padding_changes_nothing(lengths):
+    """Where gradients are asked for, layers compute padding, too."""
+    model = tiny.make_model(enc_layers=2)
+    src = torch.randint(4, 9, (len(lengths), max(lengths) + 2))
+    of_tokens = torch.arange(src.size(1)) < torch.tensor(lengths)[:, None]
+    with torch.no_grad():
+        packed = model.read(src, torch.tensor(lengths)).bank
+    padded = model.read(src, torch.tensor(lengths)).bank
+    torch.testing.assert_close(packed[of_tokens], padded[of_tokens])
+    assert (packed[~of_tokens] == 0).all()
 
 
 @pytest.fixture(scope="module")

@@ -511,7 +511,7 @@ def test_small_files_have_buckets_for_several_workers(n_lines):
     n = math.ceil(n_lines / size)
     assert 32 <= size <= 1024
     assert (n == 1) if n_lines < 64 else n >= 2
-    assert (size == 1024) == (n_lines < 64 or n_lines > 8 * 1023)
+    assert (size == 1024) == (n_lines < 64 or n_lines > 4 * 1023)
     assert lines_per_bucket(TranslateOptions.of(model=TOY), "cuda", n_lines) == 8192
     assert lines_per_bucket(TranslateOptions.of(model=TOY), "cpu", None) == 1024
 
