@@ -149,6 +149,8 @@ FOREIGN = {
     ),
     "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
     # Ours too: what "not given" is there, and what else a value may mean
+    "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
+    "coverage_penalty": Foreign((), "its weight is beta", refused=True),
     "precision": Foreign(("",)),
     "seed": Foreign(("-1",)),
     "log_file": Foreign(("",)),

@@ -1,12 +1,13 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.errors import OptionError
 from onmt_lite.generation import read_decoder, read_defaults
 from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.peer_options import hints
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
     DEVICE,
@@ -36,38 +37,6 @@ DRAWING = "-do_sample or -random_sampling_topk or -random_sampling_topp"
 NO_DRAWING = "no -do_sample and no -random_sampling_topk and no -random_sampling_topp"
 SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
 
-# Names that people bring from other tools, and ours; hyphens in them count as underscores
-THEIRS = {
-    "model": "models path",
-    "src": "input",
-    "output": "output_file",
-    "n_best": "num_hypotheses nbest num_return_sequences",
-    "beam_size": "beam num_beams",
-    "block_ngram_repeat": "no_repeat_ngram_size",
-    "max_length": "max_decoding_length max_len_b max_new_tokens",
-    "min_length": "min_decoding_length min_len min_new_tokens",
-    "max_length_ratio": "max_len_a max_length_factor",
-    "alpha": "lenpen normalize",
-    "random_sampling_topk": "sampling_topk top_k",
-    "random_sampling_topp": "sampling_topp top_p",
-    "random_sampling_temp": "sampling_temperature temperature",
-    "do_sample": "sampling output_sampling",
-    "beam_groups": "num_beam_groups diverse_beam_groups",
-    "diversity_rate": "diversity_penalty diverse_beam_strength",
-    "replace_unk": "replace_unknowns",
-    "with_score": "return_scores",
-    "batch_size": "max_batch_size max_tokens max_sentences mini_batch",
-    "precision": "compute_type",
-    "tgt_file_prefix": "target_prefix prefix_size force_decode",
-    "src_lang": "source_lang src_language",
-    "tgt_lang": "target_lang tgt_language forced_bos_token_id",
-    "detokenizer": "remove_bpe",
-    "threads": "cpu_threads intra_threads",
-    "workers": "inter_threads num_processes",
-    "device": "devices",
-    "model_weights": "weights",
-    "quiet": "quiet_translation",
-}
 # Options of OpenNMT-py's training that stand in configurations for both
 OF_TRAINING = (
     "train train_steps valid_steps save_model save_data data src_vocab tgt_vocab src_vocab_size "
@@ -77,23 +46,6 @@ OF_TRAINING = (
     "num_workers save_checkpoint_steps keep_checkpoint encoder_type decoder_type position_encoding "
     "param_init param_init_glorot model_dtype train_from tensorboard"
 ).split()
-ELSEWHERE = {
-    **{
-        name: "it is for training (python -m onmt_lite.train); leave it out" for name in OF_TRAINING
-    },
-    **{theirs: f"here it is {ours}" for ours, names in THEIRS.items() for theirs in names.split()},
-    **dict.fromkeys(
-        ("disable_unk", "unkpen", "allow_unk"),
-        "here it is ban_unk_token, and what is not banned is allowed",
-    ),
-    "score_reference": "give the references with tgt",
-    **dict.fromkeys(
-        ("use_vmap", "vmap", "vocab_mapping"), "here it is shortlist vmap.txt, the file itself"
-    ),
-    **dict.fromkeys(
-        ("word_scores", "output_scores"), "output_format jsonl has the scores of all tokens"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -591,6 +543,15 @@ KINDS: dict[str, type] = {
 GROUPS = (*KINDS.values(), *META)
 OPTIONS: dict[str, Option] = options_of(GROUPS, search_remark)
 PROGRAM = Program(("onmt_translate", "translate.py"), USAGE, OPTIONS, FOREIGN)
+
+
+def names_elsewhere(options: Container[str]) -> dict[str, str]:
+    """What to say of names that belong to other programs, where a program has these options."""
+    why = "it is for training (python -m onmt_lite.train); leave it out"
+    return {**dict.fromkeys(OF_TRAINING, why), **hints(options)}
+
+
+ELSEWHERE = names_elsewhere(OPTIONS)
 
 
 def preset_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:

@@ -17,7 +17,10 @@ RANKS = [
     ["onmt_lite.cores"],
     ["onmt_lite.policy", "onmt_lite.forkserver"],
     ["onmt_lite.schema", "onmt_lite.presets"],
-    ["onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.generation"],
+    [
+        *("onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.peer_options"),
+        "onmt_lite.generation",
+    ],
     ["onmt_lite.records", "onmt_lite.options"],
     ["onmt_lite.journal", "onmt_lite.fingerprint"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],

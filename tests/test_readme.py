@@ -36,6 +36,7 @@ from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.peer_options import migration_table
 from onmt_lite.presets import PRESETS
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
@@ -415,6 +416,11 @@ def test_the_options_table_is_generated():
     assert between(page, "options") == markdown_table(OPTIONS), REWRITE
 
 
+def test_the_table_of_names_from_other_tools_is_generated():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert between(page, "names") == migration_table(OPTIONS), REWRITE
+
+
 def test_the_searches_answer_as_the_table_says():
     page = (ROOT / "docs" / "searches.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (.*?) ; (.*?) \|", page, re.M)
@@ -560,6 +566,7 @@ def rewrite() -> None:
     for path, name, table in (
         (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
         (ROOT / "README.md", "exactness", exactness_table()),
+        (ROOT / "README.md", "names", migration_table(OPTIONS)),
         (ROOT / "README.md", "speed", headline(SPEED)),
         (ROOT / "docs" / "speed.md", "measured", tables_of(SPEED)),
         (CARD, "examples", card_examples(CARD.read_text(encoding="utf-8"))),

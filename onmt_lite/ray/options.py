@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import OPTIONS as TRANSLATE
 from onmt_lite.options import (
-    ELSEWHERE,
     ModelOptions,
     SamplingOptions,
     SearchOptions,
@@ -17,10 +17,10 @@ from onmt_lite.options import (
     TextOptions,
     TranslateOptions,
     build,
+    names_elsewhere,
     preset_defaults,
     search_remark,
 )
-from onmt_lite.options import OPTIONS as TRANSLATE
 from onmt_lite.options import cross_check as check_translation
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
@@ -156,7 +156,7 @@ OPTIONS["device"] = dataclasses.replace(
 del OPTIONS["gpu"]
 SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]
 NOT_HERE = {
-    **ELSEWHERE,
+    **names_elsewhere(OPTIONS),
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",

@@ -173,7 +173,9 @@ class Resolver:
 
     def _unknown(self, name: str) -> str:
         shown = name[:50]
-        if (plain := name.replace("-", "_")) in self.elsewhere:
+        if (plain := name.replace("-", "_")) in self.options:
+            return f"unknown option {shown}; here it is {plain}"
+        if plain in self.elsewhere:
             return f"unknown option {shown}; {self.elsewhere[plain]}"
         starts = [known for known in self.options if name and known.startswith(name)]
         near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
