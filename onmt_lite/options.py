@@ -123,16 +123,23 @@ class DataOptions:
         value="FILE",
         example="output.en",
     )
-    output_format: Literal["text", "jsonl", "moses"] = opt(
+    output_format: Literal["text", "jsonl", "moses", "tsv"] = opt(
         "text",
         "Write n_best lines per source line (`text`), one JSON object per source line (`jsonl`), "
-        "or lines `id ||| text ||| log_prob= X ||| score` (`moses`)",
+        "lines `id ||| text ||| log_prob= X ||| score` (`moses`), or `id`, `rank`, `score`, "
+        "`log_prob` and `text` with tabs between them (`tsv`)",
         example="jsonl",
     )
     with_score: bool = opt(
         False,
         "Append a tab and the score to each translation",
         needs="-output_format text",
+    )
+    token_scores: bool = opt(
+        False,
+        "Append a tab and the log-probabilities of all tokens and the end token to each "
+        "translation; in moses they are the feature `WordScores=`, in jsonl the field "
+        "`word_log_probs` has the sums of words",
     )
     tgt: str | None = opt(
         None,

@@ -114,6 +114,7 @@ class Hypothesis:
     log_prob         plain sum of the model's log-probabilities, the end token's included
     token_log_probs  one per token, and one more for the end token if `ended`
     ended            False where max_length cut it off
+    word_log_probs   one per word of the text, the end token's not counted; None unless asked for
     """
 
     text: str
@@ -122,6 +123,14 @@ class Hypothesis:
     log_prob: float
     token_log_probs: list[float] = field(repr=False)
     ended: bool
+    word_log_probs: list[float] | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its part of the JSONL record."""
+        return {name: finite(v) for name, v in vars(self).items() if v is not None}
+
+
+NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line translates to
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,7 @@ class Translation:
         record: dict[str, Any] = {
             "id": self.id,
             "src": self.src,
-            "hyps": [finite(vars(hyp)) for hyp in self.hyps],
+            "hyps": [hyp.to_dict() for hyp in self.hyps],
             "notes": list(self.notes),
         }
         if self.n_unknown:

@@ -1,12 +1,14 @@
 """From the search to text: the hypotheses of a beam as people read them."""
 
+from dataclasses import replace
 from typing import Any
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.examples import CAPITALS
-from onmt_lite.records import Example, Found, Hypothesis
+from onmt_lite.records import Example, Found, Hypothesis, Translation
 from onmt_lite.search.beam import Beam
 from onmt_lite.text.restoring import Aligned, put_back
+from onmt_lite.text.words import word_log_probs
 
 
 class Renderer:
@@ -45,6 +47,17 @@ class Renderer:
                 Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
             )
         return Found(list(hyps.values()), beam.note)
+
+    def by_words(self, translation: Translation) -> Translation:
+        """With the log-probability of each word too, for hypotheses that the model has made."""
+        decode = self.tokenizer.decode
+        hyps = [
+            replace(h, word_log_probs=word_log_probs(h.tokens, h.token_log_probs, decode, h.text))
+            if h.token_log_probs
+            else replace(h, word_log_probs=[])
+            for h in translation.hyps
+        ]
+        return replace(translation, hyps=hyps)
 
     def _sources(self, places: list[int], n_tokens: int) -> list[int]:
         """The token of the line that each token of a hypothesis renders."""

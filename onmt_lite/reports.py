@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from onmt_lite.errors import Untranslated
 from onmt_lite.options import DataOptions
-from onmt_lite.records import Translation
+from onmt_lite.records import NOTHING, Hypothesis, Translation
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
@@ -26,9 +26,15 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
     """The function that makes a translation's share of the output: whole lines."""
     if options.output_format == "jsonl":
         return to_jsonl
-    if options.output_format == "moses":
-        return lambda translation: to_moses(translation, n_best)
-    return lambda translation: to_text(translation, n_best, options.with_score)
+    row = ROWS[options.output_format]
+
+    def write(translation: Translation) -> str:
+        """n_best lines, the best first; those of nothing where there are fewer hypotheses."""
+        hyps = translation.hyps + [NOTHING] * (n_best - len(translation.hyps))
+        rows = (row(translation.id, rank, hyp, options) for rank, hyp in enumerate(hyps))
+        return "".join(f"{line}\n" for line in rows)
+
+    return write
 
 
 def to_jsonl(translation: Translation) -> str:
@@ -44,28 +50,42 @@ def to_report(translation: Translation) -> str:
     return json.dumps({"id": translation.id, "notes": notes}) + "\n" if notes else ""
 
 
-def to_text(translation: Translation, n_best: int, with_score: bool) -> str:
-    """n_best lines, the best first; empty ones where there are fewer hypotheses."""
-    lines = []
-    for hyp in translation.hyps:
-        text = LINE_BREAKS.sub(" ", hyp.text)
-        scored = with_score and hyp.token_log_probs  # a blank line was never scored
-        lines.append(f"{text}\t{hyp.score:.4f}" if scored else text)
-    return _padded(lines, n_best, "")
+def text_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    columns = [one_line(hyp.text)]
+    if hyp.token_log_probs:  # a blank line was never scored
+        columns += [rounded(hyp.score)] * options.with_score
+        columns += [of_tokens(hyp)] * options.token_scores
+    return "\t".join(columns)
 
 
-def to_moses(translation: Translation, n_best: int) -> str:
-    lines = []
-    for hyp in translation.hyps:
-        text = LINE_BREAKS.sub(" ", hyp.text)
-        lines.append(
-            f"{translation.id} ||| {text} ||| log_prob= {hyp.log_prob:.4f} ||| {hyp.score:.4f}"
-        )
-    return _padded(lines, n_best, f"{translation.id} |||  ||| log_prob= 0.0000 ||| 0.0000")
+def moses_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    features = ["log_prob=", rounded(hyp.log_prob)]
+    if options.token_scores:
+        features = ["WordScores=", *map(rounded, hyp.token_log_probs), *features]
+    return f"{number} ||| {one_line(hyp.text)} ||| {' '.join(features)} ||| {rounded(hyp.score)}"
 
 
-def _padded(lines: list[str], n_best: int, filler: str) -> str:
-    return "".join(f"{line}\n" for line in lines + [filler] * (n_best - len(lines)))
+def tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    text = one_line(hyp.text).replace("\t", " ")
+    columns = [str(number), str(rank), rounded(hyp.score), rounded(hyp.log_prob), text]
+    columns += [of_tokens(hyp)] * options.token_scores
+    return "\t".join(columns)
+
+
+ROWS = {"text": text_row, "moses": moses_row, "tsv": tsv_row}
+
+
+def one_line(text: str) -> str:
+    return LINE_BREAKS.sub(" ", text)
+
+
+def of_tokens(hyp: Hypothesis) -> str:
+    """The log-probabilities of all tokens and the end token, with spaces between them."""
+    return " ".join(map(rounded, hyp.token_log_probs))
+
+
+def rounded(score: float) -> str:
+    return f"{score:.4f}"
 
 
 @dataclass

@@ -25,7 +25,7 @@ from onmt_lite.models.base import AnyModel, EncoderDecoder
 from onmt_lite.models.captured import Captured, CudaRecorder, captures
 from onmt_lite.notes import is_number, notes_of, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
-from onmt_lite.records import Example, Found, Hypothesis, Line, Translation
+from onmt_lite.records import NOTHING, Example, Found, Line, Translation
 from onmt_lite.rendering import Renderer
 from onmt_lite.rules import SearchRules, model_notes
 from onmt_lite.runtime import DTYPES, choose, computing, placed
@@ -58,8 +58,6 @@ FIXED = (
     *("device", "gpu", "precision", "shortlist"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
-
-NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)
 
 Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
 Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options

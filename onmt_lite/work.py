@@ -38,6 +38,8 @@ def translate_bucket(
     prefixes = bucket.tgt_lines if data.tgt_file_prefix else None
     gold_lines = None if data.tgt_file_prefix else bucket.tgt_lines
     translations = translator.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
+    if data.token_scores and data.output_format == "jsonl":
+        translations = [*map(translator.renderer.by_words, translations)]
     writer = build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):

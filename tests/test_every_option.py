@@ -65,6 +65,7 @@ RECORDS = {
 OUTPUTS = {
     "output_format": ("", "-output_format moses"),
     "with_score": ("", "-with_score"),
+    "token_scores": ("", "-token_scores"),
     "src": ("", "-src {other}"),
     "output": ("", "-output {out}"),
     "shard": ("-src {other}", "-src {other} -shard 2/2 -bucket_lines 1"),

@@ -1,0 +1,83 @@
+"""Tokens to words: the kinds of marks, and what holds whatever the tokens."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onmt_lite.text.detokenize import CAPITAL, CAPITALS_BEGIN, CAPITALS_END, DETOKENIZERS
+from onmt_lite.text.words import word_log_probs, word_of_each
+
+SP = "sentencepiece"
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens", "words"),
+    [
+        ("space", "der hund bellt", [0, 1, 2]),
+        ("bpe", "Mor@@ gen !", [0, 0, 1]),
+        (SP, "▁Gu ten ▁Mor gen !", [0, 0, 1, 1, 1]),
+        (SP, "Gu ten ▁ Mor gen", [0, 0, 1, 1, 1]),  # a space of its own begins a word
+        (SP, "▁Ja ▁", [0, 0]),  # but not where none follows
+        ("joiner", "Mor￭ gen ￭! Ja", [0, 0, 0, 1]),
+        ("joiner", f"so {CAPITAL} ja ￭ nein", [0, 1, 1, 1, 1]),
+        ("joiner", f"so {CAPITALS_BEGIN} ja {CAPITALS_END} nein", [0, 1, 1, 2, 2]),
+        ("spacer", "Mor gen ! ▁Ja", [0, 0, 0, 1]),
+        ("space", "", []),
+    ],
+)
+def test_word_of_each_token(rule, tokens, words):
+    tokens, decode = tokens.split(), DETOKENIZERS[rule]
+    assert word_of_each(tokens, decode, decode(tokens)) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A B C D", [0, 1, 2, 3]),  # in capitals
+        ("a x.org b c d", [0, 2, 3, 4]),  # put back
+        ("a b c/y/z d", [0, 1, 2, 3]),  # become another
+        ("a d", [0, 1, 1, 1]),  # removed: with the next
+        ("a b", [0, 1, 1, 1]),  # at the end: with the last
+        ("x y d", [0, 1, 1, 2]),  # three words become two
+        ("nothing of it", [0, 1, 2, 2]),
+        ("x", [0, 0, 0, 0]),
+    ],
+)
+def test_a_text_that_was_changed_afterwards(text, words):
+    assert word_of_each("a b c d".split(), " ".join, text) == words
+
+
+WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "￭", CAPITAL, "f"]))
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(sorted(DETOKENIZERS)), WORDS, st.text("ab f", max_size=9), st.booleans())
+def test_every_token_counts_once_and_words_go_on(rule, tokens, other, changed):
+    decode = DETOKENIZERS[rule]
+    text = other if changed else decode(tokens)
+    log_probs = [-(2.0**-i) for i in range(len(tokens))] + [-4.0]  # no two sums are equal
+    sums = word_log_probs(tokens, log_probs, decode, text)
+    assert len(sums) == len(text.split())
+    if sums:
+        assert sum(sums) == pytest.approx(sum(log_probs[:-1]))
+        found = word_of_each(tokens, decode, text)
+        assert found == sorted(found) and all(word < len(sums) for word in found)
+
+
+@given(st.lists(st.text("abc", min_size=1), min_size=1), st.data())
+def test_words_cut_anywhere_come_back(words, data):
+    """Each word is cut at random; its pieces are its own, in the words of two tokenizers."""
+    pieces = []
+    for i, word in enumerate(words):
+        at = data.draw(st.integers(0, len(word)))
+        pieces.append((i, [part for part in (word[:at], word[at:]) if part]))
+    spaced = [("▁" * (n == 0) + part, i) for i, parts in pieces for n, part in enumerate(parts)]
+    marked = [
+        (part + "@@" * (n + 1 < len(parts)), i)
+        for i, parts in pieces
+        for n, part in enumerate(parts)
+    ]
+    for rule, cut in (("sentencepiece", spaced), ("bpe", marked)):
+        tokens = [token for token, _ in cut]
+        expected = [i for _, i in cut]
+        assert word_of_each(tokens, DETOKENIZERS[rule], " ".join(words)) == expected
