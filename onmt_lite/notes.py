@@ -81,8 +81,9 @@ def is_number(score: float) -> bool:
     return score < math.inf
 
 
-def with_gold(translation: Translation, gold: float | None) -> Translation:
-    """With the log-probability of its reference, which may be NaN."""
+def with_gold(translation: Translation, gold: float | None, example: Example) -> Translation:
+    """With the log-probability of its example's reference, which may be NaN."""
     if gold is None or is_number(gold):
-        return replace(translation, gold_log_prob=gold, has_gold=True)
+        n_tokens = len(example.tgt_ids or []) + 1
+        return replace(translation, gold_log_prob=gold, has_gold=True, n_gold_tokens=n_tokens)
     return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))

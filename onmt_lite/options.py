@@ -468,7 +468,7 @@ class InformationOptions:
 
     verbose: bool = opt(False, "Log each sentence with its hypotheses and scores")
     report_time: bool = opt(
-        False, "Log seconds in all and by phase, sentences and tokens per second"
+        False, "Log seconds in all, by line and by phase, and tokens per second"
     )
     report_unsure: bool = opt(
         False,

@@ -180,6 +180,7 @@ class Translation:
     notes         see `onmt_lite.notes`
     n_src_tokens  tokens of the line as the model reads it
     n_unknown     those of them that the model does not know
+    n_gold_tokens  tokens of the reference, the end token counted
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
@@ -196,6 +197,7 @@ class Translation:
     confidence: float | None = None
     calibrated: bool = False
     fields: str | None = None
+    n_gold_tokens: int = 0
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -115,15 +116,17 @@ class Summary:
     n_lines            all lines; of these
     n_scored, n_gold   those that have a translation with a score, a scored reference
     n_words            tokens of the best hypotheses
-    score, log_prob    sums over these; `gold`: over the references
+    n_gold_words       tokens of the references, the end tokens counted
+    score              sum of the best hypotheses' scores
+    gold               sum of the references' log-probabilities
     """
 
     n_lines: int = 0
     n_scored: int = 0
     n_words: int = 0
     n_gold: int = 0
+    n_gold_words: int = 0
     score: float = 0.0
-    log_prob: float = 0.0
     gold: float = 0.0
     notes: dict[str, Noted] = field(default_factory=dict)
 
@@ -140,8 +143,8 @@ class Summary:
         self.n_scored += later.n_scored
         self.n_words += later.n_words
         self.n_gold += later.n_gold
+        self.n_gold_words += later.n_gold_words
         self.score += later.score
-        self.log_prob += later.log_prob
         self.gold += later.gold
         for note, noted in later.notes.items():
             self.notes.setdefault(note, Noted()).join(noted)
@@ -164,7 +167,7 @@ class Summary:
             )
 
     def log(self, scores: bool) -> None:
-        """What was done to lines; `scores`: the averages too."""
+        """What was done to lines, and averages; `scores`: those of the hypotheses on stderr too."""
         for note, noted in sorted(self.notes.items()):
             s = "" if noted.n_unknown == 1 else "s"
             tokens = f", {noted.n_unknown} token{s}" if note == "unknown-tokens" else ""
@@ -172,19 +175,34 @@ class Summary:
                 "%s: %d of %d lines%s (%s)",
                 *(note, noted.n_lines, self.n_lines, tokens, noted.shown()),
             )
-        if scores and self.n_scored:
-            LOG.info(
-                "PRED AVG SCORE: %.4f per sentence, LOG PROB: %.4f per token, %d sentences",
-                self.score / self.n_scored,
-                self.log_prob / max(1, self.n_words),
-                self.n_scored,
-            )
-        if self.n_gold:
-            LOG.info(
-                "GOLD AVG SCORE: %.4f per sentence, %d sentences",
-                self.gold / self.n_gold,
-                self.n_gold,
-            )
+        for line in averages("PRED", self.score, self.n_words, self.n_scored):
+            LOG.info("%s", line, extra={"on_stderr": scores})
+        for line in averages("GOLD", self.gold, self.n_gold_words, self.n_gold):
+            LOG.info("%s", line)
+
+
+def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[str]:
+    """A sum of scores per token, in the words of OpenNMT-py 0.9, and per sentence, in those of 3.5.
+
+    The first is left out where there are no tokens, both where there are no sentences.
+    """
+    lines = []
+    if n_words:
+        mean = score / n_words
+        lines.append(f"{name} AVG SCORE: {mean:.4f}, {name} PPL: {perplexity(mean):.4f}")
+    if n_sentences:
+        mean = score / n_sentences
+        shown = f"{name} SCORE: {mean:.4f}, {name} PPL: {perplexity(mean):.2f}"
+        lines.append(f"{shown} NB SENTENCES: {n_sentences}")
+    return lines
+
+
+def perplexity(log_prob: float) -> float:
+    """Infinite where it is more than a number can hold."""
+    try:
+        return math.exp(-log_prob)
+    except OverflowError:
+        return math.inf
 
 
 def summary_of(translation: Translation) -> Summary:
@@ -193,9 +211,10 @@ def summary_of(translation: Translation) -> Summary:
     summary = Summary(1, notes={n: Noted(1, n_unknown, [line]) for n in translation.notes})
     for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
         summary.n_scored, summary.n_words = 1, len(hyp.tokens)
-        summary.score, summary.log_prob = hyp.score, hyp.log_prob
+        summary.score = hyp.score
     if translation.gold_log_prob is not None:
         summary.n_gold, summary.gold = 1, translation.gold_log_prob
+        summary.n_gold_words = translation.n_gold_tokens
     return summary
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.options import DataOptions
 from onmt_lite.records import Hypothesis, Translation
-from onmt_lite.reports import LOG, Summary, build_writer, sentence_log
+from onmt_lite.reports import LOG, Summary, averages, build_writer, sentence_log
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -29,8 +30,9 @@ def write(translation, n_best=1, **data):
 
 @pytest.fixture
 def log():
-    """What the log was told."""
+    """What the log says on stderr."""
     records, handler = [], logging.Handler()
+    handler.addFilter(lambda record: getattr(record, "on_stderr", True))
     handler.emit = lambda record: records.append(record.getMessage())
     before = LOG.handlers, LOG.level, LOG.propagate
     LOG.handlers, LOG.propagate = [handler], False
@@ -170,21 +172,40 @@ def test_a_reference_is_logged_without_verbose_too():
 
 def test_summary_averages_over_sentences_and_words(log):
     translations = [
-        Translation(0, "x", [hyp("a b", -1.0, -3.0), hyp("z", -9.0, -9.0)], (), -4.0, True),
-        Translation(1, "x", [hyp("a b c d", -2.0, -6.0)], ("truncated",), -8.0, True),
+        Translation(
+            0, "x", [hyp("a b", -1.0, -3.0), hyp("z", -9.0)], (), -4.0, True, n_gold_tokens=3
+        ),
+        Translation(
+            1, "x", [hyp("a b c d", -2.0, -6.0)], ("truncated",), -8.0, True, n_gold_tokens=5
+        ),
         Translation(2, "", [NOTHING], ("empty",), None, True),
     ]
     Summary.of(translations).log(scores=True)
     assert log == [
         "empty: 1 of 3 lines (3)",
         "truncated: 1 of 3 lines (2)",
-        "PRED AVG SCORE: -1.5000 per sentence, LOG PROB: -1.5000 per token, 2 sentences",
-        "GOLD AVG SCORE: -6.0000 per sentence, 2 sentences",
+        "PRED AVG SCORE: -0.5000, PRED PPL: 1.6487",  # e^0.5
+        "PRED SCORE: -1.5000, PRED PPL: 4.48 NB SENTENCES: 2",  # e^1.5
+        "GOLD AVG SCORE: -1.5000, GOLD PPL: 4.4817",
+        "GOLD SCORE: -6.0000, GOLD PPL: 403.43 NB SENTENCES: 2",  # e^6
     ]
+
+
+def test_averages_without_tokens_without_sentences_and_beyond_numbers():
+    assert averages("PRED", 0.0, 0, 0) == []
+    only = "PRED SCORE: -1.0000, PRED PPL: 2.72 NB SENTENCES: 1"
+    assert averages("PRED", -1.0, 0, 1) == [only]
+    for total in (-1e5, -math.inf):
+        assert [line.split("PPL: ")[1] for line in averages("GOLD", total, 2, 1)] == [
+            "inf",
+            "inf NB SENTENCES: 1",
+        ]
 
 
 def test_summary_without_scores_and_of_nothing(log):
     Summary().log(scores=True)
+    assert log == []
+    Summary.of([Translation(0, "", [NOTHING])]).log(scores=True)
     assert log == []
     Summary.of([Translation(0, "x", [hyp()])]).log(scores=False)
     assert log == []

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from onmt_lite import clock
+from onmt_lite.job import times
 from onmt_lite.models.table import TableModel
 from onmt_lite.output import open_output
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -62,7 +63,8 @@ def test_gold_is_logged_and_leaves_the_output_alone(main, src, tmp_path):
     expected = log_softmax(first, 2) + log_softmax(end, 0)
     assert f"GOLD 1: ü\nGOLD SCORE: {expected:.4f}\n" in gold.err
     assert "GOLD 3: b\nGOLD 4:" in gold.err  # a blank line has no score
-    assert "GOLD AVG SCORE" in gold.err
+    assert re.search(r"\nGOLD AVG SCORE: -\d+\.\d{4}, GOLD PPL: \d+\.\d{4}\n", gold.err)
+    assert re.search(r"\nGOLD SCORE: .*, GOLD PPL: .* NB SENTENCES: 3\n", gold.err)
     done = main("-src", src, "-tgt", "tgt.txt", "-output_format", "jsonl", "-quiet")
     assert done.err == ""
     scores = [json.loads(line)["gold_log_prob"] for line in done.out.splitlines()]
@@ -99,13 +101,46 @@ def test_what_the_log_says(main, src, tmp_path):
     assert done.out.count(b"\n") == 8
     assert "SENT 1: ['one']\nPRED 1: ein\nPRED SCORE: -0." in done.err
     assert "BEST HYP:\n[-0." in done.err
-    assert "PRED AVG SCORE: " in done.err
-    time = r"TIME: \d+\.\d\d s to load, .*\d sentences/s, \d+\.\d tokens/s\n"
-    assert re.search(time, done.err)
+    one = r"\d+\.\d\n"
+    end = (
+        r"PRED AVG SCORE: -\d+\.\d{4}, PRED PPL: \d+\.\d{4}\n"
+        r"PRED SCORE: -\d+\.\d{4}, PRED PPL: \d+\.\d\d NB SENTENCES: 3\n"
+        rf"Total translation time \(s\): {one}Average translation time \(ms\): {one}"
+        rf"Tokens per second: {one}"
+        r"TIME: \d+\.\d\d s to load, \d+\.\d\d s to tokenise, .* to write\n"
+    )
+    assert re.search(rf"\n{end}\Z", done.err)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
     told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ INFO\] ", "", logged)
     assert told.startswith(done.err)
     assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
+
+
+def test_averages_are_those_of_the_scores_in_the_output(main, src, tmp_path):
+    """Per token and per sentence; always in the log file, on stderr where they are asked for."""
+    done = main("-src", src, "-output_format", "jsonl", "-log_file", "log.txt")
+    assert "PRED" not in done.err
+    hyps = [json.loads(line)["hyps"][0] for line in done.out.splitlines()]
+    total = sum(hyp["score"] for hyp in hyps)
+    mean = total / sum(len(hyp["tokens"]) for hyp in hyps)
+    logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert f" PRED AVG SCORE: {mean:.4f}, PRED PPL: {math.exp(-mean):.4f}\n" in logged
+    shown = f"{total / 3:.4f}, PRED PPL: {math.exp(-total / 3):.2f} NB SENTENCES: 3\n"
+    assert f" PRED SCORE: {shown}" in logged
+    for more in ("-verbose", "-report_time"):
+        assert f"\nPRED SCORE: {shown}" in main("-src", src, more).err
+
+
+def test_times_are_per_line_and_per_token():
+    assert times(2.5, 10, 400) == [
+        "Total translation time (s): 2.5",
+        "Average translation time (ms): 250.0",
+        "Tokens per second: 160.0",
+    ]
+    assert times(0.01, 0, 0)[1:] == [
+        "Average translation time (ms): 10.0",
+        "Tokens per second: 0.0",
+    ]
 
 
 def test_where_the_time_goes(main, src, monkeypatch):
@@ -128,7 +163,10 @@ def test_where_the_time_goes(main, src, monkeypatch):
     takes(os, "write", 1000.0)
     # Two buckets of two lines
     done = main("-src", src, "-output", "out", "-report_time", "-bucket_lines", 2)
-    phases = r"TIME: 4\.00 s to tokenise, 20\.00 s to encode, 200\.00 s to decode, (\d+)000\.00 s"
+    loaded = r"TIME: \d+\.\d\d s to load, "
+    phases = (
+        loaded + r"4\.00 s to tokenise, 20\.00 s to encode, 200\.00 s to decode, (\d+)000\.00 s"
+    )
     assert int(re.search(phases + " to write\n", done.err)[1]) >= 2
 
 
