@@ -26,7 +26,8 @@ EXEMPT = {
     "output": "the journal lies beside it",
     **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
     **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
-    **dict.fromkeys(("quiet", "log_file", "verbose", "report_time"), "is for the log alone"),
+    **dict.fromkeys(("quiet", "verbose", "report_time"), "is for the log alone"),
+    **dict.fromkeys(("log_file", "log_file_level"), "is for the log alone"),
     "print_model": "does no job",
     "resume": "asks for the comparison",
 }

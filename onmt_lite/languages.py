@@ -14,16 +14,12 @@ N_NEAR = 3  # codes that are shown for one that is unknown
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
     """The languages of lines without a tag: the given ones, or else the model's own.
 
-    OptionError where a code is unknown, or is needed and not there.
+    A model that has none has nothing to choose.  OptionError where a code is unknown, or is needed
+    and not there.
     """
-    named = [name for name, code in zip(("src_lang", "tgt_lang"), given) if code]
     if languages is None:
-        if named:
-            raise OptionError(
-                f"{', '.join(named)}: the model has no languages to choose from; leave it out "
-                "(words such as `translate English to German:` belong into each line)"
-            )
         return Direction()
+    named = [name for name, code in zip(("src_lang", "tgt_lang"), given) if code]
     if languages.source == "none" and given.src:
         raise OptionError("src_lang: the model is told the target language only; leave it out")
     for name, code in zip(("src_lang", "tgt_lang"), given):

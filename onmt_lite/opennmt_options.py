@@ -59,10 +59,12 @@ FOREIGN = {
         fuzzymatch_max_length="70",
     ),
     # Marks that those transforms put into the text
-    **dict.fromkeys(
-        "src_term_stoken tgt_term_stoken tgt_term_etoken term_source_delimiter fuzzy_token "
-        "paired_stag paired_etag isolated_tag src_delimiter".split(),
-        Foreign(ALL),
+    **_noted(
+        src_term_stoken="｟src_term_start｠",
+        tgt_term_stoken="｟tgt_term_start｠",
+        tgt_term_etoken="｟tgt_term_end｠",
+        term_source_delimiter="｟fuzzy｠",
+        fuzzy_token="｟fuzzy｠",
     ),
     **_of_training(
         "bart",
@@ -90,7 +92,16 @@ FOREIGN = {
         avg_tok_max="20",
         langid="",
     ),
-    **_of_training("inlinetags", tags_dictionary_path="", tags_corpus_ratio="0.1", max_tags="12"),
+    **_of_training(
+        "inlinetags",
+        tags_dictionary_path="",
+        tags_corpus_ratio="0.1",
+        max_tags="12",
+        paired_stag="｟ph_#_beg｠",
+        paired_etag="｟ph_#_end｠",
+        isolated_tag="｟ph_#_std｠",
+        src_delimiter="｟fuzzy｠",
+    ),
     **_of_training("response_patterns", response_patterns="Response : ｟newline｠"),
     # Subwords are drawn in training; the best ones are what a translation reads
     "src_subword_nbest": Foreign(("1", "0")),
@@ -114,7 +125,7 @@ FOREIGN = {
     "quant_type": Foreign(("",), NOT_QUANTISED),
     "w_bit": Foreign(("4",), NOT_QUANTISED),
     "group_size": Foreign(("128",), NOT_QUANTISED),
-    "int8": Foreign(SWITCHED_OFF, "", switch=("precision", "int8")),
+    "int8": Foreign(SWITCHED_OFF, "here it is precision int8", switch=("precision", "int8")),
     "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
     "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
     "fast": Foreign(SWITCHED_OFF, "without effect here; every search is batched"),
@@ -144,9 +155,6 @@ FOREIGN = {
     "align_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "attn_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "dump_beam": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
-    "log_file_level": Foreign(
-        ("0", "NOTSET", "10", "DEBUG", "20", "INFO"), "without effect here; the file has all lines"
-    ),
     "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
     # Ours too: what "not given" is there, and what else a value may mean
     "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere

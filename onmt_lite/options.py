@@ -35,6 +35,8 @@ keys of YAML files too; the command line wins over YAML, YAML over the default."
 
 DRAWING = "-do_sample or -random_sampling_topk or -random_sampling_topp"
 NO_DRAWING = "no -do_sample and no -random_sampling_topk and no -random_sampling_topp"
+# Of a log, by name and the same by number
+LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())
 SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
 
 # Options of OpenNMT-py's training that stand in configurations for both
@@ -310,7 +312,8 @@ class SamplingOptions:
     random_sampling_topk: int = opt(
         0,
         "Draw from the N best tokens; 0 and -1 set no limit. The opennmt searches draw when this "
-        "or random_sampling_topp is given, the others need -do_sample",
+        "or random_sampling_topp is given, the others need -do_sample; 1 alone, the default of "
+        "2018, leaves a beam of -search opennmt as it is",
         min=-1,
         example="10",
     )
@@ -337,11 +340,6 @@ class SamplingOptions:
         needs=DRAWING,
         example="42 -do_sample",
     )
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are drawn."""
-        return self.do_sample or self.random_sampling_topk != 0 or self.random_sampling_topp > 0
 
 
 @dataclass(frozen=True)
@@ -419,6 +417,15 @@ class JobOptions:
     quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
     log_file: str | None = opt(
         None, "Write the log and the progress to this file too", value="FILE", example="job.log"
+    )
+    log_file_level: str = opt(
+        "0",
+        "Write to log_file only what has this level or a higher one, by name or number; lines are "
+        "INFO, 20, but for a few warnings",
+        choices=LEVELS,
+        value="LEVEL",
+        needs="-log_file",
+        example="WARNING -log_file job.log",
     )
     report: str | None = opt(
         None,
@@ -621,7 +628,8 @@ def misread_notes(v: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"batch_size {size} counts tokens, which is slow; for sentences: -batch_type sents"
         )
-    implied = (sampling := PRESETS[v["search"]].sampling) is not None and sampling.implied
+    sampling = PRESETS[v["search"]].sampling
+    implied = sampling is not None and sampling.implied and sampling.is_asked_for(v)
     if given.get("random_sampling_topk") == 1 and v["beam_size"] > 1 and implied:
         notes.append(
             "random_sampling_topk 1 takes the best token each time, as greedy search does; for a "
@@ -646,15 +654,17 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
     if block >= v["max_length"]:
         reasons["block_ngram_repeat"] = f"max_length {v['max_length']} leaves no room to repeat"
-    if sampling and (v["do_sample"] or topk != 0 or v["random_sampling_topp"] > 0):
+    one_left = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
+    if sampling and topk == 1 and not sampling.is_asked_for(v):
+        reasons["seed"] = one_left
+    elif sampling and sampling.is_asked_for(v):
         if sampling.chains == "n_best" and v["beam_size"] not in (1, v["n_best"]):
             reasons["beam_size"] = "tokens are drawn, and n_best says how many samples there are"
         if sampling.draws == "rows" or v["beam_size"] == 1:  # samples that do not compete
             if v["early_stopping"] is not None:
                 reasons["early_stopping"] = "tokens are drawn, and each sample ends by itself"
             if topk == 1:
-                why = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
-                reasons |= dict.fromkeys(("seed", "random_sampling_topp"), why)
+                reasons |= dict.fromkeys(("seed", "random_sampling_topp"), one_left)
     return reasons
 
 

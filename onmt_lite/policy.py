@@ -80,6 +80,7 @@ class Sampling:
     scores       drawn tokens count with the log-probability they were drawn by, or the model's
     rows_start   in `beam`: whether the first step draws from one row or from k equal ones
     implied      a filter that is given switches drawing on
+    one_is_beam  unless it is a top-k of 1, the default of 2018, which leaves a beam as it is
     chains       in `rows`: how many are drawn; of beam_size of them, the n_best are returned
     """
 
@@ -90,7 +91,15 @@ class Sampling:
     keep: int = 1
     rows_start: Literal["one", "equal"] = "one"
     implied: bool = False
+    one_is_beam: bool = False
     chains: Literal["beam_size", "n_best"] = "beam_size"
+
+    def is_asked_for(self, values: Mapping[str, Any]) -> bool:
+        """Whether these options draw."""
+        topk, filtered_by_topp = values["random_sampling_topk"], values["random_sampling_topp"] > 0
+        if values["do_sample"] or filtered_by_topp:
+            return True
+        return topk != 0 and not (self.one_is_beam and topk == 1 and values["beam_size"] > 1)
 
 
 @dataclass(frozen=True)

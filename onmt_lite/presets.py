@@ -66,7 +66,7 @@ PRESETS = {
         },
         options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
         forms=("none", "wu", "avg"),
-        sampling=replace(OPENNMT_SAMPLING, chains="n_best"),
+        sampling=replace(OPENNMT_SAMPLING, chains="n_best", one_is_beam=True),
     ),
     # Results depend on the batch, as they did
     "opennmt-2018": Preset(

@@ -176,7 +176,7 @@ def logging_to(jobs: JobOptions) -> Iterator[None]:
     LOG.propagate = False
     try:
         if jobs.log_file is not None:
-            add_log_file(jobs.log_file)
+            add_log_file(jobs.log_file, jobs.log_file_level)
         yield
     finally:
         for handler in LOG.handlers:
@@ -185,12 +185,13 @@ def logging_to(jobs: JobOptions) -> Iterator[None]:
         LOG.setLevel(level)
 
 
-def add_log_file(path: str) -> None:
-    """Log to the end of a file too, until `logging_to` ends.  FileError where it cannot be
-    written."""
+def add_log_file(path: str, level: str = "NOTSET") -> None:
+    """Log to the end of a file too, what has this level at least, until `logging_to` ends.
+    FileError where it cannot be written."""
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
     handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
+    handler.setLevel(int(level) if level.isdecimal() else level)
     LOG.addHandler(handler)

@@ -48,11 +48,12 @@ class SearchRules:
 
     def _sampling(self) -> Sampling | None:
         """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""
-        if not self.drawing.samples or self.preset.sampling is None:
+        sampling = self.preset.sampling
+        if not sampling or not sampling.is_asked_for({**vars(self.search), **vars(self.drawing)}):
             return None
         if self.search.beam_size == 1:
-            return replace(self.preset.sampling, draws="rows", keep=1)
-        return self.preset.sampling
+            return replace(sampling, draws="rows", keep=1)
+        return sampling
 
     def _policy_and_stop(self) -> tuple[Policy, Stop]:
         policy = self.preset.policy
@@ -204,6 +205,12 @@ def model_notes(
             "passed over"
         )
     given = [name for name, value in options.given.items() if value]
+    if checkpoint.languages is None and "normalize" not in options.text.transforms:
+        notes += [
+            f"{name}: without effect; the model has no languages to choose from"
+            for name in ("src_lang", "tgt_lang")
+            if name in given
+        ]
     if vocab.unk_id is None:
         notes += [
             f"{name}: without effect; the model has no unknown token"

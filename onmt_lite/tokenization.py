@@ -52,6 +52,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     `own` is what `read_own` gave.  OptionError where the model has no such tokenizer, or does not
     know a token that is to stand around lines; CheckpointError where files of its own are missing.
     """
+    _check_task(checkpoint, options)
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
     if checkpoint.text_end and name != "space":  # a line of tokens may have it already
@@ -64,6 +65,17 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     if options.text.detokenizer != "auto":
         name = f"{name}, output joined by {options.text.detokenizer}"
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
+
+
+def _check_task(checkpoint: Checkpoint, options: TranslateOptions) -> None:
+    """OptionError for languages that are asked for where the words of each line say the task."""
+    named = {"src_lang": options.model.src_lang, "tgt_lang": options.model.tgt_lang}
+    asked = ", ".join(name for name, code in named.items() if code)
+    if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
+        raise OptionError(
+            f"{asked}: the model has no languages to choose from; leave it out "
+            "(words such as `translate English to German:` belong into each line)"
+        )
 
 
 def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:

@@ -85,6 +85,7 @@ LOGS = {
     "quiet": ("-report_time", "-quiet"),
 }
 APART = "model device gpu precision threads batch_size batch_type log_file".split()
+APART += ["log_file_level"]  # see test_option_table.py
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py

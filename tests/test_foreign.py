@@ -67,7 +67,7 @@ def test_a_value_without_effect_is_noted(resolve):
         ("name: true", [], "name: expected text, got True; it is a text now ("),
         ("", ["-name"], "name: takes one value, got none; it is a text now (command line)"),
         ("count: -2", [], "count: expected a whole number at least 1, got -2 ("),
-        ("", ["-count", "-1"], "count: expected a whole number at least 1, got -1 (command line)"),
+        ("", ["-count", "-2"], "count: expected a whole number at least 1, got -2 (command line)"),
     ],
 )
 def test_other_values_are_refused(resolve, yaml, argv, problem):
@@ -82,6 +82,8 @@ def test_what_not_given_is_there_is_not_given_here(resolve):
     assert (resolved.values["count"], resolved.values["name"]) == (5, "")
     assert resolved.origins["count"] == "default"
     assert resolve("count: -1\n", "-count", "7").values["count"] == 7
+    taken_back = resolve("count: 7\n", "-count", "-1")
+    assert (taken_back.values["count"], taken_back.origins["count"]) == (5, "default")
 
 
 def test_a_table_becomes_text(resolve):

@@ -54,6 +54,7 @@ IDLE = [
     ("beam_size", "-beam_size 8 -do_sample", "n_best"),
     ("beam_size", "-beam_size 8 -n_best 2 -random_sampling_topk 5", "n_best"),
     ("ratio", "-ratio 1.2 -do_sample", "do_sample is true"),
+    ("log_file_level", "-log_file_level ERROR", "log_file is not given"),
     (
         "early_stopping",
         "-search transformers -early_stopping true -do_sample -beam_size 1",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import OPTIONS as TRANSLATE
 from onmt_lite.options import (
+    LEVELS,
     ModelOptions,
     SamplingOptions,
     SearchOptions,
@@ -21,6 +21,7 @@ from onmt_lite.options import (
     preset_defaults,
     search_remark,
 )
+from onmt_lite.options import OPTIONS as TRANSLATE
 from onmt_lite.options import cross_check as check_translation
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
@@ -127,6 +128,14 @@ class LogOptions:
     quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
     log_file: str | None = opt(
         None, "Write the log and the progress to this file too", value="FILE", example="job.log"
+    )
+    log_file_level: str = opt(
+        "0",
+        "Write to log_file only what has this level or a higher one, by name or number",
+        choices=LEVELS,
+        value="LEVEL",
+        needs="-log_file",
+        example="WARNING -log_file job.log",
     )
 
 

@@ -51,9 +51,10 @@ def _property(option: Option) -> Schema:
 def _shapes(option: Option) -> list[Schema]:
     """What one value may be."""
     if option.choices:
-        # YAML reads true, where a choice is "true"
+        # YAML reads true, where a choice is "true", and 20 for "20"
         switches = [word == "true" for word in option.choices if word in ("true", "false")]
-        return [{"enum": [*option.choices, *switches]}]
+        numbers = [int(word) for word in option.choices if word.isdecimal()]
+        return [{"enum": [*option.choices, *switches, *numbers]}]
     found: Schema = {"type": TYPES[option.kind]}
     found |= {BOUNDS[key]: bound for key, bound in option.bounds.items() if bound is not None}
     if option.kind is str:

@@ -213,7 +213,7 @@ def check(option: Option, value: Any) -> Any:
 def _check_one(option: Option, value: Any) -> Any:
     wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
     if option.choices:
-        if isinstance(value, bool):  # YAML reads true, where a choice is "true"
+        if isinstance(value, (bool, int)):  # YAML reads true, where a choice is "true"
             value = str(value).lower()
         if value not in option.choices or not isinstance(value, str):
             near = difflib.get_close_matches(str(value), option.choices, n=1)

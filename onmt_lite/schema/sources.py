@@ -104,7 +104,7 @@ class Resolver:
         self.origins = dict.fromkeys(options, "default")
         self.asked: dict[str, tuple[str, str]] = {}  # foreign options: words and origin
         self.problems: list[str] = []
-        self.notes: list[str] = []
+        self.notes: dict[str, str] = {}  # by name, so that each option has one
 
     def put(self, name: str, value: Any, origin: str) -> None:
         """Take a value from YAML or Python; None is as if it were not there."""
@@ -112,7 +112,8 @@ class Resolver:
             return
         known = self.foreign.get(name)
         if known and name in self.options and not known.asks_for(as_words(value)):
-            return  # what "not given" is in the other program
+            self._unset(name)  # what "not given" is in the other program
+            return
         if name in META_NAMES and name in self.options:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
         elif not self._take_foreign(name, value, as_words(value), origin, check):
@@ -120,9 +121,16 @@ class Resolver:
 
     def put_words(self, name: str, words: list[str]) -> None:
         """Take words of the command line."""
-        shown = as_words(words or True)
+        shown, known = as_words(words or True), self.foreign.get(name)
+        if known and shown and name in self.options and not known.asks_for(shown):
+            self._unset(name)  # as in YAML, but for "", which nobody types to say nothing
+            return
         if not self._take_foreign(name, words, shown, "command line", parse_words):
             self._take(name, words, "command line", parse_words)
+
+    def _unset(self, name: str) -> None:
+        """As if no earlier source had given the option."""
+        self.values[name], self.origins[name] = self.options[name].default, "default"
 
     def _take_foreign(self, name: str, raw: Any, words: str, origin: str, read: Read) -> bool:
         """Whether nothing is left to do for the option, as it is another program's."""
@@ -146,7 +154,7 @@ class Resolver:
     def _note(self, name: str, words: str, says: str, origin: str) -> None:
         if says:
             shown = "" if words == "true" else f" {words[:50]}"
-            self.notes.append(f"{name}{shown}: {says} ({origin})")
+            self.notes[name] = f"{name}{shown}: {says} ({origin})"
 
     def _judge_foreign(self) -> None:
         """Say what becomes of options of another program, once for each."""
@@ -220,7 +228,7 @@ class Resolver:
         self._judge_foreign()
         if self.problems:
             raise OptionError(*self.problems)
-        return Resolved(self.values, self.origins, tuple(self.notes))
+        return Resolved(self.values, self.origins, tuple(self.notes.values()))
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:

@@ -1,0 +1,185 @@
+"""Every option of OpenNMT-py's translate.py, 2018 to 3.5.1: works, is taken or is refused.
+
+`data/opennmt/options.tsv` lists them: the type, the default of 0.5 to 0.9 (d18) and of 3.5.1 (d35)
+as JSON (- where there was no such option), the class, and a value that asks for something.
+
+T  works; that it does is tested where the option is
+C  has nothing to do here: one line on stderr names it, and the output is the same
+N  is not for translating text: refused, with a reason
+"""
+
+import csv
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import translate
+from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.options import OPTIONS, load_options
+from tests.support.files import DATA
+
+TABLE = Path(__file__).parent / "data" / "opennmt" / "options.tsv"
+with open(TABLE, encoding="utf-8", newline="") as table:
+    ROWS = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+NAMES = [row["option"] for row in ROWS]
+BY_CLASS = {c: [row["option"] for row in ROWS if row["class"] == c] for c in "TCN"}
+ASKS = {row["option"]: json.loads(row["asks"]) for row in ROWS if row["asks"] != "-"}
+# Switches that the original takes a value for
+SPELT_OUT = {row["option"] for row in ROWS if row["type"] == "bool"}
+TRAINED = DATA / "onmt351_transformer.pt"
+
+
+def defaults(version):
+    """All defaults of d18 or d35 that a configuration can say."""
+    cells = {row["option"]: row[version] for row in ROWS if row[version] not in ("-", "required")}
+    return {name: json.loads(cell) for name, cell in cells.items() if name != "config"}
+
+
+def words(name, value):
+    """An option as the words of a command line."""
+    if value is True and name not in SPELT_OUT:
+        return [f"-{name}"]
+    items = value if isinstance(value, list) else [value]
+    return [f"-{name}", *(item if isinstance(item, str) else json.dumps(item) for item in items)]
+
+
+def named(err, name):
+    """The lines on stderr that name the option."""
+    return [line for line in err.split("\n") if re.search(rf"\b{name}\b", line)]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """run(values, *argv) -> exit code, translations, stderr, of values in a YAML file"""
+    monkeypatch.chdir(tmp_path)
+    Path("src.txt").write_text("w37 w3 w90 w24\nw5 w81\n", encoding="utf-8")
+
+    def run_once(values, *argv):
+        places = {"model": str(TRAINED), "src": "src.txt"}
+        Path("a.yaml").write_text(yaml.safe_dump({**places, **values}), encoding="utf-8")
+        code = translate.main(["-config", "a.yaml", *argv])
+        return code, *capfd.readouterr()
+
+    yield run_once
+    logging.getLogger("onmt_lite").handlers.clear()
+
+
+def test_the_table_is_whole():
+    assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
+    assert set(NAMES) <= {*OPTIONS, *FOREIGN}
+    assert set(FOREIGN) - set(NAMES) == {"src_feats", "fp16"}  # 2.2 to 3.0, and a name of training
+    assert set(ASKS) == {*BY_CLASS["C"], *BY_CLASS["N"], "precision"}
+    for name in ASKS:
+        row = ROWS[NAMES.index(name)]
+        assert ASKS[name] not in [json.loads(row[d]) for d in ("d18", "d35") if row[d] != "-"]
+
+
+@pytest.mark.parametrize("version", ["d18", "d35"])
+def test_all_defaults_in_one_file_ask_for_nothing(run, version):
+    code, out, err = run(defaults(version))
+    assert (code, out.count("\n"), err) == (0, 2, "")
+
+
+@pytest.mark.parametrize("name", BY_CLASS["C"] + BY_CLASS["N"])
+def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path):
+    for version in ("d18", "d35"):
+        if name not in (values := defaults(version)):
+            continue
+        path = tmp_path / f"{version}.yaml"
+        path.write_text(yaml.safe_dump({name: values[name]}), encoding="utf-8")
+        assert load_options(["-config", str(path)])[0].notes == ()
+        if values[name] not in (None, [], False):
+            assert load_options(words(name, values[name]))[0].notes == ()
+
+
+@pytest.mark.parametrize("name", BY_CLASS["C"])
+class TestTaken:
+    def test_one_line_names_it_and_the_output_is_the_same(self, run, name):
+        plain = run({})
+        assert plain[0] == 0 and plain[2] == ""
+        for given in ({}, {name: ASKS[name]}):
+            for argv in ([], words(name, ASKS[name])):
+                if not given and not argv:
+                    continue
+                code, out, err = run(given, *argv)
+                assert (code, out) == plain[:2]
+                assert len(named(err, name)) == 1, err
+                assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", BY_CLASS["N"])
+class TestRefused:
+    def test_with_a_reason(self, run, name):
+        for given, argv in (({name: ASKS[name]}, []), ({}, words(name, ASKS[name]))):
+            code, out, err = run(given, *argv)
+            assert (code, out) == (2, "")
+            (line,) = err.rstrip("\n").split("\n")
+            assert name in line and "leave it out" in line and "unknown option" not in line
+
+
+# -- those that work, where no other test has them ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["log_file_level", "random_sampling_topk", "fp32", "seed"])
+def test_what_works_needs_no_word(run, name):
+    values = {"log_file_level": "ERROR", "random_sampling_topk": 1, "fp32": True, "seed": -1}
+    given = {"log_file": "log.txt", name: values[name]}
+    assert run(given) == run({})
+    more = words(name, values[name])
+    assert run({"log_file": "log.txt"}, *more) == run({})
+
+
+@pytest.mark.parametrize("level", ["NOTSET", "INFO", 20, "10", 0, "WARNING", 40, "CRITICAL"])
+def test_the_level_is_of_the_log_file_alone(run, level):
+    *_, plain = run({"verbose": True})
+    code, _, err = run({"verbose": True, "log_file": "log.txt", "log_file_level": level})
+    assert (code, err) == (0, plain) and plain
+    logged = Path("log.txt").read_text(encoding="utf-8")
+    if level in ("WARNING", 40, "CRITICAL"):
+        assert logged == ""
+    else:
+        assert "PRED SCORE" in logged
+
+
+@pytest.mark.parametrize("level", ["info", 15, True, "25"])
+def test_a_level_that_does_not_exist_is_refused(run, level):
+    code, _, err = run({"log_file": "log.txt", "log_file_level": level})
+    assert code == 2 and "log_file_level: expected one of NOTSET, DEBUG, INFO" in err
+
+
+def test_max_sent_length_is_max_length(run):
+    long, short = run({}), run({"max_length": 2})
+    assert run({"max_sent_length": 2})[1] == run({}, "-max_sent_length", "2")[1] == short[1]
+    assert long[1] != short[1]
+
+
+def test_a_top_k_of_one_leaves_a_beam_as_it_is(run):
+    given = {"beam_size": 4, "n_best": 4}
+    plain = run(given)
+    assert run({**given, "random_sampling_topk": 1}) == plain
+    assert len(set(plain[1].split("\n"))) > 4
+    # 3.5.1 draws from the one that is left: its rows are copies of each other
+    given |= {"search": "opennmt-3", "random_sampling_topk": 1}
+    code, out, err = run(given)
+    assert code == 0 and len(named(err, "random_sampling_topk")) == 1
+    assert len(set(out.rstrip("\n").split("\n"))) == 2
+
+
+def test_md_is_the_table_of_options(capfd):
+    assert translate.main(["-md"]) == 0
+    out, err = capfd.readouterr()
+    assert err == "" and "| `-beam_size N` | `5` |" in out
+    for name in OPTIONS:
+        assert f"| `-{name}" in out
+
+
+def test_save_config_stops_and_gives_the_same_job(run):
+    given = {"search": "fairseq", "n_best": 2, "fp32": True, "fast": True, "seed": -1}
+    *plain, _ = run(given)
+    assert run(given, "-save_config", "saved.yaml") == (0, "", "")
+    code = translate.main(["-config", "saved.yaml", "-output", "out.txt"])
+    assert [code, Path("out.txt").read_text(encoding="utf-8")] == plain
