@@ -155,6 +155,8 @@ class Preset:
     limit_extra    a line of S tokens gets max_length_ratio * S + this; whether the source's end
                    token is one of them, and a fraction rounded up, say the next two
     prefix_apart   the limits of the output's length do not count a prefix that it is given
+    prefix_counts  what a score counts of such a prefix: log-probabilities and length (`all`), or
+                   its length alone, or nothing
     asks_model     whose models bring defaults: generation_config.json of transformers, Marian's
                    decoder.yml
     counts_forced  a language token that a model forces at no cost counts in the output's length and
@@ -177,6 +179,7 @@ class Preset:
     limit_counts_end: bool = False
     limit_rounds_up: bool = False
     prefix_apart: bool = False
+    prefix_counts: Literal["all", "length", "nothing"] = "all"
     free_end: bool = False
     asks_model: Literal["transformers", "marian"] | None = None
     counts_forced: bool = False

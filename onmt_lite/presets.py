@@ -37,6 +37,7 @@ GROUPS = {"beam_groups", "diversity_rate"}
 OPENNMT = LENGTH_AND_NGRAMS | COVERAGE | {"stepwise_penalty", "ignore_when_blocking"}
 OPENNMT_3 = {"ban_unk_token", "ratio", "tgt_file_prefix"}
 TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | {"early_stopping", "repetition_penalty"}
+TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
 TOP_50 = {"random_sampling_topk": 50}
@@ -156,7 +157,8 @@ PRESETS = {
             "": Bound("candidates", "now"),
         },
         defaults=dict(early_stopping="false", max_length_ratio=0.0),
-        options=frozenset(TRANSFORMERS | GROUPS),
+        options=frozenset(TRANSFORMERS_4 | GROUPS),
+        prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
@@ -172,7 +174,8 @@ PRESETS = {
             "": Bound("live", "now"),
         },
         defaults=dict(early_stopping="false", max_length_ratio=0.0),
-        options=frozenset(TRANSFORMERS),
+        options=frozenset(TRANSFORMERS_4),
+        prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
         sampling_defaults=TOP_50,
         free_end=True,
@@ -213,8 +216,11 @@ PRESETS = {
             beam_size=2, min_length=1, max_length=256, patience=1.0, max_length_ratio=0.0
         ),
         options=frozenset(
-            LENGTH_AND_NGRAMS | COVERAGE | {"patience", "repetition_penalty", "ban_unk_token"}
+            LENGTH_AND_NGRAMS
+            | COVERAGE
+            | {"patience", "repetition_penalty", "ban_unk_token", "tgt_file_prefix"}
         ),
+        prefix_counts="length",
         coverage_forms=("none", "wu"),
         counts_forced=True,
     ),

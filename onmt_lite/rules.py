@@ -119,6 +119,7 @@ class SearchRules:
             banned_ids=banned,
             sees_start=(self.preset.free_end, *[n_given > 0] * self.n_forced),
             n_given=n_given,
+            prefix_counts=self.preset.prefix_counts,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
             repetition_penalty=search.repetition_penalty,

@@ -38,6 +38,7 @@ class TestEveryPreset:
         self, name, group, prefixes, beam_size, sampled
     ):
         translator = make_translator(*group)
+        sampled = sampled and "do_sample" in PRESETS[name].options
         texts = list(map(" ".join, prefixes))
         options = dict(search=name, beam_size=beam_size, n_best=beam_size, max_length=9)
         together = translator.translate(lines_of(group), texts, do_sample=sampled, **options)
@@ -63,6 +64,45 @@ class TestEveryPreset:
     def test_is_refused_by_searches_that_have_no_such_thing(self, name):
         with pytest.raises(OptionError, match=f"prefixes: -search {name} has no"):
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
+
+
+COUNTS = {
+    "opennmt": "all",
+    "opennmt-3": "all",
+    "fairseq": "all",
+    "transformers": "nothing",
+    "transformers-5": "nothing",
+    "ctranslate2": "length",
+}
+
+
+class TestScores:
+    @pytest.mark.parametrize("name", WITH)
+    @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+    def test_a_score_is_what_its_tokens_say(self, name, alpha):
+        """Restated: which tokens are summed, and what the sum is divided by."""
+        translator = make_translator(make_source({}, [0.3, 1.0, 0.5, 0.2]))
+        options = dict(length_penalty="avg", alpha=alpha, min_length=0, n_best=2, beam_size=2)
+        (found,) = translator.translate(["s0 s0"], ["a b b"], search=name, max_length=9, **options)
+        for hyp in found.hyps:
+            n, rest = len(hyp.token_log_probs), sum(hyp.token_log_probs[3:])
+            total, length = {
+                "all": (hyp.log_prob, n + (name == "opennmt-3")),
+                "length": (rest, n),
+                "nothing": (rest, n - 3),
+            }[COUNTS[name]]
+            assert hyp.log_prob == pytest.approx(sum(hyp.token_log_probs), abs=1e-5)
+            assert hyp.score == pytest.approx(total / length**alpha, abs=1e-5)
+
+    @pytest.mark.parametrize("groups", [2, 4])
+    def test_groups_do_not_pay_for_agreeing_on_it(self, groups):
+        """With one token to choose, no group meets what another has taken more than once."""
+        translator = make_translator(make_source({}, [0.3, 1.0, 0.5, 0.2]))
+        options = dict(search="transformers", beam_size=4, n_best=4, max_length=4, alpha=0.0)
+        (found,) = translator.translate(
+            ["s0"], ["a b"], beam_groups=groups, diversity_rate=100.0, **options
+        )
+        assert len(found.hyps) >= 3 and min(hyp.score for hyp in found.hyps) > -150
 
 
 class TestTranslator:

@@ -69,12 +69,13 @@ def test_equals_the_original(translators, name, i):
     file = FILES[name]
     case, alone = file["cases"][i], file["search"] == "opennmt-2018"
     words = [str(word) for word in case["options"]]
-    tgt = ["-tgt", case["tgt"]] if "tgt" in case else []
+    tgt = ["-tgt", "tgt.txt"] if "tgt" in case else []
     options, _ = load_options(["-search", file["search"], *words, *tgt])
     left_out = ("precision", "tokenizer", "tgt", "tgt_file_prefix")
     given = {k: v for k, v in options.given.items() if k not in left_out}
     if options.data.tgt_file_prefix:
-        given["prefixes"] = [case["tgt"]] * len(file["sources"])
+        same = isinstance(case["tgt"], str)
+        given["prefixes"] = [case["tgt"]] * len(file["sources"]) if same else case["tgt"]
     for batch_size in [1] if alone else [20, 3]:
         found = translators[file["model"]].translate(
             file["sources"], batch_type="sents", batch_size=batch_size, **given

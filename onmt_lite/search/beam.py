@@ -48,11 +48,12 @@ class Beam:
         self.start = (limits.start or (plan.bos_id,))[-1]
         self.books = Books([[self.start] * plan.beam_size])
         self.unread: list[Tensor] = []  # lines of the log that the books do not have yet
-        self.pools = [Pool(plan) for _ in range(plan.n_pools)]
+        n_before = plan.n_before(limits)
+        self.pools = [Pool(plan, n_before) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
         # Tokens that count in the length of a hypothesis, beside its own
-        self.offset = plan.n_given + plan.policy.length_offset
-        self.open_offset = plan.n_given + plan.policy.open_length_offset
+        self.offset = n_before + plan.policy.length_offset
+        self.open_offset = n_before + plan.policy.open_length_offset
         self.n_steps = 0  # of the last event
         self.watching = False  # a stop rule must be asked at every step
         self.bounded = isinstance(plan.stop, Bound)

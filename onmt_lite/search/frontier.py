@@ -158,12 +158,13 @@ class Frontier:
         if plan.has_costs:
             cost = self._cover(attn).view_as(scores)
             scores = scores - cost if plan.stepwise_penalty else scores
-        scored, norm = self.masks.score(logits, scores.flatten(), self.history, self._demands())
+        demands = self._demands()
+        scored, norm = self.masks.score(logits, scores.flatten(), self.history, demands)
         ranked = self._candidates(scored, scores)
-        if not self.masks.keeps_log_probs:
+        if not self.masks.keeps_log_probs or demands.prefix is not None:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
-        if plan.policy.forced_then_end == "best" and self.n_before:
-            if self.n_steps <= self.start_until + 1:
+        if plan.policy.forced_then_end == "best":
+            if self.n_steps <= max(self.start_until, self.prefix_until) + 1:
                 ranked = self._ends_as_best(ranked)
         before = table.scores
         rows, open_scores, candidates = self._choose(ranked)
@@ -220,6 +221,10 @@ class Frontier:
         """Which of its own steps each sentence is at, from 1: (B, 1)."""
         return self.n_steps - self.table.started
 
+    def _n_prefix(self) -> Tensor:
+        """How many tokens of each sentence are given: (B, 1)."""
+        return (self.table.prefix != ANY).sum(1, keepdim=True)
+
     def _demands(self) -> Demands:
         """What this step demands of rows; the host knows whether any sentence is concerned."""
         table, too_early, last, prefix = self.table, None, None, None
@@ -252,7 +257,9 @@ class Frontier:
         """Without the end tokens that follow a forced token and are not the best candidate; each
         leaves a row that does not exist."""
         rank = torch.arange(ranked.token.size(1), device=self.device)
-        gone = (self._steps() == 1) & (rank > 0) & (ranked.token == self.plan.eos_id)
+        forced = self._n_prefix() + self.n_before
+        gone = (forced > 0) & (self._steps() == self._n_prefix() + 1)
+        gone = gone & (rank > 0) & (ranked.token == self.plan.eos_id)
         return replace(
             ranked,
             token=ranked.token.masked_fill(gone, int(self.plan.eos_id == 0)),  # another one
@@ -269,7 +276,7 @@ class Frontier:
         beyond = None
         if plan.policy.ended == "shrink":
             n_open = (table.scores > -math.inf).sum(1, keepdim=True)
-            n_open = torch.where(self._steps() == 1, k, n_open)
+            n_open = torch.where(self._steps() <= self._n_prefix() + 1, k, n_open)
             beyond = torch.arange(k, device=self.device) >= n_open
             ranked = replace(ranked, score=ranked.score.masked_fill(beyond, -math.inf))
         ended = ranked.token == plan.eos_id

@@ -113,6 +113,12 @@ class Masks:
             norm = normaliser(values)
         if self.never is not None:
             values.index_fill_(1, self.never, -math.inf)
+        if demands.prefix is not None and plan.prefix_counts != "all":
+            free = ~open_rows & must_value[:, 0].isfinite()
+            norm = torch.where(free, must_value[:, 0], norm)
+            if plan.beam_groups > 1:  # a diversity penalty is not paid, either
+                slope = torch.ones_like(values) if slope is None else slope
+                slope = slope.masked_fill(free[:, None], 0.0)
         if plan.sampling and plan.sampling.temperature == "log_probs":
             values, norm = values / plan.temperature, norm / plan.temperature
         return Scored(values, norm, slope), plain_norm

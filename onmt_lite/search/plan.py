@@ -1,6 +1,7 @@
 """The plan of a search: every decision of a job, made once and given to both sides of the loop."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from onmt_lite.clock import Clock
 from onmt_lite.policy import Policy, Sampling, Stop
@@ -15,6 +16,7 @@ class Plan:
     sees_start     for each start token, whether penalties for repetition look at it; all but the
                    first belong to the output, at no cost, and are no part of a hypothesis
     n_given        how many of those count in its length
+    prefix_counts  what scores count of a prefix, see `onmt_lite.policy.Preset`
     exempt_ids     tokens that may be part of repeated n-grams
     force_end      the last step allows the end token alone: for its probability (`paid`), for
                    nothing (`free`), or not (`no`)
@@ -43,6 +45,7 @@ class Plan:
     banned_ids: tuple[int, ...] = ()
     sees_start: tuple[bool, ...] = (False,)
     n_given: int = 0
+    prefix_counts: Literal["all", "length", "nothing"] = "all"
     block_ngram_repeat: int = 0
     exempt_ids: tuple[int, ...] = ()
     repetition_penalty: float = 1.0
@@ -96,6 +99,13 @@ class Plan:
     def rows_are_first(self) -> bool:
         """The first candidates are the new rows; otherwise some of them are passed over."""
         return self.policy.ended in ("keep", "shrink")
+
+    def n_before(self, limits: "Limits") -> int:
+        """Tokens that the length of a sentence's hypotheses has beside their own: start tokens,
+        or less those of a prefix that does not count, which takes the start tokens with it."""
+        if limits.prefix and self.prefix_counts == "nothing":
+            return -len(limits.prefix)
+        return self.n_given
 
     def first_scores(self) -> list[float]:
         """Scores of the K rows before the first step.

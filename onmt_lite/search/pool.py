@@ -11,8 +11,9 @@ from onmt_lite.search.scoring import length_norm
 class Pool:
     """What a beam has collected; with groups that finish apart, what one of them has."""
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
+    def __init__(self, plan: Plan, n_before: int):
+        """n_before: what lengths count beside the tokens of hypotheses, see `Plan.n_before`."""
+        self.plan, self.n_before = plan, n_before
         self.finished: list[Finished] = []
         self.capacity = plan.width
         self.kind = plan.policy.pool
@@ -64,7 +65,7 @@ class Pool:
         plan = self.plan
         far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
         length = max_steps if far else step
-        reach = best / length_norm(plan.length_penalty, plan.alpha, length + plan.n_given)
+        reach = best / length_norm(plan.length_penalty, plan.alpha, length + self.n_before)
         pick = min if bound.beats == "worst" else max
         rival = pick([hyp.score for hyp in self.finished])
         return rival > reach if bound.strictly else rival >= reach

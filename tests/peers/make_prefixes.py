@@ -1,0 +1,122 @@
+"""Records what transformers and CTranslate2 find behind forced beginnings of the output.
+
+    python -m tests.peers.make_prefixes      (transformers 5.23.0, ctranslate2 4.8.5)
+
+Writes `tests/data/checkpoints/references/MODEL.PRESET-prefixes.json`, which
+`tests/test_references.py` reads.  Each line is translated alone; its prefix is that of `tgt`.
+"""
+
+import json
+from pathlib import Path
+
+import ctranslate2
+import torch
+import transformers as hf
+
+ROOT = Path(__file__).resolve().parents[1] / "data" / "checkpoints"
+N = 3  # hypotheses of a line
+HF_SOURCES = ["▁w37 ▁w3 ▁w90 ▁w24", "▁w53 ▁w6", "▁w17 ▁w0 ▁w64 ▁w4 ▁w99 ▁w1", "▁w1 ▁w41 ▁w24"]
+HF_PREFIXES = ["▁w78", "▁w24 ▁w34", "▁w10 ▁w20 ▁w41", ""]
+# As options of ours, and as arguments of theirs
+HF_CASES = [
+    ("-beam_size 4", dict(num_beams=4)),
+    ("-beam_size 4 -length_penalty none", dict(num_beams=4, length_penalty=0.0)),
+    (
+        "-beam_size 3 -alpha 2 -early_stopping never -max_length 12",
+        dict(num_beams=3, length_penalty=2.0, early_stopping="never", max_length=12),
+    ),
+    ("-beam_size 4 -early_stopping true", dict(num_beams=4, early_stopping=True)),
+    ("-beam_size 4 -max_length 6", dict(num_beams=4, max_length=6)),
+    (
+        "-beam_size 4 -min_length 8 -block_ngram_repeat 2",
+        dict(num_beams=4, min_length=8, no_repeat_ngram_size=2),
+    ),
+    ("-beam_size 4 -repetition_penalty 1.5", dict(num_beams=4, repetition_penalty=1.5)),
+]
+CT2_SOURCES = ["w1 w2 w3", "w7", "w4 w4 w9 w10 w11 w2 w0", "w13 w5 zzz w8 w12"]
+CT2_PREFIXES = ["t9", "t3 t4 t5", "t0 t24", ""]
+CT2_CASES = [
+    ("-beam_size 4", dict(beam_size=4)),
+    ("-beam_size 4 -alpha 0", dict(beam_size=4, length_penalty=0)),
+    ("-beam_size 3 -max_length 5", dict(beam_size=3, max_decoding_length=5)),
+    (
+        "-beam_size 4 -min_length 5 -block_ngram_repeat 2",
+        dict(beam_size=4, min_decoding_length=5, no_repeat_ngram_size=2),
+    ),
+    (
+        "-beam_size 3 -patience 2 -coverage_penalty wu -beta 0.3",
+        dict(beam_size=3, patience=2, coverage_penalty=0.3),
+    ),
+    ("-beam_size 3 -repetition_penalty 1.4", dict(beam_size=3, repetition_penalty=1.4)),
+]
+
+
+def of_transformers():
+    path = ROOT / "hf" / "marian"
+    model = hf.MarianMTModel.from_pretrained(path).double().eval()
+    ids = json.loads((path / "vocab.json").read_text("utf-8"))
+    words = {i: word for word, i in ids.items()}
+    start, eos, pad = (
+        model.config.decoder_start_token_id,
+        model.config.eos_token_id,
+        model.config.pad_token_id,
+    )
+
+    def find(source, prefix, given):
+        forced = [ids[word] for word in prefix.split()]
+        out = model.generate(
+            torch.tensor([[ids.get(w, ids["<unk>"]) for w in source.split()] + [eos]]),
+            decoder_input_ids=torch.tensor([[start, *forced]]),
+            generation_config=hf.GenerationConfig(
+                **{"max_length": 20, "do_sample": False, "bad_words_ids": [[pad]]} | given,
+                num_return_sequences=N,
+                decoder_start_token_id=start,
+                eos_token_id=eos,
+                pad_token_id=pad,
+                forced_eos_token_id=model.generation_config.forced_eos_token_id,
+                output_scores=True,
+                return_dict_in_generate=True,
+            ),
+        )
+        for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist()):
+            tokens = [words[i] for i in row[1:] if i not in (eos, pad)]
+            yield {"text": " ".join(tokens), "ended": None, "score": round(score, 6)}
+
+    peer = f"transformers {hf.__version__}, decoder_input_ids, one line at a time"
+    write("hf_marian", "transformers-5", peer, HF_SOURCES, HF_PREFIXES, HF_CASES, find)
+
+
+def of_ctranslate2():
+    name = "ct2_opennmt_int16"
+    translator = ctranslate2.Translator(str(ROOT / "ct2" / name[4:]), compute_type="float32")
+
+    def find(source, prefix, given):
+        (found,) = translator.translate_batch(
+            [source.split()],
+            target_prefix=[prefix.split()],
+            num_hypotheses=N,
+            return_scores=True,
+            **{"max_decoding_length": 20} | given,
+        )
+        for tokens, score in zip(found.hypotheses, found.scores):
+            yield {"text": " ".join(tokens), "ended": None, "score": round(score, 6)}
+
+    peer = f"ctranslate2 {ctranslate2.__version__}, target_prefix, float32, one line at a time"
+    write(name, "ctranslate2", peer, CT2_SOURCES, CT2_PREFIXES, CT2_CASES, find)
+
+
+def write(model, search, peer, sources, prefixes, cases, find):
+    common = "-max_length 20 -max_length_ratio 0".split()
+    file = {"peer": peer, "model": model, "search": search, "sources": sources, "cases": []}
+    for options, given in cases:
+        rows = [{"hyps": [*find(*each, given)]} for each in zip(sources, prefixes)]
+        words = ["-n_best", str(N), *common, *options.split(), "-tgt_file_prefix"]
+        case = {"id": f"prefix {options}", "options": words, "tgt": prefixes, "rows": rows}
+        file["cases"].append(case)
+    path = ROOT / "references" / f"{model}.{search}-prefixes.json"
+    path.write_text(json.dumps(file, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    of_transformers()
+    of_ctranslate2()
