@@ -65,6 +65,11 @@ NAMES: dict[str, dict[str, str]] = {
         "constraints": "force_words",
         "score-reference": GOLD,
         "print-alignment": "report_align",
+        "sacrebleu": "report_bleu",
+        "results-path": "output",
+        "num-shards": "shard",
+        "shard-id": "shard",
+        "cpu": "device cpu",
         "remove-bpe": SUBWORDS,
         "post-process": SUBWORDS,
     },
@@ -75,6 +80,7 @@ NAMES: dict[str, dict[str, str]] = {
         "n-best": "n_best",
         "normalize": "alpha",
         "max-length-factor": "max_length_ratio",
+        "word-penalty": "word_penalty",
         "allow-unk": NO_UNKNOWN,
         "output-sampling": "do_sample",
         "force-decode": "tgt_file_prefix",
@@ -85,6 +91,7 @@ NAMES: dict[str, dict[str, str]] = {
         "cpu-threads": "threads",
         "devices": "device",
         "log": "log_file",
+        "log-level": "log_file_level",
         "quiet-translation": "quiet",
     },
     "transformers": {
@@ -99,16 +106,20 @@ NAMES: dict[str, dict[str, str]] = {
         "num_beam_groups": "beam_groups",
         "diversity_penalty": "diversity_rate",
         "bad_words_ids": "ban_words",
+        "suppress_tokens": "ban_words",
         "force_words_ids": "force_words",
         "forced_bos_token_id": "tgt_prefix, or tgt_lang where the model has languages",
         "output_scores": "token_scores",
         "output_attentions": "attn_debug",
         "torch_dtype": "precision",
+        "dtype": "precision",
         "device_map": "device",
     },
 }
 # Other spellings, and names of tools beside these
 MORE = {
+    "model_name_or_path": "model",
+    "num_devices": "gpu",
     "output_file": "output",
     "src_language": "src_lang",
     "tgt_language": "tgt_lang",
@@ -116,6 +127,12 @@ MORE = {
     "vmap": "shortlist vmap.txt, the file itself",
     "vocab_mapping": "shortlist vmap.txt, the file itself",
 }
+# Names whose nearest one here would mislead
+NO_COUNTERPART = (
+    "end_token max_input_length lm_path lm_weight print_step workspace max_length_crop port "
+    "max_source_length encoder_repetition_penalty use_cache"
+).split()
+INSTEAD = {"score_only": "give the references with tgt"}  # where the option is not there
 
 
 def option_of(ours: str) -> str:
@@ -128,11 +145,12 @@ def hints(options: Container[str]) -> dict[str, str]:
 
     Hyphens of the names are underscores here.
     """
-    said = {}
+    said = dict.fromkeys(NO_COUNTERPART, NOTHING)
     for names in (*NAMES.values(), MORE):
         for theirs, ours in names.items():
-            there = option_of(ours) in options
-            said[theirs.replace("-", "_")] = f"here it is {ours}" if there else NOTHING
+            name = option_of(ours)
+            hint = f"here it is {ours}" if name in options else INSTEAD.get(name, NOTHING)
+            said[theirs.replace("-", "_")] = hint
     return {theirs: hint for theirs, hint in said.items() if theirs not in options}
 
 

@@ -40,7 +40,8 @@ PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
 
 def hint_of(theirs: str, ours: str) -> str:
     """The beginning of what is said of a name."""
-    return f"unknown option {theirs}; " + (f"here it is {ours}" if ours in OPTIONS else NOTHING)
+    without = "give the references with tgt" if ours == "score_only" else NOTHING
+    return f"unknown option {theirs}; " + (f"here it is {ours}" if ours in OPTIONS else without)
 
 
 def spellings(theirs: str) -> list[str]:
@@ -114,6 +115,20 @@ def test_a_name_of_ours_with_hyphens_is_refused_with_ours(name):
     spelt = name.replace("_", "-")
     (problem,) = problems_of(lambda: load_options([f"--{spelt}", "1"]))
     assert problem == f"unknown option {spelt}; here it is {name} (command line)"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("data-type", "it is spelt data_type"),
+        ("world-size", "it is spelt world_size"),
+        ("lm-weight", NOTHING),
+        ("workspace", NOTHING),
+    ],
+)
+def test_no_name_gets_the_nearest_one_of_another_meaning(name, hint):
+    (problem,) = problems_of(lambda: load_options([f"--{name}", "1"]))
+    assert problem == f"unknown option {name}; {hint} (command line)"
 
 
 def test_names_that_are_ours_too_go_on_working():

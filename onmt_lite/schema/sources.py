@@ -185,6 +185,8 @@ class Resolver:
             return f"unknown option {shown}; here it is {plain}"
         if plain in self.elsewhere:
             return f"unknown option {shown}; {self.elsewhere[plain]}"
+        if plain in self.foreign:
+            return f"unknown option {shown}; it is spelt {plain}"
         starts = [known for known in self.options if name and known.startswith(name)]
         near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
         if not near:
