@@ -17,6 +17,7 @@ from onmt_lite.reports import Summary
 from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.lines import LineReader, to_line
 from onmt_lite.text.stream import STANDARD_INPUT
+from onmt_lite.trace import Trace
 
 # Lines of a bucket: enough to sort by length, few enough to do again; a GPU has larger batches
 BUCKET_LINES = {"cpu": 1024, "cuda": 8192}
@@ -52,6 +53,7 @@ class Done:
     report   its share of -report
     log      lines for the log
     seconds  how long each phase took
+    traces   of its lines that are traced, see `onmt_lite.trace`
     """
 
     number: int
@@ -61,6 +63,7 @@ class Done:
     report: bytes = b""
     log: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    traces: list[Trace] = field(default_factory=list)
 
 
 class Engine(Protocol):

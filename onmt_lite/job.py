@@ -22,6 +22,7 @@ from onmt_lite.buckets import (
 )
 from onmt_lite.console import is_typed
 from onmt_lite.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
+from onmt_lite.dump import Dump, open_dump
 from onmt_lite.environment import importing
 from onmt_lite.errors import OptionError
 from onmt_lite.files import (
@@ -81,7 +82,10 @@ def run_logged(
         total = count_input(data.src, data.tgt)
         if jobs.shard and total is None:
             raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
-        with open_output(data.output, jobs.report, resumable) as out:
+        with (
+            open_output(data.output, jobs.report, resumable) as out,
+            open_dump(report.dump_beam) as dump,
+        ):
             for note in options.notes:
                 LOG.info("NOTE: %s", note)
             job = fingerprint(options) if resumable else {}
@@ -96,8 +100,9 @@ def run_logged(
                 out.begin(job, engine.machine, jobs.resume)
                 typed, n_before = is_typed(data.src), out.summary.n_lines
                 with Meter(shard.n_lines, jobs.quiet, typed, progress, n_before) as meter:
-                    translate_buckets(engine, options, n, shard, inputs, out, meter)
+                    translate_buckets(engine, options, n, shard, inputs, out, meter, dump)
                     seconds = meter.seconds()
+            dump.write()
             out.finish()
             summary = out.summary
             summary.log(scores=report.verbose or report.report_time)
@@ -174,6 +179,7 @@ def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
     """Everything that the options name to be written: what to call it, and its path."""
     jobs = options.jobs
     named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
+    named.append(("dump_beam", options.information.dump_beam))
     return [(name, path) for name, path in named if path is not None]
 
 
@@ -231,15 +237,17 @@ def translate_buckets(
     inputs: Inputs,
     out: Output,
     meter: Meter,
+    dump: Dump,
 ) -> None:
     """Bucket after bucket, so that memory does not grow with the input."""
     with inputs, open_buckets(options.data, bucket_lines, shard) as reader:
-        for done in engine.run(reader.buckets(out.n_done), meter.add):
+        for done in engine.run(dump.marked(reader.buckets(out.n_done)), meter.add):
             inputs.check()
             with meter.hidden():  # the output may go to the same terminal
                 with meter.clock.phase("write"):
                     out.append(done)
             meter.clock.add(done.seconds)
+            dump.traces += done.traces
             for line in done.log:
                 LOG.info("%s", line)
         note_encoding(reader.source, out.summary)

@@ -154,7 +154,6 @@ FOREIGN = {
     "gold_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "align_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "attn_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
-    "dump_beam": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
     # Ours too: what "not given" is there, and what else a value may mean
     "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
@@ -162,6 +161,7 @@ FOREIGN = {
     "precision": Foreign(("",)),
     "seed": Foreign(("-1",)),
     "log_file": Foreign(("",)),
+    "dump_beam": Foreign(("",)),
     "save_config": Foreign(("",)),
     "tgt_prefix": Foreign(
         ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)

@@ -482,6 +482,14 @@ class InformationOptions:
         "Note `unsure` for lines whose translation is more probably wrong than right; the model "
         "must be calibrated, as the shipped one is",
     )
+    dump_beam: str | None = opt(
+        None,
+        "Write how the first 100 lines were found, step by step: tokens, parents and scores of the "
+        "rows, in OpenNMT-py's keys",
+        form=(r".*\.json", "a file that ends in .json"),
+        value="FILE",
+        example="beam.json",
+    )
     print_model: bool = opt(
         False, "Print family, sizes, vocabularies and writer of the models, and exit"
     )
@@ -693,6 +701,11 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append("src and tgt cannot both be standard input; give one as a file")
     if v["report"] == "-":
         problems.append("report: standard output is for translations; give a file")
+    if v["dump_beam"] and v["resume"]:
+        problems.append(
+            "dump_beam and resume exclude each other: how earlier lines were found is not kept; "
+            "leave one out"
+        )
     problems += check_shard(v)
     problems += [
         f"{name} is empty; give a path"

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from onmt_lite.trace import Trace
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -14,12 +16,14 @@ class Line:
 
     notes   what was done to it, as in the JSONL output
     fields  of a line that is a JSON object: the object without the text, as it was written
+    traced  its search is to be watched, see `onmt_lite.trace`
     """
 
     id: int
     text: str
     notes: tuple[str, ...] = ()
     fields: str | None = None
+    traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,13 @@ NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line tra
 @dataclass(frozen=True)
 class Found:
     """What a search found for a line: distinct hypotheses, best first, none where the model's
-    output is NaN; and the note that says what went wrong, "" where nothing did."""
+    output is NaN; and the note that says what went wrong, "" where nothing did.
+
+    trace  of an example that is traced: the search itself, see `onmt_lite.trace`"""
 
     hyps: list[Hypothesis]
     note: str = ""
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,7 @@ class Translation:
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
+    trace         of a line that was traced: how it was found
     """
 
     id: int
@@ -198,6 +206,7 @@ class Translation:
     calibrated: bool = False
     fields: str | None = None
     n_gold_tokens: int = 0
+    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:

@@ -47,6 +47,7 @@ from onmt_lite.text.batching import (
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text_options import TextOptions
 from onmt_lite.tokenization import Named, fit, forced_ids, read_own
+from onmt_lite.tracing import Tracer
 
 if TYPE_CHECKING:
     from onmt_lite.buckets import Engine
@@ -335,6 +336,7 @@ class Translator:
             confidence=confidence,
             calibrated=curve is not None,
             fields=example.line.fields,
+            trace=found.trace,
         )
 
     def _direction(self, options: TranslateOptions) -> Direction:
@@ -409,9 +411,13 @@ class Translator:
         n_joint, n_batches = (len(group), 2) if self._refills(rules) else (n_slots, 1)
         for start in range(0, len(group), n_joint):
             part = group[start : start + n_joint]
-            for i, beam in decode(*rules.prepared(model, part, plan), n_slots, n_batches=n_batches):
+            tracer = Tracer(self.renderer, part)
+            if tracer.watch is not None:  # which knows sentences by their numbers in one batch
+                plan, n_batches = replace(plan, watched=True), 1
+            prepared = rules.prepared(model, part, plan)
+            for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
-                    found = self.renderer.found(beam, part[i])
+                    found = tracer.traced(i, beam, self.renderer.found(beam, part[i]))
                 yield start + i, found
 
     def _gold(self, examples: list[Example], alone: bool) -> list[float | None]:

@@ -13,6 +13,7 @@ from onmt_lite.rules import model_notes
 from onmt_lite.runtime import precision_of
 from onmt_lite.shipped import model_paths
 from onmt_lite.tokenization import fit, read_own
+from onmt_lite.trace import Trace
 from onmt_lite.translator import Translator
 
 
@@ -54,6 +55,11 @@ def translate_bucket(
         Summary.of(translations),
         "".join(map(to_report, translations)).encode("ascii"),
         log=log,
+        traces=[
+            t.trace or Trace(t.id, t.src)
+            for line, t in zip(bucket.lines, translations)
+            if line.traced
+        ],
         seconds=translator.clock.take(),
     )
 

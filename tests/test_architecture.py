@@ -12,7 +12,10 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # Imports go from a later rank to an earlier one; within a rank only inside one package
 RANKS = [
-    ["onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"],
+    [
+        *("onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"),
+        "onmt_lite.trace",
+    ],
     ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
     ["onmt_lite.cores"],
     ["onmt_lite.policy", "onmt_lite.forkserver"],
@@ -30,13 +33,14 @@ RANKS = [
     ["onmt_lite.languages"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
     ["onmt_lite.rendering"],
+    ["onmt_lite.tracing"],
     ["onmt_lite.notes"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],
     ["onmt_lite.files"],
     ["onmt_lite.buckets"],
     ["onmt_lite.progress", "onmt_lite.work", "onmt_lite.workers", "onmt_lite.part"],
-    ["onmt_lite.worker", "onmt_lite.output", "onmt_lite.pool"],
+    ["onmt_lite.worker", "onmt_lite.output", "onmt_lite.pool", "onmt_lite.dump"],
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
     [
         *("onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.shortlist"),
@@ -51,7 +55,7 @@ RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 INTERFACE = ("onmt_lite.models.base", "onmt_lite.models.selection")
 # May read or write files; a schema reads configurations
 FILE_LAYER = (
-    r"onmt_lite/(environment|cores|files|fingerprint|journal|part|output|generation|progress|cli"
+    r"onmt_lite/(environment|cores|files|fingerprint|journal|part|output|dump|generation|progress|cli"
     r"|schema/yamlfile|text/lines|train|export|checkpoints/\w+|training/\w+"
     r"|ray/(inputs|folder|tables|job)|bench/\w+)"
     r"\.py"

@@ -89,6 +89,7 @@ APART += ["log_file_level"]  # see test_option_table.py
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
+APART += ["dump_beam"]  # see test_trace.py
 APART += ["workers"]  # see test_workers.py
 APART += ["shortlist"]  # see test_shortlist.py
 APART += ["deterministic"]  # see test_deterministic.py

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,23 @@ from onmt_lite.search.sampling import draw
 from onmt_lite.search.scoring import coverage_penalty
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a step chose from: kept for who watches the search, see `onmt_lite.search.watch`.
+
+    logits (R, V), norm (R,)  the model's own, before any mask
+    scored                    what was ranked
+    scores (B, K)             of the rows that were continued
+    attn (R, S)               of these rows
+    """
+
+    logits: Tensor
+    norm: Tensor
+    scored: Scored
+    scores: Tensor
+    attn: Tensor
+
+
 class Frontier:
     """All running sentences, one slot each: slot b owns the rows b*K ... b*K + K-1.
 
@@ -30,6 +47,7 @@ class Frontier:
 
     table: Table
     state: Any  # the model's `State`
+    seen: Seen  # by the newest step, where the plan is watched
 
     def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
@@ -152,6 +170,7 @@ class Frontier:
         plan, table = self.plan, self.table
         logits, attn = self.model.step(table.tokens.flatten(), self.state)
         logits = logits.float()
+        plain = logits.clone() if plan.watched else logits  # masks write into the others
         if self.masks.needs_history:
             self._remember(table.tokens)
         cost, scores = None, table.scores
@@ -160,6 +179,8 @@ class Frontier:
             scores = scores - cost if plan.stepwise_penalty else scores
         demands = self._demands()
         scored, norm = self.masks.score(logits, scores.flatten(), self.history, demands)
+        if plan.watched:
+            self.seen = Seen(plain, norm, scored, scores, attn.float().clone())
         ranked = self._candidates(scored, scores)
         if not self.masks.keeps_log_probs or demands.prefix is not None:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))

@@ -24,6 +24,7 @@ class Plan:
     aligns         record which source token each row attends to most
     src_margins    tokens before and after a source line that alignments pass over
     ids            what the tokens of the search are in the vocabulary; None: the same
+    watched        keep what each step chose from, for `onmt_lite.search.watch`
     clock          decides nothing: counts the seconds of encoding
     """
 
@@ -59,6 +60,7 @@ class Plan:
     aligns: bool = False
     src_margins: tuple[int, int] = (0, 0)
     ids: tuple[int, ...] | None = None
+    watched: bool = False
     clock: Clock = field(default_factory=Clock, compare=False, repr=False)
 
     @property
