@@ -77,6 +77,7 @@ BESIDE = {
 # Words that are taken where any text is not
 WORDS_OF = {"device": "cpu", "shard": "1/1", "tokenizer": "space", "transforms": "suffix"}
 WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
+WORDS_OF |= {"dump_beam": "beam.json"}
 
 
 @pytest.mark.parametrize(
