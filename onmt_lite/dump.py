@@ -10,6 +10,7 @@ from onmt_lite.errors import FileError
 from onmt_lite.files import is_device, part_of
 from onmt_lite.part import refused
 from onmt_lite.trace import Trace, to_json
+from onmt_lite.trace_page import to_html
 
 N_LINES = 100  # that are traced
 
@@ -32,7 +33,8 @@ class Dump:
         """Put the file in its place.  Raises FileError."""
         if self.path is None:
             return
-        data = to_json(self.traces).encode("utf-8", "backslashreplace")
+        made = to_html if self.path.endswith(".html") else to_json
+        data = made(self.traces).encode("utf-8", "backslashreplace")
         with refused(self.path):
             with open(written_to(self.path), "wb") as out:
                 out.write(data)

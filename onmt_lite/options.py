@@ -484,11 +484,11 @@ class InformationOptions:
     )
     dump_beam: str | None = opt(
         None,
-        "Write how the first 100 lines were found, step by step: tokens, parents and scores of the "
-        "rows, in OpenNMT-py's keys",
-        form=(r".*\.json", "a file that ends in .json"),
+        "Show how the first 100 lines were found, step by step: FILE.html is a page to read, with "
+        "reasons and attention; FILE.json has OpenNMT-py's keys",
+        form=(r".*\.(json|html)", "a file that ends in .json or .html"),
         value="FILE",
-        example="beam.json",
+        example="beam.html",
     )
     print_model: bool = opt(
         False, "Print family, sizes, vocabularies and writer of the models, and exit"

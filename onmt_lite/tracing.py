@@ -30,10 +30,11 @@ class Tracer:
         if self.watch is None or number not in self.watch.steps:
             return found
         steps = self.watch.steps.pop(number)
-        return replace(found, trace=self._trace(self.examples[number], beam, steps))
+        words = Words(self.renderer, self.examples[number], beam, found)
+        return replace(found, trace=self._trace(words, beam, steps))
 
-    def _trace(self, example: Example, beam: Beam, steps: list[Step]) -> Trace:
-        words = Words(self.renderer, example, beam)
+    def _trace(self, words: "Words", beam: Beam, steps: list[Step]) -> Trace:
+        example = words.example
         hyps = [hyp for hyp in beam.best() if hyp.step]
         kept = {(hyp.step, hyp.row, hyp.token) for hyp in hyps}
         cells = [
@@ -67,8 +68,10 @@ class Tracer:
 class Words:
     """The tokens of one search as text."""
 
-    def __init__(self, renderer: Renderer, example: Example, beam: Beam):
+    def __init__(self, renderer: Renderer, example: Example, beam: Beam, found: Found):
         self.renderer, self.example, self.beam = renderer, example, beam
+        # Those of the output are what became of the tokens in the end
+        self.texts = {(hyp.score, hyp.log_prob): hyp.text for hyp in found.hyps}
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         own = self.beam.plan.ids
@@ -90,7 +93,9 @@ class Words:
     def ending(self, hyp: Finished, row: int) -> Ending:
         ids, log_probs = self.beam.hypothesis(hyp)
         tokens = self.renderer.checkpoint.tgt_vocab.decode(ids, self.example.own_words)
-        text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
+        text = self.texts.get((hyp.score, sum(log_probs)))
+        if text is None:
+            text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
         plan, beam = self.beam.plan, self.beam
         length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
         norm = length_norm(plan.length_penalty, plan.alpha, length)

@@ -16,7 +16,10 @@ RANKS = [
         *("onmt_lite.errors", "onmt_lite.interrupt", "onmt_lite.chart", "onmt_lite.clock"),
         "onmt_lite.trace",
     ],
-    ["onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"],
+    [
+        *("onmt_lite.console", "onmt_lite.environment", "onmt_lite.shipped", "onmt_lite"),
+        "onmt_lite.trace_page",
+    ],
     ["onmt_lite.cores"],
     ["onmt_lite.policy", "onmt_lite.forkserver"],
     ["onmt_lite.schema", "onmt_lite.presets"],

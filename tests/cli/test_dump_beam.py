@@ -30,7 +30,7 @@ def test_the_first_hundred_lines(main, many, tmp_path, more):
 
 def test_another_ending(main, src):
     done = main("-src", src, "-dump_beam", "beam.txt")
-    assert done.code == 2 and "expected a file that ends in .json" in done.err
+    assert done.code == 2 and "expected a file that ends in .json or .html" in done.err
 
 
 def test_not_with_resume():
