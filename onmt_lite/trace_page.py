@@ -54,7 +54,7 @@ the best score wins.</p>
 probability of 90&nbsp;%, \N{MINUS SIGN}0.7 of 50&nbsp;%, \N{MINUS SIGN}2.3 of 10&nbsp;%,
 \N{MINUS SIGN}4.6 of 1&nbsp;%. Those of a row's tokens are added up.</p>
 <p>Marks: <b>\N{BLACK STAR}</b> on the winning path; <b>\N{BLACK SQUARE}</b> finished;
-<b>\N{MULTIPLICATION SIGN}</b> ended and not counted; <b>\N{NO ENTRY}</b> blocked by a rule;
+<b>\N{MULTIPLICATION SIGN}</b> ended and not counted; <b>!</b> blocked by a rule;
 <b>\N{EN DASH}</b> dropped. Tab and Enter open and close what is folded and follow a row to the one
 that it continues.</p>
 """
@@ -63,7 +63,7 @@ MARKS = {
     "open": "",
     "finished": "\N{BLACK SQUARE}",
     "ended": "\N{MULTIPLICATION SIGN}",
-    "blocked": "\N{NO ENTRY}",
+    "blocked": "!",
     "lost": "\N{EN DASH}",
 }
 
