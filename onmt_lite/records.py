@@ -188,10 +188,10 @@ class Translation:
     n_src_tokens  tokens of the line as the model reads it
     n_unknown     those of them that the model does not know
     n_gold_tokens  tokens of the reference, the end token counted
+    trace         of a line that was traced: how it was found
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
-    trace         of a line that was traced: how it was found
     """
 
     id: int
@@ -203,10 +203,10 @@ class Translation:
     n_src_tokens: int = 0
     n_unknown: int = 0
     confidence: float | None = None
+    trace: Trace | None = field(default=None, repr=False, compare=False)
     calibrated: bool = False
     fields: str | None = None
     n_gold_tokens: int = 0
-    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:
