@@ -246,7 +246,8 @@ def _comparison(endings: list[Ending]) -> str:
 def _steps(trace: Trace) -> str:
     """A row of the table for each step: its rows, what finished beside them, what was dropped."""
     heads = ["step", *(f"row {k + 1}" for k in range(trace.beam_size))]
-    heads += ["finished beside them", "dropped and blocked"]
+    any_beside = any(len(cells) > trace.beam_size for cells in trace.steps)
+    heads += ["finished beside them"] * any_beside + ["dropped and blocked"]
     body = []
     for t, (cells, others) in enumerate(zip(trace.steps, trace.others)):
         rows = [_cell(trace, t, k) for k in range(min(trace.beam_size, len(cells)))]
@@ -255,7 +256,8 @@ def _steps(trace: Trace) -> str:
         mark = ' class="best finished"' if is_best else ' class="finished"'
         body.append(
             f'<tr><th scope="row">{t + 1}</th>{"".join(rows)}'
-            f"<td{mark}>{'<hr>'.join(beside)}</td><td>{_dropped(others)}</td></tr>"
+            + f"<td{mark}>{'<hr>'.join(beside)}</td>" * any_beside
+            + f"<td>{_dropped(others)}</td></tr>"
         )
     table = f'<table class="steps">{_heads(heads)}<tbody>{"".join(body)}</tbody></table>'
     return "<h3>Step by step</h3>" + _scrolling("Step by step", table)
@@ -329,8 +331,8 @@ def _attention(trace: Trace) -> str:
     body = []
     for token, weights in zip(trace.endings[0].tokens, trace.attention):
         cells = "".join(
-            f'<td style="background:rgba(var(--heat),{min(1.0, max(0.0, weight)) * 0.75:.2f})">'
-            f"{100 * weight:.0f}</td>"
+            f'<td style="background:rgba(var(--heat),{min(1.0, max(0.0, weight)) * 0.6:.2f})">'
+            f"{f'{100 * weight:.0f}' if weight >= 0.005 else ''}</td>"
             for weight in weights
         )
         body.append(f'<tr><th scope="row">{_text(token)}</th>{cells}</tr>')
