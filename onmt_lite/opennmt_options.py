@@ -37,13 +37,7 @@ FOREIGN = {
     **_noted(
         src_lang="",
         tgt_lang="",
-        penn="true",
-        norm_quote_commas="true",
-        norm_numbers="true",
-        pre_replace_unicode_punct="false",
-        post_remove_control_chars="false",
         reversible_tokenization="joiner",
-        upper_corpus_ratio="0.01",
         doc_length="200",
         max_context="1",
         termbase_path="",

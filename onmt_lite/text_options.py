@@ -14,11 +14,11 @@ from onmt_lite.schema import opt
 
 SUBWORDS = ("sentencepiece", "bpe", "onmt_tokenize")  # transforms that cut; one may be given
 PERFORMED = (*SUBWORDS, "prefix", "suffix")
+REWRITING = ("normalize", "uppercase")  # whatever cuts the line, perhaps the model's own tokenizer
 OF_TRAINING = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
+KNOWN = PERFORMED + REWRITING + OF_TRAINING
 OUTSIDE = "apply it to the file before, and leave it out here"
 REFUSED = {
-    "normalize": OUTSIDE,
-    "uppercase": OUTSIDE,
     "docify": OUTSIDE,
     "inferfeats": "models with word features are not read; leave it out",
     "fuzzymatch": OUTSIDE,
@@ -82,8 +82,9 @@ class TextOptions:
     transforms: tuple[str, ...] = opt(
         (),
         "Apply these OpenNMT-py transforms to each line, in order, and to the output in reverse: "
-        "`sentencepiece`, `bpe`, `onmt_tokenize`, `prefix`, `suffix`; transforms of training "
-        "(filtertoolong and the like) do nothing",
+        "`sentencepiece`, `bpe`, `onmt_tokenize`, `prefix`, `suffix`; `normalize` (punctuation, as "
+        "Moses) and `uppercase` rewrite what is read alone; transforms of training (filtertoolong "
+        "and the like) do nothing",
         example="sentencepiece prefix -src_subword_model spm.model -share_vocab -src_prefix en",
     )
     src_subword_model: str = opt(
@@ -187,11 +188,61 @@ class TextOptions:
         needs="-transforms onmt_tokenize",
         example="\"{'mode': 'space'}\" -transforms onmt_tokenize",
     )
+    penn: bool = opt(
+        True,
+        "Let `normalize` rewrite the quotation marks of the Penn Treebank, `` and ''",
+        needs="-transforms normalize",
+        example="false -transforms normalize",
+    )
+    norm_quote_commas: bool = opt(
+        True,
+        "Let `normalize` place commas and quotation marks as src_lang and tgt_lang do (en, de, es, "
+        "fr)",
+        needs="-transforms normalize",
+        example="false -transforms normalize",
+    )
+    norm_numbers: bool = opt(
+        True,
+        "Let `normalize` write a comma or a point for a space inside of a number that does not "
+        "break",
+        needs="-transforms normalize",
+        example="false -transforms normalize",
+    )
+    pre_replace_unicode_punct: bool = opt(
+        False,
+        "Let `normalize` replace full-width digits and punctuation first",
+        needs="-transforms normalize",
+        example="-transforms normalize",
+    )
+    post_remove_control_chars: bool = opt(
+        False,
+        "Let `normalize` remove control characters at the end",
+        needs="-transforms normalize",
+        example="-transforms normalize",
+    )
+    upper_corpus_ratio: float = opt(
+        0.01,
+        "Let `uppercase` write lines in capital letters with 1; with less, a share of the lines of "
+        "a training corpus, it does nothing",
+        min=0,
+        max=1,
+        needs="-transforms uppercase",
+        example="1 -transforms uppercase",
+    )
 
     @property
     def performed(self) -> tuple[str, ...]:
-        """The transforms that are not for training only."""
+        """The transforms that cut, and that put something around."""
         return tuple(name for name in self.transforms if name in PERFORMED)
+
+    @property
+    def rewriting(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The transforms that rewrite the line before it is cut, and its tokens after that."""
+        cut = [self.transforms.index(name) for name in SUBWORDS if name in self.transforms]
+        at = cut[0] if cut else len(self.transforms)
+        idle = () if self.upper_corpus_ratio >= 1 else ("uppercase",)
+        names = [n if n in REWRITING and n not in idle else "" for n in self.transforms]
+        return tuple(filter(None, names[:at])), tuple(filter(None, names[at:]))
 
     def subword_files(self) -> tuple[SubwordFile, SubwordFile]:
         """Of the source and of the target; the target's path is "" where none is given."""
@@ -228,9 +279,9 @@ def cutter(v: dict[str, Any]) -> str:
 
 def check_text(v: dict[str, Any]) -> list[str]:
     """Contradictions between these options, in words."""
-    problems = [_unknown(name) for name in v["transforms"] if name not in PERFORMED + OF_TRAINING]
+    problems = [_unknown(name) for name in v["transforms"] if name not in KNOWN]
     cutting = [name for name in v["transforms"] if name in SUBWORDS]
-    if len(set(cutting)) > 1 or any(v["transforms"].count(name) > 1 for name in PERFORMED):
+    if len(set(cutting)) > 1 or any(v["transforms"].count(n) > 1 for n in PERFORMED + REWRITING):
         problems.append(
             f"transforms cut lines twice; give one of {', '.join(SUBWORDS)}, and each name once"
         )
@@ -254,8 +305,8 @@ def check_text(v: dict[str, Any]) -> list[str]:
 def _unknown(name: str) -> str:
     if name in REFUSED:
         return f"transforms: {name} is not performed; {REFUSED[name]}"
-    near = difflib.get_close_matches(name, PERFORMED + OF_TRAINING, n=1)
-    hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(PERFORMED)
+    near = difflib.get_close_matches(name, KNOWN, n=1)
+    hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(PERFORMED + REWRITING)
     return f"transforms: {name[:50]!r} is unknown; {hint}"
 
 
@@ -293,7 +344,11 @@ def _check_models(v: dict[str, Any], used: str) -> list[str]:
 def transform_notes(v: dict[str, Any]) -> list[str]:
     """What transforms do not do."""
     of_training = [name for name in v["transforms"] if name in OF_TRAINING]
-    return [f"transforms: {', '.join(of_training)}: for training only"] if of_training else []
+    notes = [f"transforms: {', '.join(of_training)}: for training only"] if of_training else []
+    if "uppercase" in v["transforms"] and v["upper_corpus_ratio"] < 1:
+        ratio = f"upper_corpus_ratio is {v['upper_corpus_ratio']:g}"
+        notes.append(f"transforms: uppercase: without effect; {ratio}, uppercase needs 1")
+    return notes
 
 
 def text_notes(v: dict[str, Any]) -> dict[str, str]:

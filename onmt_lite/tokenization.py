@@ -11,6 +11,7 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
+from onmt_lite.text.rewriting import Punctuation, Rewrite, RewritingTokenizer, Steps, uppercase
 from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
 from onmt_lite.text.transforms import (
     NEWLINE,
@@ -64,6 +65,8 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
         tokenizer = TransformTokenizer(tokenizer.encode, tokenizer.encode_target, join)
     if options.text.detokenizer != "auto":
         name = f"{name}, output joined by {options.text.detokenizer}"
+    if any(options.text.rewriting):
+        tokenizer = RewritingTokenizer(tokenizer, *_steps(options))
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
 
 
@@ -136,6 +139,26 @@ def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
                 f"{option}: the model's vocabulary has no token {token[:50]!r}; give another one"
             )
     return tuple(vocab.ids[token] for token in tokens)
+
+
+def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
+    """What rewrites lines of the source and of the target."""
+    text = options.text
+
+    def steps(lang: str) -> Steps:
+        punctuation = Punctuation(
+            lang,
+            text.penn,
+            text.norm_quote_commas,
+            text.norm_numbers,
+            text.pre_replace_unicode_punct,
+            text.post_remove_control_chars,
+        )
+        do: dict[str, Rewrite] = {"normalize": punctuation, "uppercase": uppercase}
+        before, after = text.rewriting
+        return Steps(tuple(do[name] for name in before), tuple(do[name] for name in after))
+
+    return steps(options.model.src_lang), steps(options.model.tgt_lang)
 
 
 # -- transforms -----------------------------------------------------------------------------------

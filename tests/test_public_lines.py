@@ -500,7 +500,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-verbose -quiet", "give one"),
         ("-tgt -", "give one as a file"),
         ("-src ''", "give a path"),
-        ("-transforms normalize", "apply it to the file before"),
+        ("-transforms docify", "apply it to the file before"),
         ("-transforms inferfeats", "leave it out"),
         ("-transforms bpe sentencepiece -src_subword_model a -share_vocab", "give one of"),
         ("-transforms prefix -tokenizer space", "give one"),

@@ -97,6 +97,7 @@ PIECES = dict(src_subword_model="src.model", tgt_subword_model="tgt.model")
 CODES = dict(src_subword_model="src.codes", tgt_subword_model="tgt.codes")
 SP, BPE = dict(transforms=["sentencepiece"], **PIECES), dict(transforms=["bpe"], **CODES)
 ONMT = dict(transforms=["onmt_tokenize"], src_subword_type="sentencepiece", **PIECES)
+NORMALIZE = dict(transforms=["normalize"], tgt_lang="en")
 JOINED = "{'mode': 'none', 'joiner_annotate': True}"
 
 # option -> (options without it, with it; what differs)
@@ -142,6 +143,12 @@ EFFECTS = {
         "output",
     ),
     "detokenizer": ({}, dict(detokenizer="joiner"), "output"),
+    "penn": (NORMALIZE, dict(penn=False), "source"),
+    "norm_quote_commas": (NORMALIZE, dict(norm_quote_commas=False), "target"),
+    "norm_numbers": (NORMALIZE, dict(norm_numbers=False), "source"),
+    "pre_replace_unicode_punct": (NORMALIZE, dict(pre_replace_unicode_punct=True), "source"),
+    "post_remove_control_chars": (NORMALIZE, dict(post_remove_control_chars=True), "target"),
+    "upper_corpus_ratio": (dict(transforms=["uppercase"]), dict(upper_corpus_ratio=1), "source"),
 }
 
 
@@ -154,7 +161,7 @@ def fitted(**options):
 
 def seen(where, options):
     """What the options make of a line; that they ask for a package, where it is not there."""
-    line = "der alten hunde"
+    line = "der alten hunde „x“, `a` 1\u00a02 ２ \u200b"
     try:
         found, tokenizer = fitted(**options)
         if where == "source":
@@ -505,8 +512,8 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
 @pytest.mark.parametrize(
     ("yaml", "words"),
     [
-        ("transforms: [normalize]", "normalize"),
-        ("transforms: [uppercase, bpe]\nsrc_subword_model: x\ntgt_subword_model: x", "uppercase"),
+        ("transforms: [docify]", "docify"),
+        ("transforms: [normalize, normalize]", "each name once"),
         ("transforms: [sentencepeice]", "did you mean sentencepiece?"),
         ("transforms: [bpe]", "src_subword_model"),
         ("transforms: [bpe]\nsrc_subword_model: src.codes", "share_vocab"),

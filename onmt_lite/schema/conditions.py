@@ -35,7 +35,8 @@ def idle(options: Mapping[str, Option], values: Values, usual: Values) -> dict[s
     reasons = {}
     for name, option in options.items():
         clause = unmet(option.needs, values)
-        if clause and asks(values[name]) and values[name] != usual[name]:
+        wanted = asks(values[name]) or option.default is True  # which nobody turns off for nothing
+        if clause and wanted and values[name] != usual[name]:
             needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
             reasons[name] = f"{name} needs {_undashed(clause)}"
             if len(needed) == 1:

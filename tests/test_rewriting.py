@@ -1,0 +1,120 @@
+"""OpenNMT-py's transforms that rewrite lines before they are cut.
+
+`data/opennmt/rewritten.json` holds what those of OpenNMT-py 3.5.1 made of these lines.
+"""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.options import TranslateOptions, load_options
+from onmt_lite.text.rewriting import Punctuation, uppercase
+from onmt_lite.tokenization import fit, read_own
+from tests.support.files import DATA
+
+STORED = json.loads(
+    (Path(__file__).parent / "data" / "opennmt" / "rewritten.json").read_text("utf-8")
+)
+TRAINED = DATA / "onmt351_transformer.pt"
+
+
+def tokenizer_of(path=TRAINED, **options):
+    """What cuts lines for the model with these options."""
+    checked = TranslateOptions.of(**options)
+    return next(iter(fit(load_checkpoint(path), checked, read_own(checked)).tokenizers.values()))
+
+
+def test_normalize_is_the_original_s():
+    for options, line, expected in STORED["normalize"]:
+        found = tokenizer_of(transforms="normalize", **options).encode(line)
+        assert found == expected.split(), (options, line)
+        tgt = {"tgt_lang" if name == "src_lang" else name: v for name, v in options.items()}
+        assert tokenizer_of(transforms="normalize", **tgt).encode_target(line) == found
+
+
+def test_uppercase_is_the_original_s():
+    for line, expected in STORED["uppercase"]:
+        assert uppercase(line) == expected
+
+
+@given(st.text(st.sampled_from("ab1 ()%:;.,\"'`„–’…«»\u00a0０。\u200b"), max_size=20))
+def test_whatever_the_line(line):
+    """No mark is left that has a plain equivalent, and no space at an end."""
+    for lang in ("", "en", "de"):
+        found = Punctuation(lang, wide=True, controls=True)(line)
+        assert not set(found) & set("`„–’…«»０。\u200b")
+        assert found == found.strip() and "  " not in found.replace("\u00a0", "x")
+
+
+@given(st.text(max_size=20))
+def test_capitals_have_no_marks(line):
+    found = uppercase(line)
+    assert not [c for c in found if unicodedata.category(c) == "Mn"]
+    assert uppercase(found) == found
+
+
+@pytest.mark.parametrize(
+    ("transforms", "tokens"),
+    [
+        (["normalize", "uppercase"], ['"É'.replace("É", "E"), 'W3"']),
+        (["uppercase", "normalize"], ['"E', 'W3"']),
+        (["normalize"], ['"é', 'w3"']),
+        (["uppercase"], ["„E", "W3”"]),
+    ],
+)
+def test_one_after_the_other(transforms, tokens):
+    tokenizer = tokenizer_of(transforms=transforms, upper_corpus_ratio=1)
+    assert tokenizer.encode("  „é  w3” ") == tokens
+    assert tokenizer.encode(" \u00a0 ") == []
+    assert tokenizer.decode(["„é", "w3”"]) == "„é w3”"  # the output stays as it is
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_around_pieces(order):
+    """Behind what cuts, tokens are rewritten, as in the original."""
+    here = Path(__file__).parent / "data" / "transforms"
+    options = dict(src_subword_model=str(here / "src.codes"), share_vocab=True)
+    names = ["uppercase", "bpe"] if order == "before" else ["bpe", "uppercase"]
+    found = tokenizer_of(transforms=names, upper_corpus_ratio=1, **options).encode("der hund")
+    plain = tokenizer_of(transforms=["bpe"], **options)
+    if order == "before":
+        assert found == plain.encode("DER HUND")
+    else:
+        assert found == [token.upper() for token in plain.encode("der hund")]
+
+
+def test_a_job_translates_what_is_rewritten(tmp_path, monkeypatch, capfd):
+    """Whatever the model's own tokenizer is."""
+    monkeypatch.chdir(tmp_path)
+    Path("src.txt").write_text("Das ist „gut“ …\n\nÀ bientôt\n", encoding="utf-8")
+    Path("plain.txt").write_text('Das ist "gut" ...\n\nÀ bientôt\n', encoding="utf-8")
+    assert translate.main("-src plain.txt -output expected.txt -quiet".split()) == 0
+    words = "-transforms normalize -src_lang de -src src.txt -output out.txt"
+    assert translate.main(words.split()) == 0
+    assert Path("out.txt").read_bytes() == Path("expected.txt").read_bytes()
+    err = capfd.readouterr().err
+    assert "transforms" not in err and "src_lang" not in err
+
+
+def test_below_one_uppercase_does_nothing_and_says_so():
+    for words, said in (("", "0.01"), (" -upper_corpus_ratio 0.5", "0.5")):
+        options, _ = load_options(f"-transforms uppercase{words}".split())
+        (note,) = options.notes
+        why = f"upper_corpus_ratio is {said}, uppercase needs 1"
+        assert note == f"transforms: uppercase: without effect; {why}"
+    assert tokenizer_of(transforms="uppercase").encode("der hund") == ["der", "hund"]
+    assert load_options("-transforms uppercase -upper_corpus_ratio 1".split())[0].notes == ()
+
+
+def test_references_are_rewritten_too():
+    lines, given = ["w37 w3 w90"], dict(transforms="normalize")
+    translator, plain = (Translator.from_pretrained(TRAINED, **more) for more in (given, {}))
+    scores = [t.score(lines, ["w3 ( w5"]) for t in (translator, plain)]
+    assert scores[0] == plain.score(lines, ["w3 (w5"]) != scores[1]
