@@ -49,8 +49,7 @@ class ExampleMaker:
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, notes = self.checkpoint, line.notes + notes_on_target(tgt or prefix)
-        text = LINE_BREAKS.sub(" ", line.text)
-        text, direction = read_tag(text, checkpoint.languages, direction)
+        text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
         reading = self._read(text)
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
@@ -60,9 +59,8 @@ class ExampleMaker:
         n_unknown = self._n_unknown(plain)
         if reading.passes:
             return self._passed(line, text, n_unknown)
-        before, after = list(frame.src_start), list(frame.src_end)
-        if tokens and frame.text:
-            tokens = self.tokenizer.encode(frame.text + reading.text)
+        before, after = [*frame.src_start], [*frame.src_end]
+        tokens, n_tag = self._tagged(tokens, frame.text, reading)
         tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
@@ -88,8 +86,16 @@ class ExampleMaker:
             start=frame.start,
             prefix_ids=tuple(prefix_ids[:tgt_room]),
             src_tokens=tuple(tokens),
+            n_tag=n_tag,
             reading=reading if reading.items and self.rule == "copy" else None,
         )
+
+    def _tagged(self, tokens: list[str], tag: str, reading: Reading) -> tuple[list[str], int]:
+        """The tokens of a line behind a text that says its language, and how many that takes."""
+        if not tokens or not tag:
+            return tokens, 0
+        tagged = self.tokenizer.encode(tag + reading.text)
+        return tagged, len(tagged) - len(tokens)
 
     def _read(self, text: str) -> Reading:
         """The line without what is taken out of it, if the rule takes something out."""

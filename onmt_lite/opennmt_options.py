@@ -144,7 +144,6 @@ FOREIGN = {
     "report_rouge": Foreign(
         SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
     ),
-    "report_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "gold_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "align_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "attn_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),

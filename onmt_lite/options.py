@@ -4,6 +4,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from onmt_lite.attention_options import AttentionOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.generation import read_decoder, read_defaults
 from onmt_lite.opennmt_options import FOREIGN
@@ -507,6 +508,7 @@ class TranslateOptions:
     speed: SpeedOptions
     jobs: JobOptions
     information: InformationOptions
+    attention: AttentionOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
@@ -558,6 +560,7 @@ KINDS: dict[str, type] = {
     "data": DataOptions,
     "search": SearchOptions,
     "sampling": SamplingOptions,
+    "attention": AttentionOptions,
     "speed": SpeedOptions,
     "jobs": JobOptions,
     "information": InformationOptions,

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of input.
@@ -95,6 +98,7 @@ class Example:
     start: tuple[int, ...] = ()  # what the decoder is fed before the first token
     prefix_ids: tuple[int, ...] = ()  # what its translation begins with
     src_tokens: tuple[str, ...] = ()
+    n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # what was taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
 
@@ -119,6 +123,10 @@ class Hypothesis:
     token_log_probs  one per token, and one more for the end token if `ended`
     ended            False where max_length cut it off
     word_log_probs   one per word of the text, the end token's not counted; None unless asked for
+    align            with -report_align the source token and the target token of each pair
+    word_align       the same of words, as lines of text have it
+    ids              of the tokens as the model made them
+    n_replaced       tokens that stand in the place of unknown ones
     """
 
     text: str
@@ -128,10 +136,15 @@ class Hypothesis:
     token_log_probs: list[float] = field(repr=False)
     ended: bool
     word_log_probs: list[float] | None = field(default=None, repr=False)
+    align: Pairs | None = field(default=None, repr=False)
+    word_align: Pairs | None = field(default=None, repr=False, compare=False)
+    ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    n_replaced: int = field(default=0, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the JSONL record."""
-        return {name: finite(v) for name, v in vars(self).items() if v is not None}
+        inner = ("word_align", "ids", "n_replaced")
+        return {n: finite(v) for n, v in vars(self).items() if n not in inner and v is not None}
 
 
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line translates to
@@ -192,6 +205,7 @@ class Translation:
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
+    src_tokens    to which alignments refer; None where there are none
     """
 
     id: int
@@ -207,6 +221,7 @@ class Translation:
     calibrated: bool = False
     fields: str | None = None
     n_gold_tokens: int = 0
+    src_tokens: list[str] | None = None
 
     @property
     def text(self) -> str:
@@ -221,6 +236,8 @@ class Translation:
             "hyps": [hyp.to_dict() for hyp in self.hyps],
             "notes": list(self.notes),
         }
+        if self.src_tokens is not None:
+            record["src_tokens"] = self.src_tokens
         if self.n_unknown:
             record["n_unknown"] = self.n_unknown
         if self.calibrated:

@@ -20,8 +20,9 @@ class Renderer:
         self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
-    def found(self, beam: Beam, example: Example) -> Found:
-        """The n best that are distinct, as the search counts them."""
+    def found(self, beam: Beam, example: Example, later: bool = False) -> Found:
+        """The n best that are distinct, as the search counts them.  `later`: unknown tokens stay,
+        for `without_unk`."""
         hyps: dict[Any, Hypothesis] = {}
         for hyp in beam.best():
             if len(hyps) == beam.plan.n_best:
@@ -29,22 +30,28 @@ class Renderer:
             ids, log_probs = beam.hypothesis(hyp)
             words = ids[:-1] if hyp.ended else ids
             tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
-            if self.replaces_unk and self.checkpoint.tgt_vocab.unk_id in words:
+            unk_id = self.checkpoint.tgt_vocab.unk_id
+            n_unk = words.count(unk_id) if self.replaces_unk and unk_id is not None else 0
+            replaces, sources = n_unk > 0 and not later, list[int]()
+            if replaces or example.reading:
                 sources = self._sources(beam.alignment(hyp), len(tokens))
+            if replaces:
                 tokens = self._without_unk(words, tokens, sources, example)
-            text = self.tokenizer.decode(tokens)
-            case = str.upper if CAPITALS in example.notes else str
-            if example.reading:
-                sources = self._sources(beam.alignment(hyp), len(tokens))
-                aligned = Aligned(example.src_tokens, tokens, sources)
-                text = put_back(example.reading, self.tokenizer.encode, aligned, text, case)
-            else:
-                text = case(text)
+            text = self._text(tokens, sources, example)
             # Two segmentations of one text are two sequences of tokens
             key = {"text": text, "tokens": tuple(ids), "copies": len(hyps)}
             hyps.setdefault(
                 key[beam.plan.policy.distinct],
-                Hypothesis(text, tokens, hyp.score, sum(log_probs), log_probs, hyp.ended),
+                Hypothesis(
+                    text,
+                    tokens,
+                    hyp.score,
+                    sum(log_probs),
+                    log_probs,
+                    hyp.ended,
+                    ids=tuple(words),
+                    n_replaced=n_unk,
+                ),
             )
         return Found(list(hyps.values()), beam.note)
 
@@ -58,6 +65,25 @@ class Renderer:
             for h in translation.hyps
         ]
         return replace(translation, hyps=hyps)
+
+    def without_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
+        """With the tokens of the line from which its unknown tokens come in the place of these.
+
+        sources: for each token the place of one among the line's own."""
+        if not hyp.n_replaced:
+            return hyp
+        sources = [example.n_tag + source for source in sources]
+        tokens = self._without_unk([*hyp.ids], hyp.tokens, sources, example)
+        return replace(hyp, tokens=tokens, text=self._text(tokens, sources, example))
+
+    def _text(self, tokens: list[str], sources: list[int], example: Example) -> str:
+        """What people read; sources: where the tokens come from, if something is to be put back."""
+        text = self.tokenizer.decode(tokens)
+        case = str.upper if CAPITALS in example.notes else str
+        if not example.reading:
+            return case(text)
+        aligned = Aligned(example.src_tokens, tokens, sources)
+        return put_back(example.reading, self.tokenizer.encode, aligned, text, case)
 
     def _sources(self, places: list[int], n_tokens: int) -> list[int]:
         """The token of the line that each token of a hypothesis renders."""

@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onmt_lite.errors import Untranslated
 from onmt_lite.options import DataOptions
@@ -31,7 +31,9 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
 
     def write(translation: Translation) -> str:
         """n_best lines, the best first; those of nothing where there are fewer hypotheses."""
-        hyps = translation.hyps + [NOTHING] * (n_best - len(translation.hyps))
+        aligned = None if translation.src_tokens is None else list[tuple[int, int]]()
+        nothing = replace(NOTHING, word_align=aligned)
+        hyps = translation.hyps + [nothing] * (n_best - len(translation.hyps))
         rows = (row(translation.id, rank, hyp, options) for rank, hyp in enumerate(hyps))
         return "".join(f"{line}\n" for line in rows)
 
@@ -52,7 +54,7 @@ def to_report(translation: Translation) -> str:
 
 
 def text_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
-    columns = [one_line(hyp.text)]
+    columns = [" ||| ".join([one_line(hyp.text), *pairs_of(hyp)])]
     if hyp.token_log_probs:  # a blank line was never scored
         columns += [rounded(hyp.score)] * options.with_score
         columns += [of_tokens(hyp)] * options.token_scores
@@ -63,12 +65,14 @@ def moses_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> 
     features = ["log_prob=", rounded(hyp.log_prob)]
     if options.token_scores:
         features = ["WordScores=", *map(rounded, hyp.token_log_probs), *features]
-    return f"{number} ||| {one_line(hyp.text)} ||| {' '.join(features)} ||| {rounded(hyp.score)}"
+    fields = [str(number), one_line(hyp.text), " ".join(features), rounded(hyp.score)]
+    return " ||| ".join([*fields, *pairs_of(hyp)])
 
 
 def tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
     text = one_line(hyp.text).replace("\t", " ")
     columns = [str(number), str(rank), rounded(hyp.score), rounded(hyp.log_prob), text]
+    columns += pairs_of(hyp)
     columns += [of_tokens(hyp)] * options.token_scores
     return "\t".join(columns)
 
@@ -78,6 +82,13 @@ ROWS = {"text": text_row, "moses": moses_row, "tsv": tsv_row}
 
 def one_line(text: str) -> str:
     return LINE_BREAKS.sub(" ", text)
+
+
+def pairs_of(hyp: Hypothesis) -> list[str]:
+    """What -report_align adds: the pairs of words."""
+    if hyp.word_align is None:
+        return []
+    return [" ".join(f"{source}-{target}" for source, target in hyp.word_align)]
 
 
 def of_tokens(hyp: Hypothesis) -> str:

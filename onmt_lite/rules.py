@@ -9,7 +9,7 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import OptionError
-from onmt_lite.models.base import AnyModel
+from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
@@ -30,17 +30,25 @@ class SearchRules:
         self.alone = options.speed.deterministic  # sentences are decoded one by one
         self.checkpoint = checkpoint
         self.preset: Preset = PRESETS[self.search.search]
-        self._check_attention(options.text.replace_unk)
+        self.unk_later = options.text.replace_unk and options.attention.chosen
+        self._check_attention(options)
         self.sampling = self._sampling()
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
-        self.plan = self._plan(options.text.replace_unk)
+        self.plan = self._plan(options.text.replace_unk and not self.unk_later)
 
-    def _check_attention(self, replace_unk: bool) -> None:
-        """OptionError for what needs attention where the model has none."""
-        wanted = {"replace_unk": replace_unk}
+    def _check_attention(self, options: TranslateOptions) -> None:
+        """OptionError for what needs attention where the model has none, or a layer that it does
+        not have."""
+        layer = options.attention.alignment_layer
+        if not self.checkpoint.model.has(Heads(layer)):
+            raise OptionError(
+                f"alignment_layer {layer}: the model's decoder has no such layer; -1 is its last"
+            )
+        wanted = {"replace_unk": options.text.replace_unk}
+        wanted["report_align"] = options.attention.report_align
         wanted["coverage_penalty"] = self.search.coverage_penalty != "none"
         names = [name for name, is_wanted in wanted.items() if is_wanted]
         if names and not self.checkpoint.attends:

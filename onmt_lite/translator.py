@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onmt_lite.alignment import Aligner, with_source
 from onmt_lite.budget import Budget, Room, Size, bytes_at_once, free_on
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
@@ -113,6 +114,7 @@ class Translator:
             kind,
             bytes_at_once(kind, free),
         )
+        self.aligner = Aligner(self.model, self.renderer, self.device, self.budget)
         self.room = Room("lower beam_size or max_length")
         self.gold_room = Room("shorten its target")
         timed_gpu = options.information.report_time and self.device.type == "cuda"
@@ -317,9 +319,11 @@ class Translator:
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
                 progress(len(group), sum(len(f.hyps[0].token_log_probs) for f in decoded))
+            found = self.aligner.hypotheses(examples, found, options)
             if tgt_lines is not None:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
+        made = with_source(examples, made, options)
         return made if tgt_lines is None else [*map(with_gold, made, gold, examples)]
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
@@ -417,7 +421,8 @@ class Translator:
             prepared = rules.prepared(model, part, plan)
             for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
-                    found = tracer.traced(i, beam, self.renderer.found(beam, part[i]))
+                    text = self.renderer.found(beam, part[i], rules.unk_later)
+                    found = tracer.traced(i, beam, text)
                 yield start + i, found
 
     def _gold(self, examples: list[Example], alone: bool) -> list[float | None]:

@@ -25,6 +25,7 @@ RANKS = [
     ["onmt_lite.schema", "onmt_lite.presets"],
     [
         *("onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.peer_options"),
+        "onmt_lite.attention_options",
         "onmt_lite.generation",
     ],
     ["onmt_lite.records", "onmt_lite.options"],
@@ -37,6 +38,7 @@ RANKS = [
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
     ["onmt_lite.rendering"],
     ["onmt_lite.tracing"],
+    ["onmt_lite.alignment"],
     ["onmt_lite.notes"],
     ["onmt_lite.translator"],
     ["onmt_lite.reports"],

@@ -60,6 +60,7 @@ RECORDS = {
     "seed": ("-do_sample -n_best 5 -random_sampling_temp 9", "-seed 2"),
     "avg_raw_probs": ("-model {toy} {sure}", "-avg_raw_probs"),
     "model_weights": ("-model {toy} {sure}", "-model_weights 1 9"),
+    "report_align": ("", "-report_align"),
 }
 # ... their standard output must differ
 OUTPUTS = {
@@ -90,6 +91,7 @@ APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["dump_beam"]  # see test_trace.py
+APART += ["alignment_layer", "alignment_heads"]  # see test_alignment.py
 APART += ["workers"]  # see test_workers.py
 APART += ["shortlist"]  # see test_shortlist.py
 APART += ["deterministic"]  # see test_deterministic.py

@@ -528,7 +528,7 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ('tgt_onmttok_kwargs: "[1]"', "expected a dict"),
         (WITH_ONMT.replace("aggressive", "none', 'joiner': 'x"), "joiner"),
         ("tgt_prefix: true", "tgt_file_prefix"),
-        ("report_align: true", "not there yet"),
+        ("gold_align: true", "not there yet"),
         ("data_type: img", "only text"),
         ("n_src_feats: 1", "word features"),
         ("models: x.pt", "here it is model"),
@@ -541,7 +541,7 @@ def test_wrong_options(run, yaml, words):
     assert err.count("\n") == 1 and words in err
 
 
-@pytest.mark.parametrize("argv", [["-tgt_prefix"], ["-data_type", "img"], ["-report_align"]])
+@pytest.mark.parametrize("argv", [["-tgt_prefix"], ["-data_type", "img"], ["-gold_align"]])
 def test_wrong_words(run, argv):
     code, out, err = run(NEEDED, "", *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)

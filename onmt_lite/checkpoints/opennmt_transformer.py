@@ -52,13 +52,14 @@ def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
     n_keys = weights.shape(f"{first}.self_attn.linear_keys.weight")[0]
     average = f"{DEC}.0.self_attn.gating_layer.weight" in weights
     average_ffn = f"{DEC}.0.self_attn.average_layer.w_1.weight" in weights
+    dec_layers = weights.count(re.escape(DEC) + r"\.(\d+)\.")
     return dict(
         d_model=d_model,
         heads=heads,
         kv_heads=0 if n_keys == d_model else n_keys * max(1, heads) // d_model,
         d_ff=weights.shape(f"{first}.feed_forward.w_1.weight")[0],
         enc_layers=weights.count(re.escape(ENC) + r"\.(\d+)\."),
-        dec_layers=weights.count(re.escape(DEC) + r"\.(\d+)\."),
+        dec_layers=dec_layers,
         activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         gated_ffn=f"{first}.feed_forward.w_3.weight" in weights,
         attn_bias=f"{query}.bias" in weights,
@@ -68,6 +69,17 @@ def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
         parallel_residual=f"{first}.feed_forward.layer_norm.weight" not in weights,
         dec_self_attn=("average_ffn" if average_ffn else "average") if average else "dot",
         **_relation(weights, opt),
+        **_alignment(opt, dec_layers),
+    )
+
+
+def _alignment(opt: Description, n_layers: int) -> dict[str, int]:
+    """The heads that the model was made to align with, where it has the layer that is named."""
+    layer = opt.number("alignment_layer", n_layers)
+    if not -n_layers <= layer < n_layers:
+        return {}
+    return dict(
+        report_layer=layer % n_layers + 1, report_heads=max(0, opt.number("alignment_heads", 0))
     )
 
 

@@ -1,5 +1,6 @@
 """What a search needs from a model: the interfaces every family implements."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -8,6 +9,21 @@ from torch import Tensor
 from onmt_lite.models.selection import Selection
 
 M = TypeVar("M")  # a batch of encoded sentences: each family has a class of its own
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which of its attentions a model is asked for: the mean of some heads of a decoder layer.
+
+    layer    from 0, or from the end, -1 being the last; None: as the model has it
+    n_heads  the mean of the first so many; 0: of all; None: as the model has it
+    """
+
+    layer: int | None = None
+    n_heads: int | None = None
+
+
+LAST_LAYER = Heads(-1, 1)
 
 
 class State(Protocol):
@@ -82,6 +98,15 @@ class EncoderDecoder(Protocol[M, S]):
 
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
+        ...
+
+    def has(self, heads: Heads) -> bool:
+        """Whether there is such a layer; a model with one attention has nothing to choose."""
+        ...
+
+    def attention(self, memory: M, tgt: Tensor, heads: Heads) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> the weights (B, T, S), in float32, with
+        which the source is read when what follows each position is made."""
         ...
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
+from onmt_lite.models.base import Heads
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.family import DecoderState
 from onmt_lite.models.memory import Sentences
@@ -145,6 +146,12 @@ class Captured:
 
     def forward(self, memory: TransformerMemory, tgt: Tensor) -> Tensor:
         return self.model.forward(memory, tgt)
+
+    def has(self, heads: Heads) -> bool:
+        return self.model.has(heads)
+
+    def attention(self, memory: TransformerMemory, tgt: Tensor, heads: Heads) -> Tensor:
+        return self.model.attention(memory, tgt, heads)
 
     def step(self, tokens: Tensor, state: CapturedState) -> tuple[Tensor, Tensor]:
         """See `onmt_lite.models.base.EncoderDecoder.step`.  The attention holds until the next step

@@ -8,7 +8,7 @@ from typing import Literal
 
 MAY_BE_ZERO = {
     *("position_offset", "kv_heads", "head_width", "dec_heads", "dec_d_ff", "rotary_dim"),
-    *("align_layer", "align_head", "align_heads"),
+    *("align_layer", "align_head", "align_heads", "report_layer", "report_heads"),
 }
 MAX_RELATIVE = 1 << 17  # no file bounds a table that is computed
 
@@ -57,6 +57,8 @@ class TransformerConfig:
     align_head: int = 0  # the head of that layer, or the first of several
     align_heads: int = 1  # so many heads are averaged; 0: all from align_head on
     align_late: bool = False  # it tells so of the token before the one that is being made
+    report_layer: int = 0  # of the decoder, from 1: for -report_align; 0: the second to last
+    report_heads: int = 0  # the first so many heads of it are averaged; 0: all
 
     def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
@@ -78,6 +80,8 @@ class TransformerConfig:
             raise ValueError(
                 "config: align_layer and align_head name an attention that is not there"
             )
+        if self.report_layer > self.dec_layers:
+            raise ValueError("config: report_layer names a layer that is not there")
         if max(self.relative_limit, self.relative_buckets) > MAX_RELATIVE:
             raise ValueError("config: relative positions of a size that nothing has")
         if self.relative == "buckets" and not 4 <= self.relative_buckets < 2 * self.relative_limit:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.base import EncoderDecoder, Heads
 from onmt_lite.models.family import Family
 from onmt_lite.models.heads import CopyHead
 from onmt_lite.models.memory import Constant
@@ -104,6 +104,19 @@ class Ensemble(nn.Module):
         """Decoder input tgt (B, T), start token first -> mean log-probs (B, T, V + X)."""
         known = self._known(tgt)
         return self._mean([m.forward(own, known) for m, own in zip(self.members, memory)])
+
+    def has(self, heads: Heads) -> bool:
+        """Whether a member has such a layer."""
+        return any(member.has(heads) for member in self.members)
+
+    def attention(self, memory: list[Any], tgt: Tensor, heads: Heads) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> the weighted mean of the weights on the
+        source (B, T, S), of the members that have such a layer."""
+        known, members = self._known(tgt), zip(self.weights, self.members, memory)
+        having = [each for each in members if each[1].has(heads)]
+        total = sum(weight for weight, _, _ in having) or 1.0
+        weights = [w / total * m.attention(own, known, heads) for w, m, own in having]
+        return torch.stack(weights).sum(0)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """What the members are fed: a copied word is to all of them the unknown one."""

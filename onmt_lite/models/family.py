@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from onmt_lite.models.base import Heads
 from onmt_lite.models.heads import CopyHead, Head
 from onmt_lite.models.memory import Memory
 from onmt_lite.models.selection import Selection
@@ -100,6 +101,14 @@ class Family(nn.Module, Generic[M, S]):
         """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
         hidden, attn = self.decode_all(self.output.known(tgt), memory)
         return self.output(hidden, attn, memory)
+
+    def has(self, heads: Heads) -> bool:
+        """See `onmt_lite.models.base.EncoderDecoder.has`."""
+        return True
+
+    def attention(self, memory: M, tgt: Tensor, heads: Heads) -> Tensor:
+        """Decoder input tgt (B, T), start token first -> weights on the source (B, T, S)."""
+        return self.decode_all(self.output.known(tgt), memory)[1].float()
 
     def read(self, src: Tensor, src_lengths: Tensor) -> M:
         """As `encode`, without what copying reads."""

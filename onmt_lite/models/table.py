@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.models.base import Heads
 from onmt_lite.models.memory import Constant
 from onmt_lite.models.selection import Selection
 
@@ -160,3 +161,10 @@ class TableModel:
     def forward(self, memory: tuple[Tensor, int], tgt: Tensor) -> Tensor:
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[0] for tokens in tgt.unbind(1)], 1)
+
+    def has(self, heads: Heads) -> bool:
+        return True
+
+    def attention(self, memory: tuple[Tensor, int], tgt: Tensor, heads: Heads) -> Tensor:
+        state = self.init_state(memory)
+        return torch.stack([self.step(tokens, state)[1] for tokens in tgt.unbind(1)], 1)

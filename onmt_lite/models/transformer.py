@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.attention import Packing, Sight
+from onmt_lite.models.base import Heads
 from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family
@@ -129,17 +130,38 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return self.dec_norm(x), attn
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
+        hidden, heads = self._all_layers(tgt, memory, self.align_layer)
+        return hidden, self._alignment(heads)
+
+    def has(self, heads: Heads) -> bool:
+        n = len(self.decoder)
+        return heads.layer is None or -n <= heads.layer < n
+
+    def attention(self, memory: TransformerMemory, tgt: Tensor, heads: Heads) -> Tensor:
+        cfg, n_layers = self.cfg, len(self.decoder)
+        layer, n_heads = heads.layer, heads.n_heads
+        if layer is None:
+            layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
+        if n_heads is None:
+            n_heads = cfg.report_heads
+        _, weights = self._all_layers(self.output.known(tgt), memory, layer % n_layers)
+        return weights[:, : n_heads or None].float().mean(1)
+
+    def _all_layers(
+        self, tgt: Tensor, memory: TransformerMemory, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """Decoder input (B, T) -> hidden states (B, T, D), attention of a layer (B, H, T, S)."""
         t = tgt.size(1)
         places = torch.arange(t, device=tgt.device)[None]
         causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
         sight = look(self.decoder, causal, places, places)
         x = self.tgt_embedding(tgt)
-        for i, layer in enumerate(self.decoder):
-            keys_values = cast(DecoderLayer, layer).cross_attn.project(memory.bank)
-            x, heads = layer(x, sight, keys_values, memory.mask[:, None])
-            if i == self.align_layer:
-                attn = self._alignment(heads)
-        return self.dec_norm(x), attn
+        for i, each in enumerate(self.decoder):
+            keys_values = cast(DecoderLayer, each).cross_attn.project(memory.bank)
+            x, heads = each(x, sight, keys_values, memory.mask[:, None])
+            if i == layer:
+                found = heads
+        return self.dec_norm(x), found
 
     def _alignment(self, heads: Tensor) -> Tensor:
         """Weights (B, H, T, S) of a layer -> (B, T, S), of the heads that tell what was

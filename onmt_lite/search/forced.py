@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel
+from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.search.masks import normaliser
 
 
@@ -29,11 +29,8 @@ def score_targets(
     ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
     at_once: of more logits (B * T * V) than these, those of one position are made at a time.
     """
-    width = max(map(len, targets)) + 1
-    padding = [[eos_id] * (width - len(target)) for target in targets]
-    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=src.device)  # (B, T)
-    start = torch.tensor(starts, device=src.device)
-    read, before = torch.cat([start, out[:, :-1]], 1), start.size(1) - 1
+    read, out, before = _fed(targets, starts, eos_id, src.device)
+    width = out.size(1)
     memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= at_once:
         log_probs = _chosen(model.forward(memory, read)[:, before:], out, sums_to_one)
@@ -47,6 +44,40 @@ def score_targets(
     n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)
     inside = torch.arange(width, device=src.device) < n_scored[:, None]
     return log_probs.where(inside, 0.0).sum(1).tolist()
+
+
+@torch.inference_mode()
+def attend_targets(
+    model: AnyModel,
+    src: Tensor,
+    src_lengths: Tensor,
+    targets: list[list[int]],
+    starts: Sequence[Sequence[int]],
+    eos_id: int,
+    heads: Heads,
+    ids: Tensor | None = None,
+) -> list[Tensor]:
+    """For each target, the weights on its source (T + 1, S) with which its T tokens and the end
+    token after them are made; on the host.  Arguments as above."""
+    read, _, before = _fed(targets, starts, eos_id, src.device)
+    weights = model.attention(model.encode(src, src_lengths, ids), read, heads)[:, before:].cpu()
+    sizes = zip(map(len, targets), src_lengths.tolist())
+    return [own[: t + 1, :s].clone() for own, (t, s) in zip(weights, sizes)]
+
+
+def _fed(
+    targets: list[list[int]],
+    starts: Sequence[Sequence[int]],
+    eos_id: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, int]:
+    """Decoder input (B, N + T), what follows its last T positions (B, T), and N, of the tokens
+    that are fed before the first position that counts."""
+    width = max(map(len, targets)) + 1
+    padding = [[eos_id] * (width - len(target)) for target in targets]
+    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)
+    start = torch.tensor(starts, device=device)
+    return torch.cat([start, out[:, :-1]], 1), out, start.size(1) - 1
 
 
 def _chosen(logits: Tensor, tokens: Tensor, sums_to_one: bool) -> Tensor:

@@ -1,0 +1,135 @@
+"""From which source tokens the tokens of a translation come: the attention of the model.
+
+It is read off the translation that was found, all tokens at once, so that nothing here depends
+on the search.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onmt_lite.attention_options import AttentionOptions
+from onmt_lite.budget import Budget, Room
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.models.base import EncoderDecoder, Heads
+from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Example, Found, Pairs, Translation
+from onmt_lite.rendering import Renderer
+from onmt_lite.search.forced import attend_targets
+from onmt_lite.text.batching import longer_side, make_batches, pad_batch
+from onmt_lite.text.words import word_of_each
+
+
+class Aligner:
+    """Adds alignments to what one model has translated."""
+
+    def __init__(
+        self, model: EncoderDecoder, renderer: Renderer, device: torch.device, budget: Budget
+    ):
+        self.model, self.renderer, self.device, self.budget = model, renderer, device, budget
+        self.checkpoint: Checkpoint = renderer.checkpoint
+        self.room = Room("leave report_align out")
+
+    def hypotheses(
+        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
+    ) -> list[Found]:
+        """The same hypotheses with their alignments, and without unknown tokens where these are
+        to be replaced by them; as they are if the options do not ask for that."""
+        attention, replaces = options.attention, options.text.replace_unk
+        if not attention.report_align and not (replaces and attention.chosen):
+            return list(found)
+        made = [(example, hyp) for example, f in zip(examples, found) for hyp in f.hyps]
+        targets = [replace(example, tgt_ids=list(hyp.ids)) for example, hyp in made]
+        all_sources = self.sources(targets, heads_of(attention), options.speed.deterministic)
+        hyps = []
+        for (example, hyp), sources in zip(made, all_sources):
+            if replaces:
+                hyp = self.renderer.without_unk(hyp, example, sources)
+            if attention.report_align:
+                words = self.by_words(example, hyp.tokens, hyp.text, sources)
+                hyp = replace(hyp, align=pairs_of(sources), word_align=words)
+            hyps.append(hyp)
+        rest = iter(hyps)
+        return [replace(f, hyps=[next(rest) for _ in f.hyps]) for f in found]
+
+    def sources(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[list[int]]:
+        """For each token of each target, the token of the line with the largest weight."""
+        found = self.weights(targets, heads, alone)
+        return [[] if w is None else w[:-1].argmax(1).tolist() for w in found]
+
+    def weights(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
+        """For each example the weights (T + 1, S) that its line's own tokens have for the T tokens
+        of its target and the end token; None where either side is missing.  `alone`: no batches."""
+        place = {id(target): i for i, target in enumerate(targets)}
+        found: list[Tensor | None] = [None] * len(targets)
+        full = [t for t in targets if t.src_ids and t.tgt_ids is not None]
+        most = 1 if alone else self.budget.scored_tokens
+        for group in make_batches(full, most, "tokens", longer_side):
+            work = partial(self._attend, heads)
+            for target, weights in zip(
+                group, self.room.run(group, len(group), longer_side, work), strict=True
+            ):
+                found[place[id(target)]] = self._own(target, weights)
+        return found
+
+    def _attend(
+        self, heads: Heads, group: list[Example], n_at_once: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The place of each example in the group and the weights of all its source ids."""
+        for start in range(0, len(group), n_at_once):
+            part = group[start : start + n_at_once]
+            batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
+            weights = attend_targets(
+                self.model,
+                batch.src,
+                batch.src_lengths,
+                [e.tgt_ids or [] for e in part],
+                [e.start for e in part],
+                self.checkpoint.eos_id,
+                heads,
+                batch.copy_ids,
+            )
+            yield from enumerate(weights, start)
+
+    def _own(self, example: Example, weights: Tensor) -> Tensor | None:
+        """Without what stands around the line."""
+        before, after = self.checkpoint.src_margins
+        own = weights[:, before + example.n_tag : weights.size(1) - after]
+        return own if own.size(1) else None
+
+    def by_words(self, example: Example, tokens: list[str], text: str, sources: list[int]) -> Pairs:
+        """The pairs, of words: of the line as its tokens make it, and of a translation."""
+        decode = self.renderer.tokenizer.decode
+        line = own_tokens(example)
+        if not sources or not text.split():
+            return []
+        source = word_of_each(line, decode, decode(line))
+        target = word_of_each(tokens, decode, text)
+        return sorted({(source[s], target[t]) for t, s in enumerate(sources)})
+
+
+def heads_of(attention: AttentionOptions) -> Heads:
+    """The attention that aligns."""
+    return Heads(attention.alignment_layer, attention.alignment_heads)
+
+
+def pairs_of(sources: Sequence[int]) -> Pairs:
+    """(source, target) for each target token, in order."""
+    return sorted((source, target) for target, source in enumerate(sources))
+
+
+def own_tokens(example: Example) -> list[str]:
+    """The tokens of the line itself."""
+    return list(example.src_tokens[example.n_tag :])
+
+
+def with_source(
+    examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
+) -> list[Translation]:
+    """With the tokens to which alignments refer, where there are any."""
+    if not options.attention.report_align:
+        return list(made)
+    return [replace(t, src_tokens=own_tokens(e)) for e, t in zip(examples, made)]

@@ -1,0 +1,280 @@
+"""`-report_align` and which attention it reads: against the weights themselves, and OpenNMT-py."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.alignment import Aligner
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt_transformer import _alignment
+from onmt_lite.errors import OptionError
+from onmt_lite.models.base import LAST_LAYER, Heads
+from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.search.forced import attend_targets
+from tests.support import tiny
+from tests.support.families import make_cnn, make_copying_transformer, make_rnn
+
+DATA = Path(__file__).parent / "data" / "checkpoints"
+LINES = ["der hund sieht den alten garten", "", "heute regnet es in der stadt", "das haus"]
+
+
+def by_hand(model: Transformer, src: list[int], read: list[int], layer: int) -> Tensor:
+    """Softmax of the scaled products of all heads of a layer (H, T, S), head by head, for one
+    sentence: a decoder layer is given, and its keys and queries are made anew from the weights."""
+    attention, seen = model.decoder[layer].cross_attn, []
+    hook = attention.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0]))
+    with torch.inference_mode():
+        memory = model.encode(torch.tensor([src]), torch.tensor([len(src)]))
+        model.forward(memory, torch.tensor([read]))
+        hook.remove()
+        n_heads, d = attention.heads, attention.q.out_features // attention.heads
+        queries = seen[0][0] @ attention.q.weight.T
+        keys = memory.bank[0] @ attention.kv.weight[: n_heads * d].T
+        if attention.q.bias is not None:
+            queries = queries + attention.q.bias
+            keys = keys + attention.kv.bias[: n_heads * d]
+        found = []
+        for h in range(n_heads):
+            q, k = queries[:, h * d : h * d + d], keys[:, h * d : h * d + d]
+            found.append(((q @ k.T) / math.sqrt(d)).softmax(-1))
+        return torch.stack(found)
+
+
+class TestAttention:
+    SOURCES, TARGETS = [[4, 9, 5, 17, 3], [8, 8], [30, 6, 12]], [[7, 11], [5, 6, 9, 20], []]
+
+    def attend(self, model, heads: Heads) -> list[Tensor]:
+        """All sentences at once, padded."""
+        width = max(map(len, self.SOURCES))
+        src = torch.tensor([s + [tiny.PAD] * (width - len(s)) for s in self.SOURCES])
+        lengths = torch.tensor([*map(len, self.SOURCES)])
+        starts = [[tiny.BOS]] * len(self.TARGETS)
+        return attend_targets(model, src, lengths, self.TARGETS, starts, tiny.EOS, heads)
+
+    @pytest.mark.parametrize("n_heads", [0, 1, 2, 4, 9])
+    @pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])
+    def test_equals_the_weights(self, layer, n_heads):
+        model = tiny.make_model(dec_layers=3)
+        for src, tgt, found in zip(
+            self.SOURCES, self.TARGETS, self.attend(model, Heads(layer, n_heads))
+        ):
+            heads = by_hand(model, src, [tiny.BOS, *tgt], layer)
+            expected = heads[: n_heads or None].mean(0)
+            assert found.shape == (len(tgt) + 1, len(src))
+            torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("config", [dict(kv_heads=2), dict(dec_self_attn="average")])
+    def test_variants_attend_with_weights_that_add_up(self, config):
+        for found in self.attend(tiny.make_model(**config), Heads(0, 2)):
+            torch.testing.assert_close(found.sum(1), torch.ones(len(found)))
+
+    @pytest.mark.parametrize(
+        "dec_layers, layer", [(1, 0), (2, 0), (3, 1)], ids=["the only one", "two", "three"]
+    )
+    def test_by_default_the_second_to_last_and_all_heads(self, dec_layers, layer):
+        model = tiny.make_model(dec_layers=dec_layers)
+        pairs = zip(self.attend(model, Heads()), self.attend(model, Heads(layer, 0)))
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+    def test_what_the_model_was_made_for(self):
+        model = tiny.make_model(dec_layers=3, report_layer=1, report_heads=2)
+        pairs = zip(self.attend(model, Heads()), self.attend(model, Heads(0, 2)))
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+    @pytest.mark.parametrize(
+        "make", [make_rnn, make_cnn, tiny.make_model, make_copying_transformer]
+    )
+    def test_is_what_single_steps_attend_to(self, make):
+        """The last layer's first head; a model with one attention has that, whatever is asked."""
+        model = make()
+        for src, tgt, found in zip(self.SOURCES, self.TARGETS, self.attend(model, LAST_LAYER)):
+            with torch.inference_mode():
+                lengths = torch.tensor([len(src)])
+                state = model.init_state(model.encode(torch.tensor([src]), lengths))
+                steps = [model.step(torch.tensor([y]), state)[1] for y in [tiny.BOS, *tgt]]
+            torch.testing.assert_close(found, torch.cat(steps))
+
+    def test_an_ensemble_has_the_mean(self):
+        members = [tiny.make_model(seed=1), tiny.make_model(seed=2)]
+        each = [self.attend(member, Heads(0, 0)) for member in members]
+        mixed = self.attend(Ensemble(members, weights=[3, 1]), Heads(0, 0))
+        for one, other, found in zip(*each, mixed):
+            torch.testing.assert_close(found, 0.75 * one + 0.25 * other)
+
+    def test_an_ensemble_of_unequal_depth_has_what_its_members_have(self):
+        shallow, deep = tiny.make_model(dec_layers=1), tiny.make_model(dec_layers=3)
+        mixed = Ensemble([shallow, deep])
+        assert mixed.has(Heads(2)) and not mixed.has(Heads(3))
+        pairs = zip(self.attend(mixed, Heads(2, 0)), self.attend(deep, Heads(2, 0)))
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "opt, layer, n_heads",
+    [
+        ({}, 0, 0),
+        ({"alignment_layer": -3, "alignment_heads": 2}, 4, 2),
+        ({"alignment_layer": 0, "alignment_heads": 0}, 1, 0),
+        ({"alignment_layer": 5}, 6, 0),
+        ({"alignment_layer": 6, "alignment_heads": 2}, 0, 0),  # not there
+        ({"alignment_layer": -7, "alignment_heads": 2}, 0, 0),
+    ],
+)
+def test_what_an_opennmt_model_says(opt, layer, n_heads):
+    """Of six layers; ours count from 1, and 0 is for what is not said."""
+    found = _alignment(Description(opt, Path("m.pt")), 6)
+    assert found.get("report_layer", 0) == layer
+    assert found.get("report_heads", 0) == n_heads
+
+
+def test_equals_opennmt():
+    """The attention that OpenNMT-py 3.5.1 shows of its own model: last layer, first head."""
+    file = json.loads((DATA / "references/onmt351_transformer.opennmt-3.json").read_text())
+    translator = Translator.from_pretrained(
+        DATA / "onmt351_transformer.pt", device="cpu", precision="fp32"
+    )
+    rows = file["attention"]["rows"]
+    lines = file["sources"][: len(rows)]
+    chosen = dict(report_align=True, alignment_layer=-1, alignment_heads=1)
+    found = translator.translate(
+        lines, search="opennmt-3", n_best=2, length_penalty="none", **chosen
+    )
+    n = 0
+    for translation, row in zip(found, rows):
+        for hyp, theirs in zip(translation.hyps, row):
+            if hyp.text == theirs["text"]:
+                weights = theirs["attn"][: len(hyp.tokens)]
+                pairs = [(max(range(len(w)), key=w.__getitem__), t) for t, w in enumerate(weights)]
+                assert hyp.align == sorted(pairs)
+                n += 1
+    assert n >= len(rows)
+
+
+class TestAlign:
+    def test_each_token_has_the_source_with_the_largest_weight(self, translator):
+        """Of the line itself: the end token after it does not count."""
+        checkpoint = translator.checkpoint
+        found = translator.translate(LINES, report_align=True, n_best=2, alignment_layer=1)
+        for translation in found:
+            for hyp in translation.hyps:
+                ids = [checkpoint.tgt_vocab.ids[token] for token in hyp.tokens]
+                src = [checkpoint.src_vocab.ids[token] for token in translation.src_tokens]
+                assert not ids or len(hyp.align) == len(ids)
+                if ids and src:
+                    read = [checkpoint.start_id, *ids[:-1]]
+                    src += checkpoint.src_end
+                    weights = by_hand(translator.model, src, read, 1).mean(0)
+                    best = weights[:, : len(translation.src_tokens)].argmax(1).tolist()
+                    assert hyp.align == sorted((s, t) for t, s in enumerate(best))
+
+    def test_nothing_depends_on_the_batch_or_the_search(self, translator):
+        given = dict(report_align=True, beam_size=3)
+        together = translator.translate(LINES, **given)
+        apart = [translator.translate([line], **given)[0] for line in LINES]
+        searched = translator.translate(LINES, **given, search="fairseq")
+        for one, other, third in zip(together, apart, searched):
+            assert one.hyps[0].align == other.hyps[0].align
+            if one.hyps[0].tokens == third.hyps[0].tokens:
+                assert one.hyps[0].align == third.hyps[0].align
+
+    def test_the_translation_is_the_same(self, translator):
+        plain = translator.translate(LINES, n_best=2)
+        assert [h for t in plain for h in t.hyps if h.align is not None] == []
+        for one, other in zip(plain, translator.translate(LINES, n_best=2, report_align=True)):
+            assert [h.text for h in one.hyps] == [h.text for h in other.hyps]
+            assert [h.score for h in one.hyps] == [h.score for h in other.hyps]
+
+    def test_a_layer_that_is_not_there(self, translator):
+        with pytest.raises(OptionError, match="alignment_layer 2: the model's decoder has no"):
+            translator.translate(LINES, report_align=True, alignment_layer=2)
+
+    def test_memory_that_is_short(self, translator, monkeypatch):
+        """What did not fit at once is done in parts."""
+        attend, sizes = Aligner._attend, []
+
+        def limited(self, heads, group, n_at_once):
+            sizes.append(n_at_once)
+            if n_at_once > 1:
+                raise MemoryError
+            return attend(self, heads, group, n_at_once)
+
+        expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
+        monkeypatch.setattr(Aligner, "_attend", limited)
+        monkeypatch.setattr(translator.aligner.room, "most", math.inf)
+        found = translator.translate(LINES, report_align=True)
+        assert [t.hyps[0].align for t in found] == expected
+        assert sizes[0] > 1 and sizes[-1] == 1
+
+
+@pytest.fixture
+def run(tiny_checkpoint, tmp_path, capfd):
+    def run_once(lines: list[str], *argv: str) -> list[str]:
+        src = tmp_path / "src.txt"
+        src.write_text("\n".join(lines) + "\n", "utf-8")
+        words = ["-model", str(tiny_checkpoint), "-src", str(src), "-device", "cpu", "-quiet"]
+        assert translate.main([*words, *argv]) == 0
+        return capfd.readouterr().out.splitlines()
+
+    return run_once
+
+
+def pairs(text: str) -> list[list[int]]:
+    return [[*map(int, pair.split("-"))] for pair in text.split()]
+
+
+class TestFormats:
+    def test_jsonl(self, run):
+        records = [*map(json.loads, run(LINES, "-report_align", "-output_format", "jsonl"))]
+        for record in records:
+            for hyp in record["hyps"]:
+                assert hyp["align"] == sorted(hyp["align"])
+                assert sorted(t for _, t in hyp["align"]) == [*range(len(hyp["tokens"]))]
+                assert all(0 <= s < len(record["src_tokens"]) for s, _ in hyp["align"])
+        assert records[1]["src_tokens"] == records[1]["hyps"][0]["align"] == []
+
+    def test_text_counts_words(self, run):
+        options = ("-report_align", "-n_best", "2")
+        lines = run(LINES, *options)
+        records = [*map(json.loads, run(LINES, *options, "-output_format", "jsonl"))]
+        for record in records:
+            source = word_numbers(record["src_tokens"])
+            for hyp in record["hyps"]:
+                text, found = lines.pop(0).split(" ||| ")
+                target = word_numbers(hyp["tokens"])
+                expected = sorted({(source[s], target[t]) for s, t in hyp["align"]})
+                assert (text, pairs(found)) == (hyp["text"], [*map(list, expected)])
+            if len(record["hyps"]) == 1:  # a blank line
+                assert lines.pop(0) == " ||| "
+        assert not lines
+
+    def test_moses_has_a_fifth_field_and_the_score_comes_last_in_text(self, run):
+        texts = run(LINES, "-report_align", "-with_score")
+        moses = run(LINES, "-report_align", "-output_format", "moses")
+        columns = run(LINES, "-report_align", "-output_format", "tsv")
+        assert [row.split("\t")[5] for row in columns] == [row.split(" ||| ")[4] for row in moses]
+        for i, (text, row) in enumerate(zip(texts, moses, strict=True)):
+            first, *score = text.split("\t")
+            number, words, _, total, found = row.split(" ||| ")
+            assert first == f"{words} ||| {found}" and number == str(i)
+            assert score == [total] * bool(words)
+
+    def test_tokens_count_where_lines_are_tokens(self, run):
+        options = ("-report_align", "-tokenizer", "space")
+        lines = run(["▁der ▁hund"], *options)
+        (record,) = map(json.loads, run(["▁der ▁hund"], *options, "-output_format", "jsonl"))
+        (text, found), hyp = lines[0].split(" ||| "), record["hyps"][0]
+        assert (text.split(), pairs(found)) == (hyp["tokens"], hyp["align"])
+
+
+def word_numbers(tokens: list[str]) -> list[int]:
+    """Of each piece of sentencepiece; a mark that stands alone goes with the piece behind it."""
+    texts = ["".join(tokens[:n]).replace("▁", " ") for n in range(1, len(tokens) + 1)]
+    n_words = [len(text.split()) - (not text.endswith(" ")) for text in texts]
+    return [min(n, len(texts[-1].split()) - 1) for n in n_words]
