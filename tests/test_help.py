@@ -71,8 +71,8 @@ class TestHelp:
     def test_groups_in_the_order_of_use(self):
         titles = re.findall(r"(?m)^(\w[\w ]*):$", help_text(OPTIONS, ""))
         assert titles == (
-            "Model, Text, Input and output, Search, Sampling, Speed, Jobs, Information".split(", ")
-        )
+            "Model, Text, Input and output, Search, Sampling, Attention, Speed, Jobs, Information"
+        ).split(", ")
 
     @each_program
     @pytest.mark.parametrize("columns", [0, 40, 80, 100, 300])
