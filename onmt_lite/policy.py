@@ -157,6 +157,7 @@ class Preset:
     prefix_apart   the limits of the output's length do not count a prefix that it is given
     prefix_counts  what a score counts of such a prefix: log-probabilities and length (`all`), or
                    its length alone, or nothing
+    mean_sums_to_one  the mean of several models' log-probabilities is normalised again
     asks_model     whose models bring defaults: generation_config.json of transformers, Marian's
                    decoder.yml
     counts_forced  a language token that a model forces at no cost counts in the output's length and
@@ -181,5 +182,6 @@ class Preset:
     prefix_apart: bool = False
     prefix_counts: Literal["all", "length", "nothing"] = "all"
     free_end: bool = False
+    mean_sums_to_one: bool = False
     asks_model: Literal["transformers", "marian"] | None = None
     counts_forced: bool = False

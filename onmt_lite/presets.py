@@ -111,6 +111,7 @@ PRESETS = {
         options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
         limit_counts_end=True,
         prefix_apart=True,
+        mean_sums_to_one=True,
         forms=("none", "wu", "avg"),
         sampling=OPENNMT_SAMPLING,
     ),
@@ -232,7 +233,7 @@ PRESETS = {
         defaults=dict(
             beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
         ),
-        options=frozenset({"ban_unk_token"}),
+        options=frozenset({"ban_unk_token", "tgt_file_prefix"}),
         asks_model="marian",
         one_limit=True,
         limit_extra=0,

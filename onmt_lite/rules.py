@@ -136,7 +136,7 @@ class SearchRules:
             temperature=drawing.random_sampling_temp,
             topk=drawing.random_sampling_topk,
             topp=drawing.random_sampling_topp,
-            sums_to_one=checkpoint.sums_to_one,
+            sums_to_one=sums_to_one(self.search.search, checkpoint),
             src_pad_id=checkpoint.src_vocab.pad_id or 0,
             aligns=replace_unk and unk_id is not None,
             src_margins=checkpoint.src_margins,
@@ -200,6 +200,12 @@ class SearchRules:
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
         return max(1, limit + self.policy.steps_offset - self.plan.n_given)
+
+
+def sums_to_one(search: str, checkpoint: Checkpoint) -> bool:
+    """Whether what the model says is normalised: logits are, and the mean of several models'
+    log-probabilities where the search does so."""
+    return checkpoint.sums_to_one or PRESETS[search].mean_sums_to_one
 
 
 def model_notes(

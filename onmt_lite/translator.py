@@ -28,7 +28,7 @@ from onmt_lite.notes import is_number, notes_of, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import NOTHING, Example, Found, Line, Translation
 from onmt_lite.rendering import Renderer
-from onmt_lite.rules import SearchRules, model_notes
+from onmt_lite.rules import SearchRules, model_notes, sums_to_one
 from onmt_lite.runtime import DTYPES, choose, computing, placed
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
@@ -464,7 +464,7 @@ class Translator:
                 [e.tgt_ids or [] for e in part],
                 [e.start for e in part],
                 checkpoint.eos_id,
-                checkpoint.sums_to_one,
+                sums_to_one(self.options.search.search, checkpoint),
                 batch.copy_ids,
                 self.budget.scored_logits,
             )

@@ -183,6 +183,34 @@ class TestTranslating:
             by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
             assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
 
+    @pytest.mark.parametrize("of_probs", [False, True])
+    def test_opennmt_3_makes_its_mean_sum_to_one_again(self, pair, of_probs):
+        """As 3.5.1, which averages logits before its softmax; a mean of probabilities does."""
+        translator = Translator.from_pretrained(
+            model=pair,
+            search="opennmt-3",
+            avg_raw_probs=of_probs,
+            device="cpu",
+            tokenizer="space",
+        )
+        for t, hyp in ended(translator.translate(LINES, n_best=3)):
+            vocabs = translator.checkpoint.src_vocab, translator.checkpoint.tgt_vocab
+            src, tgt = vocabs[0].encode(t.src.split()), vocabs[1].encode(hyp.tokens)
+            src, out = torch.tensor([[*src, tiny.EOS]]), [*tgt, tiny.EOS]
+            logits = torch.stack(
+                [
+                    m.forward(
+                        m.encode(src, torch.tensor([src.size(1)])), torch.tensor([[tiny.BOS, *tgt]])
+                    )[0]
+                    for m in translator.model.members
+                ]
+            )
+            mean = logits.softmax(-1).mean(0) if of_probs else logits.mean(0).softmax(-1)
+            by_hand = mean.log()[range(len(out)), out].tolist()
+            assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
+            (scored,) = translator.score([t.src], [" ".join(hyp.tokens)])
+            assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
+
     def test_a_sentence_is_alone(self, together):
         alone = [together.translate([line], n_best=3)[0].hyps for line in LINES]
         batch = [t.hyps for t in together.translate(LINES, n_best=3)]

@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
     one; equal ones, if there are none:
 
         of log-probabilities, as in OpenNMT-py and Marian; they are scores as they stand, and what
-            they are the logarithms of does not add up to one
+            they are the logarithms of does not add up to one, unless a search makes it so
         of probabilities, if `of_probs`, as in fairseq; returned are the logarithms of the means
     """
 
