@@ -14,7 +14,7 @@ from torch import Tensor
 from onmt_lite.attention_options import AttentionOptions
 from onmt_lite.budget import Budget, Room
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.models.base import EncoderDecoder, Heads
+from onmt_lite.models.base import LAST_LAYER, EncoderDecoder, Heads
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Example, Found, Pairs, Translation
 from onmt_lite.rendering import Renderer
@@ -54,6 +54,28 @@ class Aligner:
             hyps.append(hyp)
         rest = iter(hyps)
         return [replace(f, hyps=[next(rest) for _ in f.hyps]) for f in found]
+
+    def tables(
+        self, examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
+    ) -> list[Translation]:
+        """With the weights of the best hypotheses for the log, if the options ask for them."""
+        attention = options.attention
+        if not attention.attn_debug:
+            return list(made)
+        heads = LAST_LAYER if attention.alignment_layer is None else heads_of(attention)
+        best = [next(iter(t.hyps), None) for t in made]
+        targets = [
+            replace(e, tgt_ids=list(hyp.ids) if hyp and hyp.token_log_probs else None)
+            for e, hyp in zip(examples, best)
+        ]
+        found = self.weights(targets, heads, options.speed.deterministic)
+        tables = [
+            table_of(own_tokens(e), [*hyp.tokens, "</s>"][: len(hyp.token_log_probs)], w.tolist())
+            if hyp is not None and w is not None
+            else ()
+            for e, hyp, w in zip(examples, best, found)
+        ]
+        return [replace(t, attn_table=table) for t, table in zip(made, tables)]
 
     def sources(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[list[int]]:
         """For each token of each target, the token of the line with the largest weight."""
@@ -133,3 +155,17 @@ def with_source(
     if not options.attention.report_align:
         return list(made)
     return [replace(t, src_tokens=own_tokens(e)) for e, t in zip(examples, made)]
+
+
+def table_of(
+    columns: Sequence[str], rows: Sequence[str], weights: Sequence[Sequence[float]]
+) -> tuple[str, ...]:
+    """Lines of text: the names of the columns, then each row with its weights, the largest of
+    which has a star."""
+    width = max(8, *map(len, columns)) + 2
+    first = max(map(len, rows), default=0)
+    lines = [" " * first + "".join(name.rjust(width) for name in columns)]
+    for name, own in zip(rows, weights):
+        cells = [f"{'*' * (weight == max(own))}{weight:.6f}".rjust(width) for weight in own]
+        lines.append(name.rjust(first) + "".join(cells))
+    return tuple(lines)

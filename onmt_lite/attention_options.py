@@ -24,7 +24,7 @@ class AttentionOptions:
         "without it, by what an OpenNMT-py model was made for, or else the second to last",
         min=-1000,
         max=1000,
-        needs="-report_align or -replace_unk",
+        needs="-report_align or -attn_debug or -replace_unk",
         example="-1 -report_align",
     )
     alignment_heads: int | None = opt(
@@ -33,8 +33,14 @@ class AttentionOptions:
         "an OpenNMT-py model was made for, or else all",
         min=0,
         max=1000,
-        needs="-report_align or -alignment_layer",
+        needs="-report_align or -attn_debug or -alignment_layer",
         example="1 -report_align",
+    )
+
+    attn_debug: bool = opt(
+        False,
+        "Log for the best hypothesis of each line with which weight each of its tokens attends to "
+        "each token of the line: those of the last layer's first head, or of alignment_layer",
     )
 
     @property

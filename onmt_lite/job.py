@@ -105,6 +105,8 @@ def run_logged(
             dump.write()
             out.finish()
             summary = out.summary
+            if options.text.replace_unk:
+                LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
             summary.log(scores=report.verbose or report.report_time)
             if report.report_time:
                 for line in times(seconds, meter.n_lines - n_before, meter.n_tokens):

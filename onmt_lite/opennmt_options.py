@@ -145,8 +145,7 @@ FOREIGN = {
         SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
     ),
     "gold_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
-    "align_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
-    "attn_debug": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
+    "align_debug": Foreign(SWITCHED_OFF, "without effect here; attn_debug shows the weights"),
     "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
     # Ours too: what "not given" is there, and what else a value may mean
     "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere

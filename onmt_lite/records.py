@@ -206,6 +206,7 @@ class Translation:
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
     src_tokens    to which alignments refer; None where there are none
+    attn_table    weights of its best hypothesis as lines of the log, with -attn_debug
     """
 
     id: int
@@ -222,6 +223,7 @@ class Translation:
     fields: str | None = None
     n_gold_tokens: int = 0
     src_tokens: list[str] | None = None
+    attn_table: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

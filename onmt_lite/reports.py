@@ -127,6 +127,7 @@ class Summary:
     n_lines            all lines; of these
     n_scored, n_gold   those that have a translation with a score, a scored reference
     n_words            tokens of the best hypotheses
+    n_replaced         unknown tokens that -replace_unk has replaced
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
@@ -136,6 +137,7 @@ class Summary:
     n_scored: int = 0
     n_words: int = 0
     n_gold: int = 0
+    n_replaced: int = 0
     n_gold_words: int = 0
     score: float = 0.0
     gold: float = 0.0
@@ -154,6 +156,7 @@ class Summary:
         self.n_scored += later.n_scored
         self.n_words += later.n_words
         self.n_gold += later.n_gold
+        self.n_replaced += later.n_replaced
         self.n_gold_words += later.n_gold_words
         self.score += later.score
         self.gold += later.gold
@@ -220,6 +223,7 @@ def summary_of(translation: Translation) -> Summary:
     """Of one line."""
     line, n_unknown = translation.id + 1, translation.n_unknown
     summary = Summary(1, notes={n: Noted(1, n_unknown, [line]) for n in translation.notes})
+    summary.n_replaced = sum(hyp.n_replaced for hyp in translation.hyps)
     for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
         summary.n_scored, summary.n_words = 1, len(hyp.tokens)
         summary.score = hyp.score
@@ -243,4 +247,5 @@ def sentence_log(translation: Translation, gold: str | None, verbose: bool) -> l
     if verbose and len(translation.hyps) > 1:
         lines.append("BEST HYP:")
         lines += [f"[{hyp.score:.4f}] {hyp.tokens}" for hyp in translation.hyps]
+    lines += translation.attn_table
     return lines

@@ -49,6 +49,7 @@ class SearchRules:
             )
         wanted = {"replace_unk": options.text.replace_unk}
         wanted["report_align"] = options.attention.report_align
+        wanted["attn_debug"] = options.attention.attn_debug
         wanted["coverage_penalty"] = self.search.coverage_penalty != "none"
         names = [name for name, is_wanted in wanted.items() if is_wanted]
         if names and not self.checkpoint.attends:

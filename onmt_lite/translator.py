@@ -323,7 +323,7 @@ class Translator:
             if tgt_lines is not None:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
-        made = with_source(examples, made, options)
+        made = self.aligner.tables(examples, with_source(examples, made, options), options)
         return made if tgt_lines is None else [*map(with_gold, made, gold, examples)]
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:

@@ -278,3 +278,20 @@ def word_numbers(tokens: list[str]) -> list[int]:
     texts = ["".join(tokens[:n]).replace("▁", " ") for n in range(1, len(tokens) + 1)]
     n_words = [len(text.split()) - (not text.endswith(" ")) for text in texts]
     return [min(n, len(texts[-1].split()) - 1) for n in n_words]
+
+
+def test_attn_debug(translator):
+    """The last layer's first head: a row for each token and the end, its largest weight starred."""
+    (found,) = translator.translate(LINES[:1], report_align=True, attn_debug=True)
+    head, *rows = found.attn_table
+    assert head.split() == found.src_tokens
+    best = found.hyps[0]
+    assert [row.split()[0] for row in rows] == [*best.tokens, "</s>"][: len(best.token_log_probs)]
+    checkpoint = translator.checkpoint
+    src = [checkpoint.src_vocab.ids[token] for token in found.src_tokens]
+    read = [checkpoint.start_id, *best.ids][: len(rows)]
+    weights = by_hand(translator.model, [*src, *checkpoint.src_end], read, 1)[0]
+    for row, own in zip(rows, weights[:, : len(src)].tolist()):
+        cells = row.split()[1:]
+        assert [float(cell.strip("*")) for cell in cells] == pytest.approx(own, abs=1e-5)
+        assert cells[own.index(max(own))].startswith("*")

@@ -82,6 +82,7 @@ OUTPUTS = {
 # ... or what is logged
 LOGS = {
     "verbose": ("", "-verbose"),
+    "attn_debug": ("", "-attn_debug"),
     "report_time": ("", "-report_time"),
     "quiet": ("-report_time", "-quiet"),
 }

@@ -42,8 +42,8 @@ IDLE = [
     ("with_score", "-with_score -output_format jsonl", "output_format is jsonl"),
     ("with_score", "-with_score -output_format moses", "output_format is moses"),
     ("with_score", "-with_score -output_format tsv", "output_format is tsv"),
-    ("alignment_layer", "-alignment_layer -1", "report_align or replace_unk"),
-    ("alignment_heads", "-alignment_heads 1", "report_align or alignment_layer"),
+    ("alignment_layer", "-alignment_layer -1", "report_align or attn_debug"),
+    ("alignment_heads", "-alignment_heads 1", "report_align or attn_debug"),
     ("text_field", "-text_field sentence", "the input is text"),
     ("text_field", "-text_field a -src a.jsonl -input_format text", "the input is text"),
     ("avg_raw_probs", "-avg_raw_probs", "several model"),
@@ -104,7 +104,7 @@ input_format tgt_file_prefix search n_best min_length max_length max_length_rati
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
-shortlist token_scores report_align
+shortlist token_scores report_align attn_debug
 """.split()
 ALWAYS += ["dump_beam"]
 TABLE = [case for case in IDLE if case[2]]
