@@ -91,6 +91,21 @@ def check(translation):
         assert all(cell.why for cell in others)
 
 
+@pytest.mark.parametrize("search", ["opennmt", "transformers", "ctranslate2", "fairseq"])
+def test_with_a_forced_beginning(de_en, search):
+    options = TranslateOptions.of(search=search, tgt="prefixes", tgt_file_prefix=True)
+    lines = [Line(i, text, traced=True) for i, text in enumerate(LINES)]
+    prefixes = [Line(i, text) for i, text in enumerate(["Where", "Where", "", ""])]
+    found = de_en.translate_lines(lines, None, options, prefixes=prefixes)
+    del found[2]
+    dumped = json.loads(to_json([t.trace for t in found]))
+    for i, translation in enumerate(found):
+        hyps = list(walked_back(dumped, i, "</s>"))
+        assert (translation.hyps[0].tokens, translation.hyps[0].log_prob) in hyps
+    whys = {c.why for cells in found[0].trace.others[:1] for c in cells}
+    assert any("the prefix of the line demands another token" in why for why in whys)
+
+
 class TestReasons:
     """On the toy model, whose search docs/design.md tells."""
 
