@@ -103,7 +103,8 @@ def test_with_a_forced_beginning(de_en, search):
         hyps = list(walked_back(dumped, i, "</s>"))
         assert (translation.hyps[0].tokens, translation.hyps[0].log_prob) in hyps
     whys = {c.why for cells in found[0].trace.others[:1] for c in cells}
-    assert any("the prefix of the line demands another token" in why for why in whys)
+    if search in ("opennmt", "fairseq"):  # elsewhere a forced token costs nothing
+        assert any("the prefix of the line demands another token" in why for why in whys)
 
 
 class TestReasons:
