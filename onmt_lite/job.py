@@ -107,7 +107,8 @@ def run_logged(
             summary = out.summary
             if options.text.replace_unk:
                 LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
-            summary.log(scores=report.verbose or report.report_time)
+            in_a_file = data.output not in ("-", "/dev/stdout")
+            summary.log(report.verbose or report.report_time or in_a_file)
             if report.report_time:
                 for line in times(seconds, meter.n_lines - n_before, meter.n_tokens):
                     LOG.info("%s", line)

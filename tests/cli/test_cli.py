@@ -382,7 +382,8 @@ def test_a_model_that_returns_nan(main, src, table, tmp_path):
     (tmp_path / "nan.json").write_text(table.read_text().replace("3.0", "NaN"))
     done = main("-src", src, "-model", "nan.json", "-output", "out")
     assert (done.code, (tmp_path / "out").read_bytes()) == (7, b"\n\n\nx y z\n")
-    assert "not-a-number: 2 of 4 lines (1, 2)\nonmt_lite: error: 2 lines could not be" in done.err
+    assert "not-a-number: 2 of 4 lines (1, 2)\n" in done.err
+    assert "\nonmt_lite: error: 2 lines could not be" in done.err
     assert names(tmp_path) == ["nan.json", "out", "src.txt"]
 
 

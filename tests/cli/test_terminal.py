@@ -106,7 +106,8 @@ def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown
     bars = [text for text in re.split("[\r\n]+", screen.shown) if "4" in text and "%" in text]
     assert bars and all(len(bar) < (columns or 80) for bar in bars)
     assert "100%" in bars[-1]
-    *_, summary, end, nothing = screen.lines()
+    *_, summary, per_token, per_sentence, end, nothing = screen.lines()
+    assert per_token.startswith("PRED AVG SCORE: ") and per_sentence.startswith("PRED SCORE: ")
     assert (summary, nothing) == ("empty: 1 of 4 lines (3)", "")
     assert re.fullmatch(END.format("out"), end + "\n")
 
@@ -164,8 +165,10 @@ def test_no_bar_on_a_terminal_with_quiet(main, terminal, shown_on, src):
 class TestWithoutATerminal:
     LINE = r"\d of 4 lines, \d+ tokens/s, \d\d:\d\d left\n"
 
-    def test_nothing_is_said_about_a_short_job(self, main, src):
-        assert main("-src", src, "-output", "out").err == "empty: 1 of 4 lines (3)\n"
+    def test_little_is_said_about_a_short_job(self, main, src):
+        said = main("-src", src, "-output", "out").err
+        assert re.fullmatch(r"empty: 1 of 4 lines \(3\)\n(PRED .*\n){2}", said)
+        assert main("-src", src).err == "empty: 1 of 4 lines (3)\n"
 
     def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
         """At every batch, as no time passes between two lines."""
@@ -175,9 +178,9 @@ class TestWithoutATerminal:
         said = done.err.split("empty: ")
         assert re.fullmatch(f"({self.LINE}){{4}}", said[0])  # the blank line, then three batches
         assert "4 of 4 lines, " in said[0] and "00:00 left\n" in said[0]
-        assert re.fullmatch(END.format("out"), done.err.split("\n", 5)[-1])
+        assert re.fullmatch(END.format("out"), done.err.split("\n", 7)[-1])
         logged = re.sub(r"(?m)^\[.* INFO\] ", "", (tmp_path / "log").read_text())
-        assert re.sub(r"(?m)^PRED .*\n", "", logged) == done.err  # averages are for the file
+        assert logged == done.err
 
     def test_of_an_unknown_number_of_lines(self, main, monkeypatch):
         monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
