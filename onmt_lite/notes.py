@@ -81,9 +81,32 @@ def is_number(score: float) -> bool:
     return score < math.inf
 
 
-def with_gold(translation: Translation, gold: float | None, example: Example) -> Translation:
-    """With the log-probability of its example's reference, which may be NaN."""
-    if gold is None or is_number(gold):
-        n_tokens = len(example.tgt_ids or []) + 1
-        return replace(translation, gold_log_prob=gold, has_gold=True, n_gold_tokens=n_tokens)
+def unsearched(example: Example) -> Translation:
+    """Of a line for which no translation is looked for."""
+    unknown = ("unknown-tokens",) if example.src_ids and example.n_unknown else ()
+    return Translation(
+        example.line.id,
+        example.line.text,
+        notes=(*example.notes, *unknown),
+        n_src_tokens=example.n_src_tokens,
+        n_unknown=example.n_unknown,
+        fields=example.line.fields,
+    )
+
+
+def total(gold: list[float] | None) -> float | None:
+    """The log-probability of a reference; None where there is none, or it is no number."""
+    return None if gold is None or not is_number(sum(gold)) else sum(gold)
+
+
+def with_gold(translation: Translation, gold: list[float] | None) -> Translation:
+    """With the log-probabilities of the tokens of its reference, whose sum may be NaN."""
+    if gold is None or is_number(sum(gold)):
+        return replace(
+            translation,
+            gold_log_prob=total(gold),
+            has_gold=True,
+            n_gold_tokens=len(gold or ()),
+            gold_token_log_probs=gold,
+        )
     return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))

@@ -1,7 +1,7 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.attention_options import AttentionOptions
@@ -151,6 +151,14 @@ class DataOptions:
         value="FILE",
         example="reference.en",
     )
+    score_only: bool = opt(
+        False,
+        "Translate nothing: write the log-probability of each line of tgt, its tokens (the end "
+        "token counted) and its perplexity, with tabs between them, or objects with "
+        "-output_format jsonl",
+        requires="-tgt",
+        example="-tgt reference.en",
+    )
     tgt_file_prefix: bool = opt(
         False,
         "Begin each translation with its line of tgt; without tgt, all with the words of "
@@ -188,6 +196,13 @@ class SearchOptions:
     )
     n_best: int = opt(
         1, "Return the N best hypotheses per sentence, at most beam_size", min=1, example="5"
+    )
+    n_best_unique: bool = opt(
+        False,
+        "Return n_best hypotheses with different texts: where a line has fewer, double its beam "
+        "until there are enough or no more are found, at most up to 1,000",
+        needs="-n_best 2 or more",
+        example="-n_best 5",
     )
     min_length: int = opt(0, "Allow the end only after N tokens", min=0, example="3")
     max_length: int = opt(
@@ -618,9 +633,21 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
         usual |= values
     v = resolved.values
     reasons = idle(OPTIONS, {**v, "alpha": 1.0} if plain_average(v) else v, usual)
-    others = {**search_notes(v), **text_notes(v), **input_notes(resolved.build(DataOptions))}
+    others = {
+        **search_notes(v),
+        **unsearched_notes(v),
+        **text_notes(v),
+        **input_notes(resolved.build(DataOptions)),
+    }
     reasons |= {name: why for name, why in others.items() if v[name] != usual[name]}
     return [*resolved.notes_on(reasons), *misread_notes(v, given)]
+
+
+def unsearched_notes(v: Mapping[str, Any]) -> dict[str, str]:
+    """Why options of a search have no effect where there is none."""
+    of_search = [f.name for group in (SearchOptions, SamplingOptions) for f in fields(group)]
+    named = [*of_search, "with_score"] if v["score_only"] else []
+    return dict.fromkeys(named, "score_only is true: nothing is searched")
 
 
 def input_notes(data: DataOptions) -> dict[str, str]:
@@ -702,6 +729,13 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         problems.append("verbose and quiet contradict each other; give one")
     if v["src"] == v["tgt"] == "-":
         problems.append("src and tgt cannot both be standard input; give one as a file")
+    if v["score_only"] and v["tgt_file_prefix"]:
+        problems.append("tgt is either scored (score_only) or a beginning (tgt_file_prefix)")
+    if v["score_only"] and v["output_format"] in ("moses", "tsv"):
+        problems.append(
+            f"output_format {v['output_format']} is for translations; with score_only give text "
+            "or jsonl"
+        )
     if v["report"] == "-":
         problems.append("report: standard output is for translations; give a file")
     if v["dump_beam"] and v["resume"]:
@@ -785,6 +819,8 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
         )
     if drawn and v["shortlist"]:
         problems.append("shortlist and drawing at random exclude each other; leave one out")
+    if drawn and v["n_best_unique"]:
+        problems.append("n_best_unique and drawing at random exclude each other; leave one out")
     if drawn and groups > 1:
         problems.append("beam_groups and drawing at random exclude each other; leave one out")
     if filtered and not v["do_sample"] and sampling and not sampling.implied:

@@ -155,11 +155,13 @@ class Found:
     """What a search found for a line: distinct hypotheses, best first, none where the model's
     output is NaN; and the note that says what went wrong, "" where nothing did.
 
-    trace  of an example that is traced: the search itself, see `onmt_lite.trace`"""
+    trace       of an example that is traced: the search itself, see `onmt_lite.trace`
+    n_complete  hypotheses, before those with the same text or tokens were left out"""
 
     hyps: list[Hypothesis]
     note: str = ""
     trace: Trace | None = None
+    n_complete: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class Translation:
     n_gold_tokens: int = 0
     src_tokens: list[str] | None = None
     attn_table: tuple[str, ...] = ()
+    gold_token_log_probs: list[float] | None = None
 
     @property
     def text(self) -> str:
@@ -247,6 +250,7 @@ class Translation:
             record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
             record["gold_log_prob"] = finite(self.gold_log_prob)  # None for a blank line
+            record["gold_token_log_probs"] = finite(self.gold_token_log_probs)
         return record
 
 

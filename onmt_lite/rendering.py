@@ -53,7 +53,7 @@ class Renderer:
                     n_replaced=n_unk,
                 ),
             )
-        return Found(list(hyps.values()), beam.note)
+        return Found(list(hyps.values()), beam.note, n_complete=len(beam.finished))
 
     def by_words(self, translation: Translation) -> Translation:
         """With the log-probability of each word too, for hypotheses that the model has made."""

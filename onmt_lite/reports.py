@@ -27,6 +27,8 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
     """The function that makes a translation's share of the output: whole lines."""
     if options.output_format == "jsonl":
         return to_jsonl
+    if options.score_only:
+        return lambda translation: to_gold(translation, options)
     row = ROWS[options.output_format]
 
     def write(translation: Translation) -> str:
@@ -47,6 +49,18 @@ def to_jsonl(translation: Translation) -> str:
     return JSON_BREAKS.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"
 
 
+def to_gold(translation: Translation, options: DataOptions) -> str:
+    """log_prob, tokens and perplexity of the reference; a blank line where it has no score."""
+    log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
+    if log_prob is None or tokens is None:
+        return "\n"
+    nats = -log_prob / len(tokens)
+    perplexity = math.exp(nats) if nats < 700 else math.inf
+    columns = [rounded(log_prob), str(len(tokens)), rounded(perplexity)]
+    columns += [of_tokens(tokens)] * options.token_scores
+    return "\t".join(columns) + "\n"
+
+
 def to_report(translation: Translation) -> str:
     """The line of -report; none for a translation without notes."""
     notes = list(translation.notes)
@@ -57,7 +71,7 @@ def text_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> s
     columns = [" ||| ".join([one_line(hyp.text), *pairs_of(hyp)])]
     if hyp.token_log_probs:  # a blank line was never scored
         columns += [rounded(hyp.score)] * options.with_score
-        columns += [of_tokens(hyp)] * options.token_scores
+        columns += [of_tokens(hyp.token_log_probs)] * options.token_scores
     return "\t".join(columns)
 
 
@@ -73,7 +87,7 @@ def tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> st
     text = one_line(hyp.text).replace("\t", " ")
     columns = [str(number), str(rank), rounded(hyp.score), rounded(hyp.log_prob), text]
     columns += pairs_of(hyp)
-    columns += [of_tokens(hyp)] * options.token_scores
+    columns += [of_tokens(hyp.token_log_probs)] * options.token_scores
     return "\t".join(columns)
 
 
@@ -91,9 +105,9 @@ def pairs_of(hyp: Hypothesis) -> list[str]:
     return [" ".join(f"{source}-{target}" for source, target in hyp.word_align)]
 
 
-def of_tokens(hyp: Hypothesis) -> str:
+def of_tokens(log_probs: list[float]) -> str:
     """The log-probabilities of all tokens and the end token, with spaces between them."""
-    return " ".join(map(rounded, hyp.token_log_probs))
+    return " ".join(map(rounded, log_probs))
 
 
 def rounded(score: float) -> str:

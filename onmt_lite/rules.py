@@ -14,7 +14,7 @@ from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
-from onmt_lite.records import Example
+from onmt_lite.records import Example, Found
 from onmt_lite.runtime import precision_of
 from onmt_lite.search.narrow import narrow
 from onmt_lite.search.plan import Limits, Plan, Sentence
@@ -25,6 +25,7 @@ class SearchRules:
     """What a search with these options does with this model."""
 
     def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
+        self.options = options
         self.search, self.drawing = options.search, options.sampling
         self.seed = options.sampling.seed
         self.alone = options.speed.deterministic  # sentences are decoded one by one
@@ -38,6 +39,15 @@ class SearchRules:
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._plan(options.text.replace_unk and not self.unk_later)
+
+    def lacks(self, found: Found) -> bool:
+        """Whether texts that must differ are fewer than n_best."""
+        return self.search.n_best_unique and not found.note and len(found.hyps) < self.search.n_best
+
+    def wider(self, beam_size: int) -> "SearchRules":
+        """The same with another beam_size."""
+        search = replace(self.search, beam_size=beam_size)
+        return SearchRules(replace(self.options, search=search), self.checkpoint)
 
     def _check_attention(self, options: TranslateOptions) -> None:
         """OptionError for what needs attention where the model has none, or a layer that it does
@@ -66,6 +76,8 @@ class SearchRules:
 
     def _policy_and_stop(self) -> tuple[Policy, Stop]:
         policy = self.preset.policy
+        if self.search.n_best_unique:
+            policy = replace(policy, distinct="text")
         values = {**vars(self.search), "alpha": self._alpha()}
         if self.search.coverage_penalty == "none":
             values["beta"] = 0.0

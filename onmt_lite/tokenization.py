@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from onmt_lite.checkpoints.record import Checkpoint, of_text
-from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_pieces
+from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.text.bpe import join_bpe
@@ -246,3 +246,9 @@ def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: boo
         return pieces_cutter(read_pieces(file.path))
     cut = onmt_cutter(side, kind, file, kwargs)
     return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut
+
+
+def phrases_of(options: TranslateOptions) -> dict[str, str]:
+    """What takes the place of unknown tokens, by source token."""
+    table = options.text.phrase_table
+    return read_phrases(table) if table else {}

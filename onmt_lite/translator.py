@@ -17,14 +17,13 @@ from onmt_lite.budget import Budget, Room, Size, bytes_at_once, free_on
 from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shortlist import with_shortlist
-from onmt_lite.checkpoints.subwords import read_phrases
 from onmt_lite.clock import Clock
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
 from onmt_lite.models.base import AnyModel, EncoderDecoder
 from onmt_lite.models.captured import Captured, CudaRecorder, captures
-from onmt_lite.notes import is_number, notes_of, with_gold
+from onmt_lite.notes import notes_of, total, unsearched, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.records import NOTHING, Example, Found, Line, Translation
 from onmt_lite.rendering import Renderer
@@ -47,8 +46,9 @@ from onmt_lite.text.batching import (
 )
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text_options import TextOptions
-from onmt_lite.tokenization import Named, fit, forced_ids, read_own
+from onmt_lite.tokenization import Named, fit, forced_ids, phrases_of, read_own
 from onmt_lite.tracing import Tracer
+from onmt_lite.widening import filled
 
 if TYPE_CHECKING:
     from onmt_lite.buckets import Engine
@@ -101,7 +101,7 @@ class Translator:
             )
         self._direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
-        phrases = _phrases(options) if phrases is None else phrases
+        phrases = phrases_of(options) if phrases is None else phrases
         self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
         self.tokenizer = self.renderer.tokenizer
         # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/design.md)
@@ -238,7 +238,7 @@ class Translator:
             lines = zip(sources, targets)
             examples = [self.examples.make(*pair, direction=direction) for pair in lines]
             alone = self.options.speed.deterministic
-            return [g if g is None or is_number(g) else None for g in self._gold(examples, alone)]
+            return [*map(total, self._gold(examples, alone))]
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
@@ -304,6 +304,11 @@ class Translator:
                 self.examples.make(*each, forced, direction)
                 for each in zip(lines, targets, begin, strict=True)
             ]
+        if options.data.score_only and tgt_lines is not None:
+            with computing(options.speed, self.device):
+                gold = self._gold(examples, options.speed.deterministic)
+            progress(len(examples), sum(map(len, filter(None, gold))))
+            return [*map(with_gold, map(unsearched, examples), gold)]
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
         progress(len(examples) - len(full), 0)
@@ -315,7 +320,7 @@ class Translator:
             alone = [(batch, len(batch)) for batch in batches]
             for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
                 with self.clock.phase("decode"):
-                    decoded = self._decode(group, n_slots, rules)
+                    decoded = filled(group, n_slots, rules, self._decode)
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
                 progress(len(group), sum(len(f.hyps[0].token_log_probs) for f in decoded))
@@ -324,7 +329,7 @@ class Translator:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
         made = self.aligner.tables(examples, with_source(examples, made, options), options)
-        return made if tgt_lines is None else [*map(with_gold, made, gold, examples)]
+        return made if tgt_lines is None else [*map(with_gold, made, gold)]
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
         curve = self.checkpoint.confidence
@@ -425,34 +430,34 @@ class Translator:
                     found = tracer.traced(i, beam, text)
                 yield start + i, found
 
-    def _gold(self, examples: list[Example], alone: bool) -> list[float | None]:
-        """Log-probability of each example's reference; None where either side is missing.  NaN
+    def _gold(self, examples: list[Example], alone: bool) -> list[list[float] | None]:
+        """Log-probabilities of each example's reference; None where either side is missing.  NaN
         where the model returns NaN, once more in fp32 and alone.  `alone`: no batches."""
         place = {id(e): i for i, e in enumerate(examples)}
-        gold: list[float | None] = [None] * len(examples)
+        gold: list[list[float] | None] = [None] * len(examples)
         scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
         most = 1 if alone else self.budget.scored_tokens
         for group in make_batches(scorable, most, "tokens", longer_side):
             scores = self._scores(self.model, group)
             for example, score in zip(group, scores, strict=True):
-                gold[place[id(example)]] = score if is_number(score) else self._rescore(example)
+                gold[place[id(example)]] = self._rescore(example) if total(score) is None else score
         return gold
 
-    def _rescore(self, example: Example) -> float:
-        """The score of an example alone in fp32; NaN where there is no room for that."""
+    def _rescore(self, example: Example) -> list[float]:
+        """The scores of an example alone in fp32; NaN where there is no room for that."""
         try:
             return self._scores(self.exact_model, [example])[0]
         except MemoryExhausted:
-            return math.nan
+            return [math.nan]
 
-    def _scores(self, model: EncoderDecoder, group: list[Example]) -> list[float]:
+    def _scores(self, model: EncoderDecoder, group: list[Example]) -> list[list[float]]:
         score = partial(self._score, model)
         return self.gold_room.run(group, len(group), longer_side, score)
 
     def _score(
         self, model: EncoderDecoder, group: list[Example], n_at_once: int
-    ) -> Iterator[tuple[int, float]]:
-        """The place of each example in the group and its log-probability."""
+    ) -> Iterator[tuple[int, list[float]]]:
+        """The place of each example in the group and its reference's log-probabilities."""
         checkpoint = self.checkpoint
         for start in range(0, len(group), n_at_once):
             part = group[start : start + n_at_once]
@@ -478,7 +483,7 @@ class Translator:
 def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
     """What the options name, read from files, with the weights on the device in that precision.
     Raises OptionError or CheckpointError."""
-    own, phrases = read_own(options), _phrases(options)  # found damaged before a model is read
+    own, phrases = read_own(options), phrases_of(options)  # found damaged before a model is read
     given = Direction(options.model.src_lang, options.model.tgt_lang)
     of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
@@ -491,9 +496,3 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
     checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
     placed(checkpoint.model, device, precision, in_place=True)
     return checkpoint, own, phrases
-
-
-def _phrases(options: TranslateOptions) -> dict[str, str]:
-    """What takes the place of unknown tokens, by source token."""
-    table = options.text.phrase_table
-    return read_phrases(table) if table else {}

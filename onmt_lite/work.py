@@ -44,7 +44,9 @@ def translate_bucket(
     writer = build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
-        gold = None if gold_lines is None else gold_lines[i].text
+        # A job that scores says it in its output
+        told = gold_lines is not None and (options.information.verbose or not data.score_only)
+        gold = gold_lines[i].text if gold_lines is not None and told else None
         log += sentence_log(translation, gold, options.information.verbose)
     if bucket.number == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)

@@ -67,6 +67,7 @@ OUTPUTS = {
     "output_format": ("", "-output_format moses"),
     "with_score": ("", "-with_score"),
     "token_scores": ("", "-token_scores"),
+    "score_only": ("-tgt {tgt}", "-score_only"),
     "src": ("", "-src {other}"),
     "output": ("", "-output {out}"),
     "shard": ("-src {other}", "-src {other} -shard 2/2 -bucket_lines 1"),
@@ -93,6 +94,7 @@ APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["dump_beam"]  # see test_trace.py
 APART += ["alignment_layer", "alignment_heads"]  # see test_alignment.py
+APART += ["n_best_unique"]  # see test_widening.py
 APART += ["workers"]  # see test_workers.py
 APART += ["shortlist"]  # see test_shortlist.py
 APART += ["deterministic"]  # see test_deterministic.py

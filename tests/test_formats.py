@@ -1,9 +1,10 @@
-"""One job in every output format: what all of them say is the same."""
+"""One job in every output format, translating or scoring: what all of them say is the same."""
 
 import json
 import logging
 import math
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +148,116 @@ def test_a_job_with_workers_and_one_from_python_say_the_same(tmp_path, run):
         tmp_path / "src", tmp_path / "out", **options
     )
     assert (tmp_path / "out").read_text().split("\n")[:-1] == expected
+
+
+# -- only scored ----------------------------------------------------------------------------------
+
+TARGETS = ["the cat", "a", "", "", "a cat the"]
+
+
+@pytest.fixture
+def score(tmp_path, run):
+    (tmp_path / "tgt").write_text("\n".join(TARGETS) + "\n")
+    return lambda words, *more: run(f"-tgt {tmp_path}/tgt {words}", *more)
+
+
+def by_hand(line, target):
+    """Log-probabilities of the target's tokens and the end token, from the table of the file."""
+    table = json.loads(Path(TOY).read_text(encoding="utf-8"))
+    source, vocab = table["sources"][line], table["vocab"]
+    ids = [*map(vocab.index, target.split()), 0]
+    found = []
+    for n, i in enumerate(ids):
+        row = source["rows"].get(" ".join(map(str, ids[:n])), source["default"])
+        found.append(row[i] - math.log(sum(map(math.exp, row))))
+    return found
+
+
+def test_score_only_equals_the_gold_scores_of_a_translation(score, tiny_checkpoint):
+    for model in (TOY, tiny_checkpoint):
+        usual = [*map(json.loads, score("-output_format jsonl", model)[0])]
+        records = [*map(json.loads, score("-score_only -output_format jsonl", model)[0])]
+        assert [r["gold_log_prob"] for r in records] == [r["gold_log_prob"] for r in usual]
+        lines, _ = score("-score_only -token_scores", model)
+        assert len(lines) == len(LINES) == len(records)
+        for record, line, text in zip(records, lines, LINES):
+            total, tokens = record["gold_log_prob"], record["gold_token_log_probs"]
+            assert record["hyps"] == [] and record["src"] == text
+            if not text.strip():
+                assert line == "" and total is tokens is None and record["notes"] == ["empty"]
+                continue
+            assert sum(tokens) == pytest.approx(total)
+            columns = line.split("\t")
+            assert float(columns[0]) == pytest.approx(total, abs=1e-4)
+            assert int(columns[1]) == len(tokens)
+            expected = math.exp(-total / len(tokens))
+            assert float(columns[2]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+            assert numbers(columns[3]) == pytest.approx(tokens, abs=1e-4)
+            assert score("-score_only", model)[0][record["id"]] == "\t".join(columns[:3])
+
+
+def test_score_only_is_what_the_table_says(score):
+    (first, *_), _ = score("-score_only -output_format jsonl")
+    expected = by_hand("katze", "the cat")
+    assert json.loads(first)["gold_token_log_probs"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_score_only_is_what_translations_cost(score, run, tmp_path, tiny_checkpoint):
+    """The translations of a search, given back as references, have its log-probabilities."""
+    found = [
+        json.loads(line)["hyps"][0] for line in run("-output_format jsonl", tiny_checkpoint)[0]
+    ]
+    (tmp_path / "tgt").write_text("".join(hyp["text"] + "\n" for hyp in found))
+    lines, log = score("-score_only -output_format jsonl", tiny_checkpoint)
+    n = 0
+    for line, hyp in zip(lines, found):
+        record = json.loads(line)
+        if hyp["ended"] and record["gold_token_log_probs"] is not None:
+            if len(record["gold_token_log_probs"]) == len(hyp["token_log_probs"]):
+                n += 1
+                assert record["gold_token_log_probs"] == pytest.approx(
+                    hyp["token_log_probs"], abs=1e-4
+                )
+    assert n > 0 and "GOLD AVG SCORE" in log
+
+
+def test_score_only_searches_nothing(score, monkeypatch):
+    def never(*args, **named):
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("onmt_lite.translator.decode", never)
+    lines, log = score("-score_only")
+    assert len(lines) == len(LINES) and "GOLD 1" not in log
+    assert "GOLD 1: the cat" in score("-score_only -verbose")[1]
+
+
+def test_score_only_with_workers_says_the_same(score):
+    words = "-score_only -output_format jsonl -quiet"
+    assert score(words)[0] == score(f"{words} -workers 2 -bucket_lines 2")[0]
+
+
+def test_perplexities_of_what_is_impossible_and_of_a_single_token():
+    write = build_writer(DataOptions(score_only=True, tgt="a"), 1)
+    for tokens, said in (
+        ([-math.log(2)], "-0.6931\t1\t2.0000"),
+        ([-math.inf, -1.0], "-inf\t2\tinf"),
+        ([-1500.0], "-1500.0000\t1\tinf"),
+        ([0.0, 0.0], "0.0000\t2\t1.0000"),
+    ):
+        gold = dict(gold_log_prob=sum(tokens), gold_token_log_probs=tokens, has_gold=True)
+        assert write(Translation(0, "x", **gold)) == said + "\n"
+    assert write(Translation(0, "x", has_gold=True)) == "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("-score_only", "score_only needs tgt"),
+        ("-score_only -tgt a -tgt_file_prefix", "tgt is either scored"),
+        ("-score_only -tgt a -output_format tsv", "output_format tsv is for translations"),
+        ("-score_only -tgt a -output_format moses", "output_format moses is for translations"),
+    ],
+)
+def test_what_does_not_go_with_score_only(words, said, capsys):
+    assert translate.main([*words.split(), "-model", TOY]) == 2
+    assert said in capsys.readouterr().err

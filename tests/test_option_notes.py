@@ -44,6 +44,10 @@ IDLE = [
     ("with_score", "-with_score -output_format tsv", "output_format is tsv"),
     ("alignment_layer", "-alignment_layer -1", "report_align or attn_debug"),
     ("alignment_heads", "-alignment_heads 1", "report_align or attn_debug"),
+    ("with_score", "-with_score -score_only -tgt a", "nothing is searched"),
+    ("beam_size", "-beam_size 8 -score_only -tgt a", "nothing is searched"),
+    ("min_length", "-min_length 8 -score_only -tgt a", "nothing is searched"),
+    ("n_best_unique", "-n_best_unique", "n_best is 1"),
     ("text_field", "-text_field sentence", "the input is text"),
     ("text_field", "-text_field a -src a.jsonl -input_format text", "the input is text"),
     ("avg_raw_probs", "-avg_raw_probs", "several model"),
@@ -104,7 +108,7 @@ input_format tgt_file_prefix search n_best min_length max_length max_length_rati
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
-shortlist token_scores report_align attn_debug
+shortlist token_scores report_align attn_debug score_only
 """.split()
 ALWAYS += ["dump_beam"]
 TABLE = [case for case in IDLE if case[2]]

@@ -71,6 +71,7 @@ BESIDE = {
     "diversity_rate": "-search transformers -beam_size 6 -beam_groups 2",
     "random_sampling_temp": "-do_sample",
     "tgt_file_prefix": "-tgt prefixes.txt",
+    "score_only": "-tgt reference.en",
     "phrase_table": "-replace_unk",
     "shard": "-src input.de",
 }

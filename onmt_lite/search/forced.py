@@ -1,4 +1,4 @@
-"""Teacher forcing: the log-probability a model gives to a target that is known."""
+"""Teacher forcing: the log-probabilities a model gives to a target that is known."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ def score_targets(
     sums_to_one: bool = True,
     ids: Tensor | None = None,
     at_once: float = math.inf,
-) -> list[float]:
-    """Sum of the log-probabilities of each target's tokens and of the end token after them.
+) -> list[list[float]]:
+    """For each target the log-probabilities of its tokens and of the end token after them.
 
     starts: what the decoder is fed before each target, all of one length.
     sums_to_one: what the model returns are logits; False: scores that count as they are.
@@ -30,7 +30,6 @@ def score_targets(
     at_once: of more logits (B * T * V) than these, those of one position are made at a time.
     """
     read, out, before = _fed(targets, starts, eos_id, src.device)
-    width = out.size(1)
     memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= at_once:
         log_probs = _chosen(model.forward(memory, read)[:, before:], out, sums_to_one)
@@ -41,9 +40,7 @@ def score_targets(
         steps = (model.step(tokens, state)[0] for tokens in read[:, before:].unbind(1))
         chosen = [_chosen(logits, ids, sums_to_one) for logits, ids in zip(steps, out.unbind(1))]
         log_probs = torch.stack(chosen, 1)
-    n_scored = torch.tensor([len(target) + 1 for target in targets], device=src.device)
-    inside = torch.arange(width, device=src.device) < n_scored[:, None]
-    return log_probs.where(inside, 0.0).sum(1).tolist()
+    return [row[: len(target) + 1] for row, target in zip(log_probs.tolist(), targets)]
 
 
 @torch.inference_mode()

@@ -1,0 +1,37 @@
+"""-n_best_unique: lines that have too few different texts are searched again with a wider beam."""
+
+from collections.abc import Callable
+
+from onmt_lite.errors import MemoryExhausted
+from onmt_lite.records import Example, Found
+from onmt_lite.rules import SearchRules
+
+WIDEST = 1000  # what beam_size takes
+Decode = Callable[[list[Example], int, SearchRules], list[Found]]
+
+
+def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:
+    """What `decode` finds for each example of the group, of which n_slots run at once.
+
+    Where texts must differ and are too few, the beam is doubled until they suffice.  None is left
+    to find where a search ends with less complete hypotheses than its beam has room for and has no
+    text more than the one before.  A beam without room in memory is not tried.
+    """
+    found = decode(group, n_slots, rules)
+    short = [i for i, each in enumerate(found) if rules.lacks(each)]
+    while short and rules.beam_size < WIDEST:
+        narrow, rules = rules, rules.wider(min(WIDEST, 2 * rules.beam_size))
+        n_slots = max(1, n_slots * narrow.beam_size // rules.beam_size)  # as many rows as before
+        try:
+            again = decode([group[i] for i in short], n_slots, rules)
+        except MemoryExhausted:
+            break
+        still = []
+        for i, each in zip(short, again, strict=True):
+            gained = len(each.hyps) - len(found[i].hyps)
+            if gained >= 0 and not each.note:
+                found[i] = each
+            if rules.lacks(each) and (gained > 0 or each.n_complete >= rules.beam_size):
+                still.append(i)
+        short = still
+    return found

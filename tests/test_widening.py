@@ -1,0 +1,122 @@
+"""-n_best_unique against all sequences of tables in which tokens look alike."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from onmt_lite import OptionError, Translator
+from onmt_lite.errors import MemoryExhausted
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from tests.support import tables
+
+LIMIT = 3  # tokens, the end token counted
+PROBABILITIES = (0.3, 0.36, 0.24, 0.1)  # of the end and of three tokens
+ALIKE = 2  # the first two of the tokens
+
+
+class Alike(SpaceTokenizer):
+    """Two tokens are the same text."""
+
+    def decode(self, tokens):
+        return " ".join(tables.WORDS[1] if t == tables.WORDS[ALIKE] else t for t in tokens)
+
+
+def all_texts():
+    """The best log-probability of each text that ends within the limit."""
+    logs = [*map(math.log, PROBABILITIES)]
+    found = {}
+    for n in range(LIMIT):
+        for ids in itertools.product(range(1, len(PROBABILITIES)), repeat=n):
+            text = Alike().decode([tables.WORDS[i] for i in ids])
+            found.setdefault(text, []).append(sum(logs[i] for i in ids) + logs[0])
+    return found
+
+
+@pytest.fixture
+def translator():
+    source = tables.make_source({}, tables.logits(*PROBABILITIES))
+    checkpoint = replace(tables.make_checkpoint([source]), tokenizers={"space": Alike()})
+    usual = dict(max_length=LIMIT, max_length_ratio=0.0, length_penalty="none")
+    return Translator(checkpoint, TranslateOptions.of(device="cpu", **usual))
+
+
+@pytest.mark.parametrize("n_best", [2, 3, 5, 7])
+@pytest.mark.parametrize("search", ["opennmt", "fairseq", "ctranslate2", "transformers"])
+def test_as_many_different_texts_as_asked_for(translator, search, n_best):
+    given = dict(n_best=n_best, beam_size=n_best, search=search)
+    if search == "transformers":
+        given["max_length"] = LIMIT + 1
+    (found,) = translator.translate(["s0"], n_best_unique=True, **given)
+    texts = [hyp.text for hyp in found.hyps]
+    assert len(texts) == n_best == len(set(texts))
+    scores = [hyp.score for hyp in found.hyps]
+    assert scores == sorted(scores, reverse=True)
+    known = all_texts()
+    for hyp in found.hyps:
+        if hyp.ended and hyp.text in known:
+            assert min(abs(hyp.log_prob - x) for x in known[hyp.text]) < 1e-5
+
+
+def test_without_it_texts_come_twice(translator):
+    (found,) = translator.translate(["s0"], n_best=5, beam_size=5)
+    assert len({hyp.text for hyp in found.hyps}) < 5
+
+
+def test_no_more_than_exist(translator):
+    (found,) = translator.translate(["s0"], n_best=40, beam_size=40, n_best_unique=True)
+    texts = {hyp.text for hyp in found.hyps if hyp.ended}
+    assert texts == set(all_texts())
+    assert len(found.hyps) < 40
+
+
+def test_what_is_enough_is_not_searched_again(translator, monkeypatch):
+    """A line whose texts differ anyway is as it was."""
+    other = tables.make_source({}, tables.logits(0.3, 0.6, 0.0, 0.1))
+    checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
+    plain = Translator(checkpoint, translator.options)
+    sizes = []
+    run = Translator._run
+    monkeypatch.setattr(
+        Translator,
+        "_run",
+        lambda self, m, g, n, r: (sizes.append(r.beam_size), run(self, m, g, n, r))[1],
+    )
+    given = dict(n_best=3, beam_size=4)
+    assert plain.translate(["s0"], n_best_unique=True, **given) == plain.translate(["s0"], **given)
+    assert sizes == [4, 4]
+    translator.translate(["s0"], n_best_unique=True, n_best=5, beam_size=5)
+    assert sizes[2:4] == [5, 10]
+
+
+def test_a_beam_without_room_leaves_what_was_found(translator, monkeypatch):
+    given = dict(n_best=5, beam_size=5)
+    run = Translator._run
+
+    def small(self, model, group, n_slots, rules):
+        if rules.beam_size > 5:
+            raise MemoryExhausted("out of memory")
+        return run(self, model, group, n_slots, rules)
+
+    monkeypatch.setattr(Translator, "_run", small)
+    (found,) = translator.translate(["s0"], n_best_unique=True, **given)
+    texts = [hyp.text for hyp in found.hyps]
+    assert 0 < len(texts) < 5 and len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("search", PRESETS)
+def test_every_search_gives_different_texts(translator, search):
+    given = dict(n_best=4, beam_size=4, n_best_unique=True, search=search)
+    lines = ["s0"] * 3
+    found = translator.translate(lines, **given)
+    for each in found:
+        texts = [hyp.text for hyp in each.hyps]
+        assert texts and len(set(texts)) == len(texts) <= 4
+
+
+def test_not_with_drawing():
+    with pytest.raises(OptionError, match="n_best_unique and drawing at random"):
+        TranslateOptions.of(n_best=2, n_best_unique=True, do_sample=True)
