@@ -77,6 +77,22 @@ class Aligner:
         ]
         return [replace(t, attn_table=table) for t, table in zip(made, tables)]
 
+    def gold(
+        self, examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
+    ) -> list[Translation]:
+        """With the alignments of the references, if the options ask for them."""
+        if not options.attention.gold_align:
+            return list(made)
+        vocab, join = self.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
+        heads, alone = heads_of(options.attention), options.speed.deterministic
+        found = []
+        for e, t, sources in zip(examples, made, self.sources(examples, heads, alone)):
+            tokens = vocab.decode(e.tgt_ids or [], e.own_words)
+            words = self.by_words(e, tokens, join(tokens), sources)
+            hyps = [replace(hyp, word_align=words) for hyp in t.hyps]
+            found.append(replace(t, hyps=hyps, gold_align=pairs_of(sources)))
+        return found
+
     def sources(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[list[int]]:
         """For each token of each target, the token of the line with the largest weight."""
         found = self.weights(targets, heads, alone)

@@ -37,6 +37,13 @@ class AttentionOptions:
         example="1 -report_align",
     )
 
+    gold_align: bool = opt(
+        False,
+        "Report the alignment of the reference in place of that of the translation; in jsonl "
+        "beside it, as `gold_align`",
+        requires="-report_align and -tgt and no -replace_unk and no -tgt_file_prefix",
+        example="-report_align -tgt reference.en",
+    )
     attn_debug: bool = opt(
         False,
         "Log for the best hypothesis of each line with which weight each of its tokens attends to "

@@ -8,7 +8,6 @@ from onmt_lite.schema import Foreign
 
 ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
-NOT_YET = "not there yet; leave it out"
 ONE_PROCESS = (
     "without effect here; one process translates: for several GPUs start a job on each, with "
     "lines of its own"
@@ -144,7 +143,6 @@ FOREIGN = {
     "report_rouge": Foreign(
         SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
     ),
-    "gold_align": Foreign(SWITCHED_OFF, NOT_YET, refused=True),
     "align_debug": Foreign(SWITCHED_OFF, "without effect here; attn_debug shows the weights"),
     "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
     # Ours too: what "not given" is there, and what else a value may mean

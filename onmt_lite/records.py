@@ -208,6 +208,7 @@ class Translation:
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as it was written
     src_tokens    to which alignments refer; None where there are none
+    gold_align    of the reference, with -gold_align
     attn_table    weights of its best hypothesis as lines of the log, with -attn_debug
     """
 
@@ -225,6 +226,7 @@ class Translation:
     fields: str | None = None
     n_gold_tokens: int = 0
     src_tokens: list[str] | None = None
+    gold_align: Pairs | None = None
     attn_table: tuple[str, ...] = ()
     gold_token_log_probs: list[float] | None = None
 
@@ -243,6 +245,8 @@ class Translation:
         }
         if self.src_tokens is not None:
             record["src_tokens"] = self.src_tokens
+        if self.gold_align is not None:
+            record["gold_align"] = self.gold_align
         if self.n_unknown:
             record["n_unknown"] = self.n_unknown
         if self.calibrated:

@@ -329,6 +329,7 @@ class Translator:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
         made = self.aligner.tables(examples, with_source(examples, made, options), options)
+        made = self.aligner.gold(examples, made, options)
         return made if tgt_lines is None else [*map(with_gold, made, gold)]
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:

@@ -295,3 +295,17 @@ def test_attn_debug(translator):
         cells = row.split()[1:]
         assert [float(cell.strip("*")) for cell in cells] == pytest.approx(own, abs=1e-5)
         assert cells[own.index(max(own))].startswith("*")
+
+
+def test_gold_align(run, tmp_path):
+    """A reference that is the translation aligns as the translation does."""
+    (own,) = map(json.loads, run(LINES[:1], "-report_align", "-output_format", "jsonl"))
+    (tmp_path / "tgt").write_text(own["hyps"][0]["text"] + "\n", "utf-8")
+    options = ("-report_align", "-gold_align", "-tgt", str(tmp_path / "tgt"))
+    (record,) = map(json.loads, run(LINES[:1], *options, "-output_format", "jsonl"))
+    assert record["hyps"] == own["hyps"]
+    assert all(s < len(record["src_tokens"]) for s, _ in record["gold_align"])
+    (line,) = run(LINES[:1], *options)
+    assert {t for _, t in pairs(line.split(" ||| ")[1])} == {
+        *range(len(record["hyps"][0]["text"].split()))
+    }

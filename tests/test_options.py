@@ -73,6 +73,7 @@ BESIDE = {
     "tgt_file_prefix": "-tgt prefixes.txt",
     "score_only": "-tgt reference.en",
     "phrase_table": "-replace_unk",
+    "gold_align": "-report_align -tgt reference.txt",
     "shard": "-src input.de",
 }
 # Words that are taken where any text is not

@@ -465,7 +465,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-data_type img", "only text is translated"),
         ("-data_type audio -sample_rate 8000", "only text is translated"),
         ("-src_dir images", "only text is translated"),
-        ("-gold_align", "leave it out"),
+        ("-gold_align", "needs report_align"),
         ("-n_src_feats 2", "leave it out"),
         ("-mask_ratio 0.3", "for training only; leave it out"),
         ("-response_patterns x", "for training only; leave it out"),

@@ -528,7 +528,7 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ('tgt_onmttok_kwargs: "[1]"', "expected a dict"),
         (WITH_ONMT.replace("aggressive", "none', 'joiner': 'x"), "joiner"),
         ("tgt_prefix: true", "tgt_file_prefix"),
-        ("gold_align: true", "not there yet"),
+        ("gold_align: true", "needs report_align"),
         ("data_type: img", "only text"),
         ("n_src_feats: 1", "word features"),
         ("models: x.pt", "here it is model"),
