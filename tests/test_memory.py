@@ -256,9 +256,9 @@ def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeyp
     expected = fresh.translate(LINES, beam_size=2)
     tried, decode = [], translator_module.decode
 
-    def late(model, sentences, plan, n_slots, n_batches):
+    def late(model, sentences, plan, n_slots, *others):
         tried.append((len(sentences), n_slots))
-        for n_done, result in enumerate(decode(model, sentences, plan, n_slots, None, n_batches)):
+        for n_done, result in enumerate(decode(model, sentences, plan, n_slots, *others)):
             if n_slots > 2 and n_done == 3:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             yield result

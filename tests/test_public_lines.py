@@ -461,7 +461,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-out x", "did you mean output"),
         ("-beam 3", "beam_size"),
         ("-batch 3", "did you mean batch_size or batch_type?"),
-        ("-n_bes 3", "did you mean n_best?"),
+        ("-n_bes 3", "did you mean n_best or n_best_unique?"),
         ("-data_type img", "only text is translated"),
         ("-data_type audio -sample_rate 8000", "only text is translated"),
         ("-src_dir images", "only text is translated"),

@@ -167,6 +167,8 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
     )
     if ends_sources:
         options |= dict(transforms=["suffix"], src_suffix=EOS, tgt_suffix="")
+    if cfg.report_layer:
+        options |= {"alignment_layer": cfg.report_layer - 1, "alignment_heads": cfg.report_heads}
     return options
 
 
