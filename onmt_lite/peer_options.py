@@ -132,7 +132,6 @@ NO_COUNTERPART = (
     "end_token max_input_length lm_path lm_weight print_step workspace max_length_crop port "
     "max_source_length encoder_repetition_penalty use_cache"
 ).split()
-INSTEAD = {"score_only": "give the references with tgt"}  # where the option is not there
 
 
 def option_of(ours: str) -> str:
@@ -149,7 +148,7 @@ def hints(options: Container[str]) -> dict[str, str]:
     for names in (*NAMES.values(), MORE):
         for theirs, ours in names.items():
             name = option_of(ours)
-            hint = f"here it is {ours}" if name in options else INSTEAD.get(name, NOTHING)
+            hint = f"here it is {ours}" if name in options else NOTHING
             said[theirs.replace("-", "_")] = hint
     return {theirs: hint for theirs, hint in said.items() if theirs not in options}
 

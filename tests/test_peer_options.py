@@ -40,8 +40,7 @@ PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
 
 def hint_of(theirs: str, ours: str) -> str:
     """The beginning of what is said of a name."""
-    without = "give the references with tgt" if ours == "score_only" else NOTHING
-    return f"unknown option {theirs}; " + (f"here it is {ours}" if ours in OPTIONS else without)
+    return f"unknown option {theirs}; " + (f"here it is {ours}" if ours in OPTIONS else NOTHING)
 
 
 def spellings(theirs: str) -> list[str]:
