@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.records import Confidence
+from onmt_lite.spelling import Spelling, spelling_of
 from onmt_lite.text.shortlist import Shortlist
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.unknown import Unknown
@@ -141,6 +143,12 @@ class Checkpoint:
         if known is None or (known.in_tokens and not tgt_lang):
             return 0
         return int(known.target == "forced")
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """How target tokens make words where the first tokenizer joins them; takes about 0.4 s for
+        10,000 tokens."""
+        return spelling_of(self.tgt_vocab.tokens, next(iter(self.tokenizers.values())).decode)
 
     @property
     def copies(self) -> bool:
