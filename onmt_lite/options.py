@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.attention_options import AttentionOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.generation import read_decoder, read_defaults
+from onmt_lite.length_options import LengthOptions, check_lengths
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.peer_options import hints
 from onmt_lite.presets import PRESETS, SWITCHES
@@ -524,6 +525,7 @@ class TranslateOptions:
     jobs: JobOptions
     information: InformationOptions
     attention: AttentionOptions
+    lengths: LengthOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
@@ -574,6 +576,7 @@ KINDS: dict[str, type] = {
     "text": TextOptions,
     "data": DataOptions,
     "search": SearchOptions,
+    "lengths": LengthOptions,
     "sampling": SamplingOptions,
     "attention": AttentionOptions,
     "speed": SpeedOptions,
@@ -645,7 +648,8 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
 
 def unsearched_notes(v: Mapping[str, Any]) -> dict[str, str]:
     """Why options of a search have no effect where there is none."""
-    of_search = [f.name for group in (SearchOptions, SamplingOptions) for f in fields(group)]
+    groups = SearchOptions, LengthOptions, SamplingOptions
+    of_search = [f.name for group in groups for f in fields(group)]
     named = [*of_search, "with_score"] if v["score_only"] else []
     return dict.fromkeys(named, "score_only is true: nothing is searched")
 
@@ -709,6 +713,7 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
     problems = [*refusals(OPTIONS, v), *check_preset(v), *check_diversity(v), *check_text(v)]
+    problems += check_lengths(v)
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "

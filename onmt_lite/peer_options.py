@@ -80,7 +80,7 @@ NAMES: dict[str, dict[str, str]] = {
         "n-best": "n_best",
         "normalize": "alpha",
         "max-length-factor": "max_length_ratio",
-        "word-penalty": "word_penalty",
+        "word-penalty": "word_penalty, with the other sign",
         "allow-unk": NO_UNKNOWN,
         "output-sampling": "do_sample",
         "force-decode": "tgt_file_prefix",

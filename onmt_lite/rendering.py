@@ -8,7 +8,7 @@ from onmt_lite.examples import CAPITALS
 from onmt_lite.records import Example, Found, Hypothesis, Translation
 from onmt_lite.search.beam import Beam
 from onmt_lite.text.restoring import Aligned, put_back
-from onmt_lite.text.words import word_log_probs
+from onmt_lite.text.words import WordLimits, word_log_probs
 
 
 class Renderer:
@@ -20,10 +20,18 @@ class Renderer:
         self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
-    def found(self, beam: Beam, example: Example, later: bool = False) -> Found:
+    def found(
+        self,
+        beam: Beam,
+        example: Example,
+        later: bool = False,
+        limits: WordLimits | None = None,
+    ) -> Found:
         """The n best that are distinct, as the search counts them.  `later`: unknown tokens stay,
-        for `without_unk`."""
+        for `without_unk`.  `limits`: texts that break them are left out, but for the best one where
+        all do."""
         hyps: dict[Any, Hypothesis] = {}
+        unfit: list[tuple[Hypothesis, int]] = []
         for hyp in beam.best():
             if len(hyps) == beam.plan.n_best:
                 break
@@ -40,20 +48,27 @@ class Renderer:
             text = self._text(tokens, sources, example)
             # Two segmentations of one text are two sequences of tokens
             key = {"text": text, "tokens": tuple(ids), "copies": len(hyps)}
-            hyps.setdefault(
-                key[beam.plan.policy.distinct],
-                Hypothesis(
-                    text,
-                    tokens,
-                    hyp.score,
-                    sum(log_probs),
-                    log_probs,
-                    hyp.ended,
-                    ids=tuple(words),
-                    n_replaced=n_unk,
-                ),
+            rendered = Hypothesis(
+                text,
+                tokens,
+                hyp.score,
+                sum(log_probs),
+                log_probs,
+                hyp.ended,
+                ids=tuple(words),
+                n_replaced=n_unk,
             )
-        return Found(list(hyps.values()), beam.note, n_complete=len(beam.finished))
+            if limits is None or limits.fits(text):
+                hyps.setdefault(key[beam.plan.policy.distinct], rendered)
+            else:
+                unfit.append((rendered, self._more_words(rendered)))
+        found = list(hyps.values()) or [rendered for rendered, _ in unfit[:1]]
+        more = tuple(n for _, n in unfit)
+        return Found(found, beam.note, n_complete=len(beam.finished), unfit=more)
+
+    def _more_words(self, hyp: Hypothesis) -> int:
+        """How many words a text has beside those of its tokens."""
+        return len(hyp.text.split()) - self.checkpoint.spelling.count(hyp.ids)
 
     def by_words(self, translation: Translation) -> Translation:
         """With the log-probability of each word too, for hypotheses that the model has made."""

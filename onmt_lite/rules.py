@@ -17,8 +17,10 @@ from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example, Found
 from onmt_lite.runtime import precision_of
 from onmt_lite.search.narrow import narrow
-from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.plan import NO_LIMIT, Limits, Plan, Sentence
 from onmt_lite.search.sampling import line_seed
+from onmt_lite.spelling import fingerprints
+from onmt_lite.text.words import WordLimits
 
 
 class SearchRules:
@@ -26,7 +28,7 @@ class SearchRules:
 
     def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
         self.options = options
-        self.search, self.drawing = options.search, options.sampling
+        self.search, self.drawing, self.lengths = options.search, options.sampling, options.lengths
         self.seed = options.sampling.seed
         self.alone = options.speed.deterministic  # sentences are decoded one by one
         self.checkpoint = checkpoint
@@ -38,7 +40,7 @@ class SearchRules:
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
-        self.plan = self._plan(options.text.replace_unk and not self.unk_later)
+        self.plan = self._of_words(self._plan(options.text.replace_unk and not self.unk_later))
 
     def lacks(self, found: Found) -> bool:
         """Whether texts that must differ are fewer than n_best."""
@@ -155,6 +157,48 @@ class SearchRules:
             src_margins=checkpoint.src_margins,
         )
 
+    def _of_words(self, plan: Plan) -> Plan:
+        """With the rules about words.  OptionError where the model copies parts of words."""
+        lengths = self.lengths
+        plan = replace(
+            plan,
+            bounds_words=lengths.bounds,
+            word_penalty=lengths.word_penalty,
+            ngram_unit=lengths.block_ngram_unit,
+        )
+        if not plan.minds_words:
+            return plan
+        exempt = fingerprints(self.search.ignore_when_blocking).tolist()
+        plan = replace(plan, spelling=self.checkpoint.spelling, exempt_words=tuple(exempt))
+        if self.checkpoint.copies and not self.checkpoint.spelling.ends.all():
+            wanted = {
+                "min_words": lengths.min_words > 0,
+                "max_words": lengths.max_words is not None,
+            }
+            wanted["block_ngram_unit"] = plan.blocks_word_ngrams
+            wanted["word_penalty"] = lengths.word_penalty != 0
+            names = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
+            raise OptionError(f"{names}: the model copies parts of words; leave it out")
+        return plan
+
+    def word_limits(self, example: Example) -> WordLimits | None:
+        """What the words of a line's translations must keep to, where that is asked for."""
+        lengths, plan = self.lengths, self.plan
+        if not (lengths.bounds or plan.blocks_word_ngrams):
+            return None
+        n_given = plan.spelling.count(example.prefix_ids) if plan.spelling else 0
+        return WordLimits(
+            lengths.min_words,
+            math.inf if lengths.max_words is None else max(lengths.max_words, n_given),
+            plan.block_ngram_repeat if plan.blocks_word_ngrams else 0,
+            self.search.ignore_when_blocking,
+        )
+
+    def breaks(self, text: str, example: Example) -> bool:
+        """Whether a translation does not keep to that."""
+        limits = self.word_limits(example)
+        return limits is not None and not limits.fits(text)
+
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
         if "tgt_file_prefix" not in self.preset.options:
@@ -183,6 +227,7 @@ class SearchRules:
             n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
         steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
+        (fewest, most), words = example.more_words, self.lengths
         return Limits(
             min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced),
             min_end=self.search.min_length + self.policy.min_length_offset + first,
@@ -190,6 +235,8 @@ class SearchRules:
             prefix=prefix,
             seed=line_seed(self.seed, example.line.id),
             start=example.start,
+            min_words=max(0, words.min_words - fewest),
+            max_words=NO_LIMIT if words.max_words is None else max(0, words.max_words - most),
         )
 
     def outgrown(self, example: Example) -> bool:
@@ -202,6 +249,11 @@ class SearchRules:
         limits = self.limits(example)
         return self.search.min_length > 0 and limits.min_end > limits.max_steps
 
+    def lacks_room_for_words(self, example: Example) -> bool:
+        """Whether the line's limit comes before it can have `min_words` words."""
+        limits = self.limits(example)
+        return limits.min_words > limits.max_steps - self.plan.n_closing
+
     def _src_length(self, example: Example) -> int:
         return len(example.src_ids) if self.preset.limit_counts_end else example.n_src_tokens
 
@@ -209,7 +261,8 @@ class SearchRules:
         """The option's limit or the line's own, whichever is lower."""
         limit, preset, ratio = self.search.max_length, self.preset, self.search.max_length_ratio
         if ratio:
-            of_line = ratio * self._src_length(example) + preset.limit_extra
+            length = max(self._src_length(example), self.lengths.min_words)
+            of_line = ratio * length + preset.limit_extra
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
         return max(1, limit + self.policy.steps_offset - self.plan.n_given)
@@ -227,7 +280,7 @@ def model_notes(
     """What is asked for and changes nothing with this model, on this device."""
     model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    if unknown:
+    if unknown and options.lengths.block_ngram_unit == "tokens":
         notes.append(
             f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
             "passed over"

@@ -52,6 +52,9 @@ class Spelling:
         """How many words tokens make."""
         n = kind = 0
         for i in ids:
+            if i >= len(self.after):  # a word that a sentence has of its own
+                n, kind = n + 1, 0
+                continue
             n += int(self.begins[kind if n else 0, i])
             kind = kind if self.after[i] == STAYS else int(self.after[i])
         return n
@@ -149,6 +152,7 @@ def spelling_of(tokens: Sequence[str], decode: Decode) -> Spelling:
     for token, r in zip(tokens, read):
         becomes = [] if r.words else reader.silent(token)
         after.append(kinds[r.right] if r.words else _after_silent(becomes, reader.kinds, kinds))
+    binding = any(a != STAYS and not parts_always[a] for a, r in zip(after, read) if not r.words)
     begins = [
         [max(0, len(r.words) - 1) + apart[r.left, i] if r.words else 0 for r in read]
         for i in range(len(kinds))
@@ -157,7 +161,7 @@ def spelling_of(tokens: Sequence[str], decode: Decode) -> Spelling:
     return Spelling(
         torch.tensor(begins, dtype=torch.int8),
         torch.tensor(after),
-        torch.tensor([a != STAYS and parts_always[a] for a in after]),
+        torch.tensor([a != STAYS and parts_always[a] and not binding for a in after]),
         torch.tensor([a != STAYS and parts_never[a] for a in after]),
         torch.tensor([len(r.words) > 1 for r in read]),
         torch.tensor([*map(fingerprint, texts)]),

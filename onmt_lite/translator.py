@@ -427,7 +427,8 @@ class Translator:
             prepared = rules.prepared(model, part, plan)
             for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
-                    text = self.renderer.found(beam, part[i], rules.unk_later)
+                    limits = rules.word_limits(part[i])
+                    text = self.renderer.found(beam, part[i], rules.unk_later, limits)
                     found = tracer.traced(i, beam, text)
                 yield start + i, found
 

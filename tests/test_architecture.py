@@ -25,7 +25,7 @@ RANKS = [
     ["onmt_lite.schema", "onmt_lite.presets"],
     [
         *("onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.peer_options"),
-        "onmt_lite.attention_options",
+        *("onmt_lite.attention_options", "onmt_lite.length_options"),
         "onmt_lite.generation",
     ],
     ["onmt_lite.records", "onmt_lite.options"],

@@ -36,6 +36,7 @@ IDLE = [
     ("stepwise_penalty", "-stepwise_penalty", "coverage_penalty is none"),
     ("stepwise_penalty", "-stepwise_penalty -coverage_penalty wu", "beta is 0"),
     ("ignore_when_blocking", "-ignore_when_blocking the", "block_ngram_repeat is 0"),
+    ("block_ngram_unit", "-block_ngram_unit words", "block_ngram_repeat is 0"),
     ("block_ngram_repeat", "-search fairseq -block_ngram_repeat 1", "2 tokens in a row"),
     ("block_ngram_repeat", "-search opennmt-3 -block_ngram_repeat 1", "2 tokens in a row"),
     ("block_ngram_repeat", "-block_ngram_repeat 9 -max_length 9", "no room"),
@@ -110,7 +111,7 @@ device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
 shortlist token_scores report_align attn_debug gold_align score_only
 """.split()
-ALWAYS += ["dump_beam"]
+ALWAYS += ["dump_beam", "min_words", "max_words", "word_penalty"]
 TABLE = [case for case in IDLE if case[2]]
 
 
@@ -173,6 +174,7 @@ def test_a_note_says_why(name, line, why, tmp_path):
         "-tokenizer bpe -src_subword_model a",
         "-block_ngram_repeat 3 -ignore_when_blocking .",
         "-block_ngram_repeat 1",
+        "-block_ngram_repeat 1 -block_ngram_unit words",
     ],
 )
 def test_no_note_where_there_is_an_effect_or_nothing_is_asked(line):

@@ -48,6 +48,7 @@ class Table:
     src_length (B, 1)                 in tokens
     start (B, G)                      tokens that the decoder reads before the first step
     prefix (B, P)                     tokens that must come first, then ANY
+    min_words, max_words (B, 1)       see `Limits`
     """
 
     tokens: Tensor
@@ -60,6 +61,8 @@ class Table:
     src_length: Tensor
     start: Tensor
     prefix: Tensor
+    min_words: Tensor
+    max_words: Tensor
 
     def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
         """Follow sentences that leave, move and join."""
@@ -122,7 +125,7 @@ class Feed:
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
-        sizes = [1] * 5 + [len(starts[0]), n_prefix]
+        sizes = [1] * 5 + [len(starts[0]), n_prefix, 1, 1]
         table = Table(tokens, scores, torch.zeros_like(tokens), *torch.split(facts, sizes, 1))
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
         return Encoded(slots, self.model.init_state(memory), table)
@@ -138,7 +141,7 @@ def facts_of(sentence: Sentence, start: Sequence[int], n_prefix: int) -> list[in
     own = sentence.limits
     missing = [ANY] * (n_prefix - len(own.prefix))
     facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src)]
-    return [*facts, *start, *own.prefix, *missing]
+    return [*facts, *start, *own.prefix, *missing, own.min_words, own.max_words]
 
 
 def padded(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:

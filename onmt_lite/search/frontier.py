@@ -19,6 +19,7 @@ from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.records import Event
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.scoring import coverage_penalty
+from onmt_lite.search.word_rules import Wording
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Seen:
     scored                    what was ranked
     scores (B, K)             of the rows that were continued
     attn (R, S)               of these rows
+    wording                   what rules about words knew of them
     """
 
     logits: Tensor
@@ -36,6 +38,7 @@ class Seen:
     scored: Scored
     scores: Tensor
     attn: Tensor
+    wording: Wording | None = None
 
 
 class Frontier:
@@ -60,7 +63,7 @@ class Frontier:
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
         self.n_steps = 0
-        self.history = self.coverage = torch.empty(0)
+        self.history = self.coverage = self.words = torch.empty(0)
         self.sees = torch.tensor([*plan.sees_start, True]).to(self.device)
         self.n_before = len(plan.sees_start) - 1  # steps that read start tokens and choose nothing
         # Steps of the frontier, of all sentences
@@ -102,6 +105,7 @@ class Frontier:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
         self.history, self.coverage = rows.new_empty(n, 0), self.table.scores.new_empty(n, 0)
+        self.words = rows.new_zeros(n, self.masks.words.width if self.masks.words else 0)
         self.table.started.fill_(self.n_before)
         self._select(Selection(rows))
 
@@ -143,9 +147,13 @@ class Frontier:
         """Move what rows and sentences have in the model's state and in the tables of masks."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
         n = len(fresh.slots) if fresh else 0
+        longest = self.n_steps - min(slot.started for slot in self.slots) + self.n_before
+        if self.masks.words:
+            missing = self.words.new_zeros(n, self.masks.words.width) if n else None
+            self.words = selection.of_rows(self.words, missing)
+            self.words = self.words[:, : self.masks.words.longest(longest)]
         if self.masks.needs_history:
             missing = self.history.new_empty(n, 0) if n else None
-            longest = self.n_steps - min(slot.started for slot in self.slots) + self.n_before
             self.history = selection.of_rows(self.history, missing, fill=ANY)
             self.history = self.history[:, max(0, self.history.size(1) - longest) :]
         if self.plan.has_costs:
@@ -173,6 +181,11 @@ class Frontier:
         plain = logits.clone() if plan.watched else logits  # masks write into the others
         if self.masks.needs_history:
             self._remember(table.tokens)
+        if self.masks.words:
+            tokens = table.tokens
+            if self.n_steps <= self.start_until + 1:  # start tokens are no text
+                tokens = tokens.where(self._steps() > 1, ANY)
+            self.words = self.masks.words.follow(self.words, tokens.flatten())
         cost, scores = None, table.scores
         if plan.has_costs:
             cost = self._cover(attn).view_as(scores)
@@ -180,7 +193,8 @@ class Frontier:
         demands = self._demands()
         scored, norm = self.masks.score(logits, scores.flatten(), self.history, demands)
         if plan.watched:
-            self.seen = Seen(plain, norm, scored, scores, attn.float().clone())
+            of_rows = scores, attn.float().clone(), demands.wording
+            self.seen = Seen(plain, norm, scored, *of_rows)
         ranked = self._candidates(scored, scores)
         if not self.masks.keeps_log_probs or demands.prefix is not None:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
@@ -256,7 +270,21 @@ class Frontier:
         if self.n_steps <= self.prefix_until:
             at = (self._steps() - 1).clamp(0, table.prefix.size(1) - 1)
             prefix = self._of_rows(table.prefix.gather(1, at))
-        return Demands(too_early, last, prefix)
+        wording = self._wording() if self.masks.words else None
+        return Demands(too_early, last, prefix, wording)
+
+    def _wording(self) -> Wording:
+        """What is known of the words of each row."""
+        table, n_closing, at_end = self.table, self.plan.n_closing, None
+        left = self._of_rows(table.max_steps - self._steps() - n_closing).clamp(min=0)
+        if any(slot.last - n_closing <= self.n_steps for slot in self.slots):
+            at_end = left == 0
+        least, most = self._of_rows(table.min_words), self._of_rows(table.max_words)
+        given = None
+        if self.n_steps <= self.prefix_until + 1:
+            n_prefix = self._n_prefix()
+            given = self._of_rows((n_prefix > 0) & (self._steps() == n_prefix + 1))
+        return Wording(self.words, least, most, left, at_end, given)
 
     def _candidates(self, scored: Scored, scores: Tensor) -> Ranked:
         plan, (b, k) = self.plan, scores.shape
@@ -265,6 +293,8 @@ class Frontier:
             n_tokens = self.model.vocab_size
             return draw(scored, scores, seeds, steps, n_tokens, self.feed.n_words, plan)
         values, slope = scored.values.view(b, k, -1), scored.slope
+        if scored.gain is not None:
+            values = values + scored.gain.view_as(values)
         slope = None if slope is None else slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None
         return self.ranker.rank(values, scored.norm.view(b, k), scores, slope, first)

@@ -151,7 +151,9 @@ def passed_over(
     del found[k:]
     for parent, token, score in best_of(plain, k):
         if (parent, token) not in here and score > IDLE:
-            why = "blocked: " + rule_against(plan, beam, step, token)
+            words, rules = frontier.seen.wording, frontier.masks.words
+            of_words = rules.reason(words, b * k + parent, token) if rules and words else ""
+            why = "blocked: " + rule_against(plan, beam, step, token, of_words)
             found.append(Made(parent, token, score, float(log_probs[parent, token]), why))
     return found
 
@@ -164,8 +166,8 @@ def best_of(totals: Tensor, n: int) -> list[tuple[int, int, float]]:
     return [(i // v, i % v, total) for i, total in pairs if total > -math.inf]
 
 
-def rule_against(plan: Plan, beam: Beam, step: int, token: int) -> str:
-    """Which rule kept a token from following."""
+def rule_against(plan: Plan, beam: Beam, step: int, token: int, of_words: str = "") -> str:
+    """Which rule kept a token from following; of_words: the one about words, if one did."""
     limits = beam.limits
     if step <= len(limits.prefix):
         return "the prefix of the line demands another token"
@@ -175,6 +177,8 @@ def rule_against(plan: Plan, beam: Beam, step: int, token: int) -> str:
         return "the last step allows the end alone"
     if token in plan.banned_ids or token in plan.never_ids:
         return "this token is banned"
+    if of_words:
+        return of_words
     if plan.blocks_ngrams:
         n = plan.block_ngram_repeat
         repeated = "a token" if n == 1 else f"{n} tokens in a row"
