@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.attention_options import AttentionOptions
+from onmt_lite.editing_options import EditingOptions, check_editing
 from onmt_lite.errors import OptionError
 from onmt_lite.generation import read_decoder, read_defaults
 from onmt_lite.length_options import LengthOptions, check_lengths
@@ -526,6 +527,7 @@ class TranslateOptions:
     information: InformationOptions
     attention: AttentionOptions
     lengths: LengthOptions
+    editing: EditingOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
@@ -579,6 +581,7 @@ KINDS: dict[str, type] = {
     "lengths": LengthOptions,
     "sampling": SamplingOptions,
     "attention": AttentionOptions,
+    "editing": EditingOptions,
     "speed": SpeedOptions,
     "jobs": JobOptions,
     "information": InformationOptions,
@@ -828,6 +831,9 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
         problems.append("n_best_unique and drawing at random exclude each other; leave one out")
     if drawn and groups > 1:
         problems.append("beam_groups and drawing at random exclude each other; leave one out")
+    has_prefixes = "tgt_file_prefix" in PRESETS[v["search"]].options
+    why = no_such_option("tgt_file_prefix", v["search"], "alternatives")
+    problems += check_editing(v, drawn, has_prefixes, why)
     if filtered and not v["do_sample"] and sampling and not sampling.implied:
         problems.append(
             "random_sampling_topk and random_sampling_topp need do_sample; give that too"

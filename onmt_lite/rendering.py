@@ -24,6 +24,7 @@ class Renderer:
         self,
         beam: Beam,
         example: Example,
+        n: int,
         later: bool = False,
         limits: WordLimits | None = None,
     ) -> Found:
@@ -33,7 +34,7 @@ class Renderer:
         hyps: dict[Any, Hypothesis] = {}
         unfit: list[tuple[Hypothesis, int]] = []
         for hyp in beam.best():
-            if len(hyps) == beam.plan.n_best:
+            if len(hyps) == n:
                 break
             ids, log_probs = beam.hypothesis(hyp)
             words = ids[:-1] if hyp.ended else ids

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,13 @@ class SearchRules:
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
+        self.n_kept = self.search.n_best  # hypotheses that are read from a beam
+        self.one_token = False  # the search ends one token after the prefix
+        self.n_alternatives = options.editing.alternatives
+        if self.n_alternatives:
+            self.check_prefixes()
+            self.policy = replace(self.policy, forced_then_end="any")  # words are not forced
+        self.n_rows = self.beam_size * max(1, self.n_alternatives)  # of a line, at once
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._of_words(self._plan(options.text.replace_unk and not self.unk_later))
 
@@ -50,6 +58,36 @@ class SearchRules:
         """The same with another beam_size."""
         search = replace(self.search, beam_size=beam_size)
         return SearchRules(replace(self.options, search=search), self.checkpoint)
+
+    def keeping(self, n: int) -> "SearchRules":
+        """The same search, of which the n best hypotheses are read."""
+        rules = copy(self)
+        rules.n_kept = n
+        return rules
+
+    def next_tokens(self, n: int) -> "SearchRules":
+        """A search for the n best tokens behind a prefix, a hypothesis each, scored as here."""
+        rules = self.keeping(n)
+        rules.beam_size, rules.one_token = 1, True
+        rules.policy = replace(
+            self.policy,
+            candidates=n,
+            spares_one=False,
+            ended="refill",
+            ends_within=n,
+            pool="all",
+            at_max="rows",
+            distinct="tokens",
+        )
+        rules.plan = replace(
+            self.plan,
+            policy=rules.policy,
+            stop=Exhausted(),
+            beam_size=1,
+            beam_groups=1,
+            force_end="no",
+        )
+        return rules
 
     def _check_attention(self, options: TranslateOptions) -> None:
         """OptionError for what needs attention where the model has none, or a layer that it does
@@ -184,7 +222,7 @@ class SearchRules:
     def word_limits(self, example: Example) -> WordLimits | None:
         """What the words of a line's translations must keep to, where that is asked for."""
         lengths, plan = self.lengths, self.plan
-        if not (lengths.bounds or plan.blocks_word_ngrams):
+        if self.one_token or not (lengths.bounds or plan.blocks_word_ngrams):
             return None
         n_given = plan.spelling.count(example.prefix_ids) if plan.spelling else 0
         return WordLimits(
@@ -228,11 +266,17 @@ class SearchRules:
         steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
         (fewest, most), words = example.more_words, self.lengths
+        max_steps = min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced)
+        prefix, apart = (*prefix, *example.chosen.ids), self.plan.prefix_counts != "all"
+        if self.one_token:
+            max_steps = min(max_steps, len(prefix) + 1)
         return Limits(
-            min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced),
+            max_steps,
             min_end=self.search.min_length + self.policy.min_length_offset + first,
             expected=self.search.ratio * self._src_length(example),
             prefix=prefix,
+            n_chosen=len(example.chosen.ids),
+            score=example.chosen.log_prob if apart else 0.0,
             seed=line_seed(self.seed, example.line.id),
             start=example.start,
             min_words=max(0, words.min_words - fewest),

@@ -367,7 +367,7 @@ class Translator:
             return make_batches(examples, 1, "sents")
         if speed.batch_size is not None:
             return make_batches(examples, speed.batch_size, speed.batch_type)
-        limit = self.budget.limit(rules.beam_size)
+        limit = self.budget.limit(rules.n_rows)
         if speed.batch_type == "tokens":
             return make_batches(examples, limit.tokens, "tokens", max_sentences=limit.sentences)
         return make_batches(examples, limit.sentences, "sents")
@@ -427,8 +427,8 @@ class Translator:
             prepared = rules.prepared(model, part, plan)
             for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
-                    limits = rules.word_limits(part[i])
-                    text = self.renderer.found(beam, part[i], rules.unk_later, limits)
+                    kept = rules.n_kept, rules.unk_later, rules.word_limits(part[i])
+                    text = self.renderer.found(beam, part[i], *kept)
                     found = tracer.traced(i, beam, text)
                 yield start + i, found
 

@@ -1,14 +1,13 @@
 """Lines that are searched again, since a first search did not find what was asked for."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from onmt_lite.alternatives import Decode, alternatives
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.records import Example, Found
 from onmt_lite.rules import SearchRules
 
 WIDEST = 1000  # what beam_size takes
-Decode = Callable[[list[Example], int, SearchRules], list[Found]]
 
 
 def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:
@@ -19,6 +18,8 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     has room for and has no text more than the one before.  A beam without room in memory is not
     tried.
     """
+    if rules.n_alternatives:
+        return alternatives(group, n_slots, rules, decode)
     found = decode(group, n_slots, rules)
     group, found = reworded(group, found, n_slots, rules, decode)
     short = [i for i, each in enumerate(found) if rules.lacks(each)]

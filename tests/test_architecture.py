@@ -26,6 +26,7 @@ RANKS = [
     [
         *("onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.peer_options"),
         *("onmt_lite.attention_options", "onmt_lite.length_options"),
+        "onmt_lite.editing_options",
         "onmt_lite.generation",
     ],
     ["onmt_lite.records", "onmt_lite.options"],
@@ -36,7 +37,8 @@ RANKS = [
     ["onmt_lite.runtime"],
     ["onmt_lite.languages"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
-    ["onmt_lite.rendering", "onmt_lite.widening"],
+    ["onmt_lite.rendering", "onmt_lite.alternatives"],
+    ["onmt_lite.widening"],
     ["onmt_lite.tracing"],
     ["onmt_lite.alignment"],
     ["onmt_lite.notes"],

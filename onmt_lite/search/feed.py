@@ -125,6 +125,8 @@ class Feed:
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
         tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
+        if any(s.limits.score for s in chosen):
+            scores += sent(torch.tensor([[s.limits.score] for s in chosen]), device)
         sizes = [1] * 5 + [len(starts[0]), n_prefix, 1, 1]
         table = Table(tokens, scores, torch.zeros_like(tokens), *torch.split(facts, sizes, 1))
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
