@@ -147,18 +147,22 @@ class Frontier:
         """Move what rows and sentences have in the model's state and in the tables of masks."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
         n = len(fresh.slots) if fresh else 0
-        longest = self.n_steps - min(slot.started for slot in self.slots) + self.n_before
         if self.masks.words:
             missing = self.words.new_zeros(n, self.masks.words.width) if n else None
             self.words = selection.of_rows(self.words, missing)
-            self.words = self.words[:, : self.masks.words.longest(longest)]
+            self.words = self.words[:, : self.masks.words.longest(self._longest())]
         if self.masks.needs_history:
             missing = self.history.new_empty(n, 0) if n else None
+            longest = self._longest()
             self.history = selection.of_rows(self.history, missing, fill=ANY)
             self.history = self.history[:, max(0, self.history.size(1) - longest) :]
         if self.plan.has_costs:
             missing = self.coverage.new_empty(n, 0) if n else None
             self.coverage = selection.of_rows(self.coverage, missing)
+
+    def _longest(self) -> int:
+        """Tokens that a running sentence may have at most, start tokens among them."""
+        return self.n_steps - min(slot.started for slot in self.slots) + self.n_before
 
     def _correct_scores(self) -> None:
         """Take over scores that beams have changed: all that the host tells a running search."""
