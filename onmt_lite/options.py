@@ -9,7 +9,7 @@ from onmt_lite.editing_options import EditingOptions, check_editing
 from onmt_lite.errors import OptionError
 from onmt_lite.generation import read_decoder, read_defaults
 from onmt_lite.length_options import LengthOptions, check_lengths
-from onmt_lite.opennmt_options import FOREIGN
+from onmt_lite.opennmt_options import FOREIGN, OF_TRAINING
 from onmt_lite.peer_options import hints
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
@@ -41,16 +41,6 @@ NO_DRAWING = "no -do_sample and no -random_sampling_topk and no -random_sampling
 # Of a log, by name and the same by number
 LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())
 SENTENCES = 128  # up to here, who gives a batch_size probably means sentences
-
-# Options of OpenNMT-py's training that stand in configurations for both
-OF_TRAINING = (
-    "train train_steps valid_steps save_model save_data data src_vocab tgt_vocab src_vocab_size "
-    "tgt_vocab_size vocab_size_multiple optim learning_rate warmup_steps decay_method enc_layers "
-    "dec_layers layers heads hidden_size word_vec_size rnn_size transformer_ff dropout "
-    "attention_dropout label_smoothing normalization accum_count max_grad_norm bucket_size "
-    "num_workers save_checkpoint_steps keep_checkpoint encoder_type decoder_type position_encoding "
-    "param_init param_init_glorot model_dtype train_from tensorboard"
-).split()
 
 
 @dataclass(frozen=True)
@@ -843,5 +833,5 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
     """Options of `translate.py` and where each came from.  OptionError lists all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults, FOREIGN)
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults, FOREIGN, quoted=True)
     return build(resolved), resolved

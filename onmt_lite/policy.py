@@ -163,7 +163,8 @@ class Preset:
     counts_forced  a language token that a model forces at no cost counts in the output's length and
                    for penalties for repetition
     free_end       a model may say that the last token is the end token, whose probability then
-                   does not count; and penalties for repetition look at the start token, too
+                   does not count
+    sees_start     the start token is part of what penalties for repetition look at
     """
 
     system: str
@@ -182,6 +183,7 @@ class Preset:
     prefix_apart: bool = False
     prefix_counts: Literal["all", "length", "nothing"] = "all"
     free_end: bool = False
+    sees_start: bool = False
     mean_sums_to_one: bool = False
     asks_model: Literal["transformers", "marian"] | None = None
     counts_forced: bool = False

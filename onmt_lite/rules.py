@@ -178,7 +178,7 @@ class SearchRules:
             patience=search.patience or 1.0,
             never_ids=never,
             banned_ids=banned,
-            sees_start=(self.preset.free_end, *[n_given > 0] * self.n_forced),
+            sees_start=(self.preset.sees_start, *[n_given > 0] * self.n_forced),
             n_given=n_given,
             prefix_counts=self.preset.prefix_counts,
             block_ngram_repeat=search.block_ngram_repeat,

@@ -175,7 +175,7 @@ PROGRAM = Program(("onmt_ray",), USAGE, OPTIONS, FOREIGN)
 
 def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
     """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check, NOT_HERE, preset_defaults, FOREIGN)
+    resolved = load(argv, OPTIONS, cross_check, NOT_HERE, preset_defaults, FOREIGN, True)
     files, cluster = map(resolved.build, (FilesOptions, ClusterOptions))
     translation = of_actors(build(of_translation(resolved)), cluster)
     return RayOptions(files, cluster, translation), resolved

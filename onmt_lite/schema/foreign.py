@@ -47,4 +47,5 @@ def as_words(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value + 0.0:g}"
-    return str(value)
+    text = str(value)
+    return text.lower() if text in ("True", "False") else text

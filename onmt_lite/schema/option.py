@@ -12,6 +12,11 @@ from typing import Any, ClassVar, Literal
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
+# What YAML 1.1 and ConfigArgParse take for a switch
+SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 PATHS = ("FILE", "PATH")  # values that name what is on disk
 DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # see `form` below
 
@@ -197,6 +202,22 @@ def _parse_word(option: Option, word: str) -> Any:
         except ValueError:
             return float(word)
     return word
+
+
+def check_quoted(option: Option, value: Any) -> Any:
+    """A value from YAML whose quotes make no difference, as in files of programs that read all
+    values as words of a command line: "5" and 5 are the same number and the same text."""
+    if isinstance(value, (list, tuple)):
+        return check(option, [_unquoted(option, item) for item in value])
+    return check(option, _unquoted(option, value))
+
+
+def _unquoted(option: Option, value: Any) -> Any:
+    if option.kind is bool and type(value) in (str, int):
+        return SWITCHES.get(str(value).lower(), value)
+    if option.kind is str and type(value) is int:
+        return value if option.choices else str(value)
+    return _parse_word(option, value) if isinstance(value, str) else value
 
 
 def check(option: Option, value: Any) -> Any:

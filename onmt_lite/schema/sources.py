@@ -13,7 +13,7 @@ import yaml
 from onmt_lite.errors import OptionError
 from onmt_lite.schema.conditions import unmet
 from onmt_lite.schema.foreign import Foreign, as_words
-from onmt_lite.schema.option import META_NAMES, Option, check, parse_words
+from onmt_lite.schema.option import META_NAMES, Option, check, check_quoted, parse_words
 from onmt_lite.schema.yamlfile import read_yaml
 from onmt_lite.shipped import find_config
 
@@ -96,8 +96,10 @@ class Resolver:
         options: dict[str, Option],
         elsewhere: dict[str, str] | None = None,
         foreign: Mapping[str, Foreign] | None = None,
+        quoted: bool = False,
     ):
         self.options = options
+        self.read_yaml: Read = check_quoted if quoted else check  # values of a file
         self.elsewhere = elsewhere or {}  # names that other programs use -> what to say
         self.foreign = foreign or {}
         self.values = {name: option.default for name, option in options.items()}
@@ -106,7 +108,7 @@ class Resolver:
         self.problems: list[str] = []
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
-    def put(self, name: str, value: Any, origin: str) -> None:
+    def put(self, name: str, value: Any, origin: str, read: Read = check) -> None:
         """Take a value from YAML or Python; None is as if it were not there."""
         if value is None and (name in self.options or name in self.foreign):
             return
@@ -116,8 +118,8 @@ class Resolver:
             return
         if name in META_NAMES and name in self.options:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
-        elif not self._take_foreign(name, value, as_words(value), origin, check):
-            self._take(name, value, origin, check)
+        elif not self._take_foreign(name, value, as_words(value), origin, read):
+            self._take(name, value, origin, read)
 
     def put_words(self, name: str, words: list[str]) -> None:
         """Take words of the command line."""
@@ -210,7 +212,7 @@ class Resolver:
         path = find_config(path)
         try:
             for name, value, line in read_yaml(path):
-                self.put(name, value, f"{path}:{line}")
+                self.put(name, value, f"{path}:{line}", self.read_yaml)
         except ValueError as error:
             self.problems.append(f"config: {error}")
 
@@ -255,9 +257,13 @@ def load(
     elsewhere: dict[str, str] | None = None,
     defaults: Defaults = no_defaults,
     foreign: Mapping[str, Foreign] | None = None,
+    quoted: bool = False,
 ) -> Resolved:
-    """The command line and the YAML files that it names.  OptionError lists all problems."""
-    resolver = Resolver(options, elsewhere, foreign)
+    """The command line and the YAML files that it names.  OptionError lists all problems.
+
+    quoted  whether quotes around a value in YAML make no difference
+    """
+    resolver = Resolver(options, elsewhere, foreign, quoted)
     for path in [path for name, words in split_argv(argv)[0] if name == "config" for path in words]:
         resolver.yaml_file(path)
     resolver.command_line(argv)

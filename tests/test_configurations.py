@@ -1,0 +1,138 @@
+"""Whole configurations of OpenNMT-py 0.6 to 3.5, as users have them: the text of 3.5.1, and what is
+said of options that do nothing here.
+
+`data/opennmt/configurations.json` has each as words of a command line and as YAML, with the lines
+that OpenNMT-py 3.5.1 itself wrote (`peers/make_configurations.py`).
+"""
+
+import json
+import logging
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+import translate
+from onmt_lite import OptionError
+from onmt_lite.options import OPTIONS, load_options
+from tests.support.files import DATA
+
+HERE = Path(__file__).parent / "data" / "opennmt"
+CASES = json.loads((HERE / "configurations.json").read_text("utf-8"))
+NAMES = [f"{case['model']} {case['words']} {' '.join(case['yaml'].split())}" for case in CASES]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """All files that a configuration may name."""
+    for path in [*HERE.glob("*.pt"), *(HERE.parent / "transforms").iterdir()]:
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "trained.pt").symlink_to(DATA / "onmt351_transformer.pt")
+    (tmp_path / "phrases.txt").write_text("s1|||eins\ns3|||drei\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    logging.getLogger("onmt_lite").handlers.clear()
+
+
+def run(case, *more):
+    """Exit code of the configuration, its files written, under the search of 3.5.1."""
+    for name in ("src", "begin"):
+        Path(f"{name}.txt").write_text("\n".join(case[name]) + "\n", encoding="utf-8")
+    Path("a.yaml").write_text(case["yaml"], encoding="utf-8")
+    models = [f"{name}.pt" for name in case["model"].split()]
+    places = ["-model", *models, "-src", "src.txt", "-output", "out.txt", "-search", "opennmt-3"]
+    return translate.main(["-config", "a.yaml", *places, *shlex.split(case["words"]), *more])
+
+
+def output():
+    return Path("out.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_writes_what_3_5_1_writes(folder, capfd, case):
+    assert run(case) == 0
+    assert output() == case["lines"]
+    out, err = capfd.readouterr()
+    noted = [re.match(r"NOTE: (\w+)", line) for line in err.split("\n") if "NOTE" in line]
+    assert sorted(found[1] for found in noted) == sorted(case["notes"].split())
+    assert out == ""
+
+
+def test_they_show_something():
+    """Unknown tokens, replaced and not; several models; forced beginnings; alignments."""
+    lines = [line for case in CASES for line in case["lines"]]
+    assert any("<unk>" in line for line in lines) and any("eins" in line for line in lines)
+    assert any(re.search(r" \|\|\| \d+-\d+ ", line) for line in lines)
+    assert any(" " in case["model"] for case in CASES)
+    assert sum("tgt_prefix" in case["yaml"] for case in CASES) >= 4
+    assert sum(len(set(case["lines"])) > 1 for case in CASES) >= 20
+
+
+# -- quotes in YAML -------------------------------------------------------------------------------
+
+
+def values(folder, text):
+    (folder / "q.yaml").write_text(text, encoding="utf-8")
+    return load_options(["-config", "q.yaml"])[1].values
+
+
+@pytest.mark.parametrize("mark", ["'", '"'])
+def test_quotes_make_no_difference_in_yaml(folder, mark):
+    """As to ConfigArgParse, which reads all values as words."""
+    plain = {
+        "beam_size": "4", "n_best": "2", "alpha": "0.9", "beta": "1e-1", "max_length_ratio": "2",
+        "replace_unk": "true", "verbose": "True", "report_time": "false", "length_penalty": "wu",
+        "gpu": "-1", "ignore_when_blocking": "w1", "block_ngram_repeat": "3", "seed": "-1",
+        "tgt_file_prefix": "False", "coverage_penalty": "none",
+    }  # fmt: skip
+    bare = values(folder, "\n".join(f"{name}: {value}" for name, value in plain.items()))
+    quoted = "\n".join(f"{name}: {mark}{value}{mark}" for name, value in plain.items())
+    found = values(folder, quoted)
+    assert found == bare and {n: type(v) for n, v in found.items()} == {
+        n: type(v) for n, v in bare.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("replace_unk: 1", True),
+        ("replace_unk: 0", False),
+        ("replace_unk: 'on'", True),
+        ("replace_unk: 'No'", False),
+        ("src_prefix: 5\ntransforms: prefix", "5"),
+        ("gpu: ['-1']", (-1,)),
+        ("ignore_when_blocking: [w1, 5]", ("w1", "5")),
+        ("fp32: 'True'", "fp32"),
+        ("log_file_level: '20'", "20"),
+    ],
+)
+def test_values_as_words(folder, text, value):
+    name = text.partition(":")[0]
+    assert values(folder, text)["precision" if name == "fp32" else name] == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["beam_size: '5.0'", "beam_size: five", "beam_size: ''", "beam_size: ' 5'", "beam_size: '0'",
+     "replace_unk: 2", "replace_unk: maybe", "replace_unk: [true]", "alpha: '1,5'", "alpha: 'nan'",
+     "beam_size: true", "alpha: no", "n_best: [2]", "length_penalty: 5", "src_prefix: 0.5"],
+)  # fmt: skip
+def test_what_is_wrong_without_quotes_is_wrong_with_them(folder, text):
+    with pytest.raises(OptionError, match=f"{text.partition(':')[0]}: expected .*q.yaml:1"):
+        values(folder, text)
+
+
+def test_an_option_of_training_is_refused_as_one(folder):
+    """What a file for both holds; OpenNMT-py refuses it as unknown."""
+    text = (
+        "model_task: lm\nlora_layers: [linear_values]\nsrc_vocab: a.txt\nshare_embeddings: true\n"
+    )
+    with pytest.raises(OptionError) as caught:
+        values(folder, text)
+    assert len(caught.value.problems) == 4
+    for name, problem in zip(yaml.safe_load(text), caught.value.problems):
+        assert problem.startswith(f"unknown option {name}; it is for training")
+        assert name not in OPTIONS
