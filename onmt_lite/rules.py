@@ -50,6 +50,12 @@ class SearchRules:
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._of_words(self._plan(options.text.replace_unk and not self.unk_later))
 
+    @property
+    def copies_are_equal(self) -> bool:
+        """Whether equal lines have equal translations: nothing is drawn, and batch mates do not
+        matter."""
+        return self.sampling is None and not self.policy.as_2018
+
     def lacks(self, found: Found) -> bool:
         """Whether texts that must differ are fewer than n_best."""
         return self.search.n_best_unique and not found.note and len(found.hyps) < self.search.n_best

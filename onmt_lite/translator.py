@@ -18,6 +18,7 @@ from onmt_lite.checkpoints import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shortlist import with_shortlist
 from onmt_lite.clock import Clock
+from onmt_lite.copies import Copies
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.examples import ExampleMaker
 from onmt_lite.languages import choose_languages
@@ -141,9 +142,8 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """The model that the options name, or the ensemble of several."""
-        device, precision = choose(
-            options.speed, options.is_exact
-        )  # one that is not there is found before all else
+        # One that is not there is found before all else
+        device, precision = choose(options.speed, options.is_exact)
         with computing(options.speed, device):
             checkpoint, own, phrases = read_parts(options, device, precision)
             return cls(checkpoint, options, own, phrases)
@@ -304,33 +304,34 @@ class Translator:
                 self.examples.make(*each, forced, direction)
                 for each in zip(lines, targets, begin, strict=True)
             ]
+            copies = Copies(examples, rules.copies_are_equal)
+            examples = copies.distinct
         if options.data.score_only and tgt_lines is not None:
             with computing(options.speed, self.device):
                 gold = self._gold(examples, options.speed.deterministic)
-            progress(len(examples), sum(map(len, filter(None, gold))))
-            return [*map(with_gold, map(unsearched, examples), gold)]
+            copies.tell(progress, examples, [len(scores or ()) for scores in gold])
+            return copies.of_all(map(with_gold, map(unsearched, examples), gold))
         full = [e for e in examples if e.src_ids]
         place = {id(e): i for i, e in enumerate(examples)}
-        progress(len(examples) - len(full), 0)
+        copies.tell(progress, [e for e in examples if not e.src_ids])
         # What a blank line translates to, or one that is passed through
         texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
         found = [Found([replace(NOTHING, text=text)]) for text in texts]
         with computing(options.speed, self.device):
             batches = self._batches(full, options.speed, rules)
-            alone = [(batch, len(batch)) for batch in batches]
-            for group, n_slots in join_batches(batches) if self._refills(rules) else alone:
+            for group, n_slots in join_batches(batches, self._refills(rules)):
                 with self.clock.phase("decode"):
                     decoded = filled(group, n_slots, rules, self._decode)
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
-                progress(len(group), sum(len(f.hyps[0].token_log_probs) for f in decoded))
+                copies.tell(progress, group, (len(f.hyps[0].token_log_probs) for f in decoded))
             found = self.aligner.hypotheses(examples, found, options)
             if tgt_lines is not None:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
         made = self.aligner.tables(examples, with_source(examples, made, options), options)
         made = self.aligner.gold(examples, made, options)
-        return made if tgt_lines is None else [*map(with_gold, made, gold)]
+        return copies.of_all(made if tgt_lines is None else map(with_gold, made, gold))
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
         curve = self.checkpoint.confidence

@@ -229,7 +229,7 @@ def test_batch_size_and_type(monkeypatch):
         TableModel, "encode", lambda *args: (sizes.append(len(args[2])), encode(*args))[1]
     )
     translator = Translator.from_pretrained(TOY, device="cpu")
-    lines = ["katze katze"] * 6
+    lines = ["katze katze" + " " * i for i in range(6)]  # no copies
     translator.translate(lines, batch_size=4)  # tokens
     translator.translate(lines, batch_size=4, batch_type="sents")
     assert sizes == [2, 2, 2, 4, 2]

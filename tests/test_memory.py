@@ -279,10 +279,11 @@ def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeyp
 def test_a_smaller_beam_has_room_for_more_lines(fresh, monkeypatch):
     tried = small(monkeypatch, "decode", limit=4)
     options = dict(batch_type="sents", batch_size=8)
-    fresh.translate(["a"] * 8, beam_size=4, **options)
+    lines = ["a" + " " * i for i in range(8)]  # no copies
+    fresh.translate(lines, beam_size=4, **options)
     assert tried.sizes == [8, 4, 4]
     tried.limit = 100
-    fresh.translate(["a"] * 8, beam_size=2, **options)
+    fresh.translate(lines, beam_size=2, **options)
     assert tried.sizes == [8, 4, 4, 8]
 
 

@@ -186,7 +186,7 @@ class TestOnceMoreInFp32:
             return encode(self, src, *args)
 
         monkeypatch.setattr(TableModel, "encode", counted)
-        lines = ["s0 s0", "", "s1 s1", "s1 s1", "s0 s0"]
+        lines = ["s0 s0", "", "s1 s1", "s1  s1", "s0  s0"]
         found = make_translator([FINE, BROKEN]).translate(lines, beam_size=2)
         assert [NOT_A_NUMBER in t.notes for t in found] == [False, False, True, True, False]
         assert calls == [4, 1, 1]

@@ -47,8 +47,8 @@ def test_each_is_what_the_model_attended_to(name, source, beam_size):
     options = dict(search=name, beam_size=beam_size, n_best=beam_size, max_length=6)
     if "ban_unk_token" in PRESETS[name].options:
         options["ban_unk_token"] = False
-    plain = make_translator(source).translate([line] * 2, **options)
-    replaced = make_translator(source, replace_unk=True).translate([line] * 2, **options)
+    plain = make_translator(source).translate([line, line + " "], **options)
+    replaced = make_translator(source, replace_unk=True).translate([line, line + " "], **options)
     vocab = ["$", "<unk>", *WORDS[2:]]
     for before, after in zip(plain, replaced):
         expected = []

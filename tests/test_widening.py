@@ -110,7 +110,7 @@ def test_a_beam_without_room_leaves_what_was_found(translator, monkeypatch):
 @pytest.mark.parametrize("search", PRESETS)
 def test_every_search_gives_different_texts(translator, search):
     given = dict(n_best=4, beam_size=4, n_best_unique=True, search=search)
-    lines = ["s0"] * 3
+    lines = ["s0", "s0 ", "s0  "]  # no copies
     found = translator.translate(lines, **given)
     for each in found:
         texts = [hyp.text for hyp in each.hyps]

@@ -74,9 +74,11 @@ def make_batches(
     return batches
 
 
-def join_batches(batches: list[list[Example]]) -> list[tuple[list[Example], int]]:
+def join_batches(
+    batches: list[list[Example]], refills: bool = True
+) -> list[tuple[list[Example], int]]:
     """Batches, longest first, as buckets for a search that refills: the sentences of each bucket,
-    and how many of them run at once.
+    and how many of them run at once.  Of a search that does not refill, each batch is a bucket.
 
     As many run as the bucket's first batch has.  The longest sentence of a bucket is at most twice
     as long as the longest of each of its batches, since all slots are as wide as the longest.
@@ -84,7 +86,7 @@ def join_batches(batches: list[list[Example]]) -> list[tuple[list[Example], int]
     buckets: list[tuple[list[Example], int]] = []
     longest = 0
     for batch in batches:
-        if not buckets or 2 * source_length(batch[0]) < longest:
+        if not refills or not buckets or 2 * source_length(batch[0]) < longest:
             buckets.append(([], len(batch)))
             longest = source_length(batch[0])
         buckets[-1][0].extend(batch)

@@ -50,7 +50,7 @@ def translate(translator: Translator, lines: Sequence[str] = LINES, **options: A
     given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
     if isinstance(translator.model, TableModel):
         n = len(translator.model.sources)
-        lines = [" ".join([f"s{i % n}"] * (1 + i % 3)) for i in range(len(lines))]
+        lines = [" ".join([f"s{i % n}"] * (1 + i % 3)) + " " * i for i in range(len(lines))]
     return translator.translate(lines, **given)
 
 
