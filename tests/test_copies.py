@@ -1,0 +1,221 @@
+"""Lines that say the same are decoded once, and nobody sees it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import translate
+from onmt_lite import Translator
+from onmt_lite import translator as translator_module
+from onmt_lite.copies import OF_A_LINE, Copies, kind_of
+from onmt_lite.records import Example, Line
+from onmt_lite.rules import SearchRules
+from tests.support import cases
+
+# Some come twice or oftener, far apart and side by side, and in other words the same tokens
+LINES = [
+    *("der hund", "die katze sieht den see", "", "der hund", "ein kind", "der  hund", "der hund"),
+    *("", "ein kind", "EIN KIND", "die katze sieht den see", "ein"),
+]
+TARGETS = [
+    *("the dog", "the cat", "", "the dog", "a child", "the dog", "a dog", "x", "a child"),
+    *("a child", "the cat", ""),
+]
+KINDS = 7  # of lines that are searched for, by line and target
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Sentences of each batch that is decoded."""
+    sizes, decode = [], translator_module.decode
+
+    def noted(model, sentences, *args, **named):
+        sizes.append(len(sentences))
+        return decode(model, sentences, *args, **named)
+
+    monkeypatch.setattr(translator_module, "decode", noted)
+    return sizes
+
+
+def one_by_one(translator, lines, prefixes=None, **options):
+    """Each line as if there were no other, with its number."""
+    return [
+        replace(found, id=i)
+        for i, line in enumerate(lines)
+        for found in translator.translate([line], prefixes and [prefixes[i]], **options)
+    ]
+
+
+@pytest.mark.parametrize("lines, n", [(["der hund"] * 250, 1), (["der hund", "ein"] * 9, 2)])
+def test_copies_take_one_row_of_the_batch(translator, decoded, lines, n):
+    found = translator.translate(lines, deterministic=True)
+    assert sum(decoded) == n
+    assert found == one_by_one(translator, lines, deterministic=True)
+    assert [t.id for t in found] == [*range(len(lines))]
+
+
+def test_lines_that_differ_are_all_decoded(translator, decoded):
+    translator.translate([f"der hund {i}" for i in range(20)])
+    assert sum(decoded) == 20
+
+
+def test_prefixes_make_a_difference(translator, decoded):
+    prefixes = ["the", "a", "the", ""]
+    found = translator.translate(["der hund"] * 4, prefixes, deterministic=True)
+    assert sum(decoded) == 3
+    assert found == one_by_one(translator, ["der hund"] * 4, prefixes, deterministic=True)
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=8), st.integers(1, 3))
+def test_any_lines_are_what_they_are_alone(translator, lines, n_best):
+    options = dict(n_best=n_best, beam_size=3, deterministic=True)
+    found = translator.translate(lines, **options)
+    assert found == one_by_one(translator, lines, **options)
+    assert len({id(t.hyps) for t in found}) == len(found)  # who changes one changes no other
+
+
+@pytest.mark.parametrize("score_only", [False, True])
+def test_progress_counts_them_all(translator, score_only):
+    def counted(lines, targets):
+        calls = []
+        sources, targets = ([Line(i, x) for i, x in enumerate(each)] for each in (lines, targets))
+        options = translator.options.updated(score_only=score_only, tgt="tgt")
+        translator.translate_lines(sources, targets, options, lambda *n: calls.append(n))
+        return [sum(n) for n in zip(*calls)]
+
+    alone = [counted([line], [tgt]) for line, tgt in zip(LINES, TARGETS)]
+    n_lines, n_tokens = counted(LINES, TARGETS)
+    assert n_lines == len(LINES)
+    assert n_tokens == sum(n for _, n in alone) > 30
+
+
+def test_what_is_drawn_is_drawn_for_each_line(decoded):
+    translator = cases.make_translator(cases.lively_transformer())
+    found = translator.translate(["w1 w2"] * 20, do_sample=True, beam_size=1)
+    assert sum(decoded) == 20
+    assert len({t.text for t in found}) > 5
+
+
+def test_2018_decodes_them_all(decoded):
+    """There a line's batch mates can change its translation."""
+    translator = cases.make_translator(cases.lively_transformer())
+    translator.translate(["w1 w2"] * 20, search="opennmt-2018")
+    assert sum(decoded) == 20
+
+
+@pytest.mark.parametrize("search", [name for name in cases.PRESETS if name != "opennmt-2018"])
+def test_every_other_search_decodes_them_once(search, decoded):
+    translator = cases.make_translator(cases.lively_transformer())
+    found = translator.translate(["w1 w2"] * 20, search=search, deterministic=True)
+    assert sum(decoded) == 1
+    assert found == one_by_one(translator, ["w1 w2"] * 20, search=search, deterministic=True)
+
+
+class TestKinds:
+    @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Example)])
+    def test_all_of_an_example_makes_a_difference(self, name):
+        example = Example(Line(0, "a"), [1], 1)
+        others = {"line": Line(0, "b"), "src_ids": [2], "tgt_ids": [1], "copy_ids": [1]}
+        other = replace(example, **{name: others.get(name, ("other",))})
+        assert kind_of(other) != kind_of(example)
+
+    @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Line)])
+    def test_all_of_a_line_but_its_number_and_what_passes_through(self, name):
+        example = Example(Line(0, "a"), [1], 1)
+        other = replace(example, line=replace(example.line, **{name: "other"}))
+        assert (kind_of(other) == kind_of(example)) == (name in OF_A_LINE) == (name in "id fields")
+
+    def test_values_of_any_shape_can_be_compared(self):
+        values = [[1, [2]], ((1, 2), [3]), {"a": [1]}, {1, 2}, None]
+        examples = [Example(Line(i, "a"), value, 1) for i, value in enumerate(values * 2)]
+        copies = Copies(examples, merge=True)
+        assert copies.distinct == examples[:5]
+        assert copies.firsts == examples[:5] * 2
+
+
+JOBS = {
+    "text": "",
+    "n_best": "-n_best 3 -beam_size 3",
+    "scores": "-with_score -token_scores",
+    "jsonl": "-output_format jsonl -n_best 2",
+    "moses": "-output_format moses -n_best 2 -report_align",
+    "tsv": "-output_format tsv -n_best 2",
+    "log": "-verbose -attn_debug -output_format jsonl",
+    "gold": "-tgt {tgt} -verbose -output_format jsonl",
+    "gold align": "-tgt {tgt} -report_align -gold_align -output_format jsonl",
+    "score_only": "-tgt {tgt} -score_only",
+    "prefixes": "-tgt {tgt} -tgt_file_prefix -output_format jsonl",
+    "objects": "-input_format jsonl -output_format jsonl",
+    "drawn": "-do_sample -n_best 2 -output_format jsonl",
+    "dump": "-dump_beam {dump}",
+    "notes": "-report {report} -min_length 4 -max_length 5",
+    "buckets": "-bucket_lines 5 -output_format jsonl",
+    "workers": "-bucket_lines 4 -workers 2 -verbose -output_format jsonl",
+    "2018": "-search opennmt-2018 -batch_size 64 -output_format jsonl -deterministic false",
+}
+
+
+class TestJobs:
+    @pytest.fixture
+    def run(self, tiny_checkpoint, tmp_path):
+        """All that a job writes, by name; the log without times."""
+
+        def run(words):
+            lines = LINES
+            if "-input_format jsonl" in words:
+                lines = [json.dumps({"text": line, "n": i}) for i, line in enumerate(LINES)]
+            (tmp_path / "src").write_text("".join(f"{line}\n" for line in lines))
+            (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in TARGETS))
+            written = {name: tmp_path / name for name in ("out", "log", "report", "dump.json")}
+            for path in written.values():
+                path.unlink(missing_ok=True)
+            names = {name.partition(".")[0]: path for name, path in written.items()}
+            names |= {"tgt": tmp_path / "tgt"}
+            argv = f"-model {tiny_checkpoint} -src {tmp_path}/src -output {tmp_path}/out -quiet "
+            argv += f"-log_file {tmp_path}/log -device cpu -deterministic " + words.format(**names)
+            argv = argv.replace("-quiet", "") if "-verbose" in words else argv
+            assert translate.main(argv.split()) == 0
+            found = {name: p.read_text() for name, p in written.items() if p.exists()}
+            log = [line.split("] ", 1)[-1] for line in found["log"].split("\n")]
+            found["log"] = [line for line in log if "lines -> " not in line]
+            return found
+
+        return run
+
+    @pytest.mark.parametrize("words", JOBS.values(), ids=JOBS)
+    def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
+        found, n_merged = run(words), sum(decoded)
+        monkeypatch.setattr(SearchRules, "copies_are_equal", False)
+        decoded.clear()
+        assert found == run(words.replace("-workers 2", "-workers 1"))
+        assert found["out"].count("\n") >= len(LINES)
+        same = any(name in words for name in ("2018", "-do_sample", "-score_only"))
+        assert (n_merged == sum(decoded)) == same
+
+    def test_averages_count_them_all(self, run):
+        log = run("")["log"]
+        assert any(line.endswith(f"NB SENTENCES: {len(LINES) - 2}") for line in log)
+        assert any(line.startswith("empty: 2 of 12 lines (3, 8)") for line in log)
+
+
+def test_a_stream_is_as_one_line_after_the_other(tiny_checkpoint):
+    argv = ["translate.py", "-model", tiny_checkpoint, "-device", "cpu", "-quiet", "-deterministic"]
+    argv += ["-output_format", "jsonl"]
+
+    def run(lines):
+        text = "".join(f"{line}\n" for line in lines)
+        done = subprocess.run(
+            [sys.executable, *argv], input=text, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
+    alone = one_by_one(translator, LINES, deterministic=True)
+    assert run(LINES) == [json.loads(json.dumps(t.to_dict())) for t in alone]
