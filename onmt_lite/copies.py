@@ -64,7 +64,8 @@ def frozen(value: Any) -> Hashable:
 
 def copied(translation: Translation, example: Example) -> Translation:
     """The translation of an equal example; lists are its own."""
-    lists = {name: [*v] for name, v in vars(translation).items() if isinstance(v, list)}
-    line, trace = example.line, translation.trace
-    trace = None if trace is None else replace(trace, id=line.id)
-    return replace(translation, **{**lists, "id": line.id, "fields": line.fields, "trace": trace})
+    made: dict[str, Any] = {n: [*v] for n, v in vars(translation).items() if isinstance(v, list)}
+    made |= {"id": example.line.id, "fields": example.line.fields}
+    if translation.trace is not None:
+        made["trace"] = replace(translation.trace, id=example.line.id)
+    return replace(translation, **made)
