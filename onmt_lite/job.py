@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from onmt_lite import bleu
 from onmt_lite.buckets import (
     Engine,
     Progress,
@@ -87,7 +88,8 @@ def run_logged(
             open_output(data.output, jobs.report, resumable) as out,
             open_dump(report.dump_beam) as dump,
         ):
-            for note in options.notes:
+            lacks = bleu.is_wanted(options) and not bleu.is_installed()
+            for note in (*options.notes, *[bleu.LACKS] * lacks):
                 LOG.info("NOTE: %s", note)
             job = fingerprint(options) if resumable else {}
             if jobs.resume and out.is_complete(job):

@@ -176,7 +176,6 @@ FOREIGN = {
     # How long an output may be
     "max_sent_length": Foreign((), "here it is max_length", renamed="max_length"),
     # What is reported
-    "report_bleu": Foreign(SWITCHED_OFF, "without effect here; score the output with sacrebleu"),
     "report_rouge": Foreign(
         SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
     ),

@@ -485,6 +485,12 @@ class InformationOptions:
     report_time: bool = opt(
         False, "Log seconds in all, by line and by phase, and tokens per second"
     )
+    report_bleu: bool = opt(
+        False,
+        "Log BLEU and chrF of the translations against tgt, by sacrebleu, which must be installed",
+        needs="-tgt and no -tgt_file_prefix and no -score_only",
+        example="-tgt reference.en",
+    )
     report_unsure: bool = opt(
         False,
         "Note `unsure` for lines whose translation is more probably wrong than right; the model "

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from onmt_lite import bleu
 from onmt_lite.errors import Untranslated
 from onmt_lite.options import DataOptions
 from onmt_lite.records import NOTHING, Hypothesis, Translation
@@ -145,6 +146,7 @@ class Summary:
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
+    overlaps           what -report_bleu counts, see `onmt_lite.bleu`
     """
 
     n_lines: int = 0
@@ -155,6 +157,7 @@ class Summary:
     n_gold_words: int = 0
     score: float = 0.0
     gold: float = 0.0
+    overlaps: bleu.Sums = field(default_factory=list)
     notes: dict[str, Noted] = field(default_factory=dict)
 
     @classmethod
@@ -174,6 +177,7 @@ class Summary:
         self.n_gold_words += later.n_gold_words
         self.score += later.score
         self.gold += later.gold
+        self.overlaps = bleu.joined(self.overlaps, later.overlaps)
         for note, noted in later.notes.items():
             self.notes.setdefault(note, Noted()).join(noted)
 
@@ -206,6 +210,8 @@ class Summary:
         for line in averages("PRED", self.score, self.n_words, self.n_scored):
             LOG.info("%s", line, extra={"on_stderr": scores})
         for line in averages("GOLD", self.gold, self.n_gold_words, self.n_gold):
+            LOG.info("%s", line)
+        for line in bleu.scores(self.overlaps) if self.overlaps else []:
             LOG.info("%s", line)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from onmt_lite import bleu
 from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Translation
-from onmt_lite.reports import Summary, build_writer, sentence_log, to_report
+from onmt_lite.reports import Summary, build_writer, one_line, sentence_log, to_report
 from onmt_lite.rules import model_notes
 from onmt_lite.runtime import precision_of
 from onmt_lite.shipped import model_paths
@@ -50,11 +51,15 @@ def translate_bucket(
         log += sentence_log(translation, gold, options.information.verbose)
     if bucket.number == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)
+    summary = Summary.of(translations)
+    if gold_lines is not None and bleu.is_wanted(options) and bleu.is_installed():
+        texts = [one_line(translation.text) for translation in translations]
+        summary.overlaps = bleu.sums_of(texts, [one_line(line.text) for line in gold_lines])
     return Done(
         bucket.number,
         len(bucket.lines),
         "".join(map(writer, translations)).encode("utf-8"),
-        Summary.of(translations),
+        summary,
         "".join(map(to_report, translations)).encode("ascii"),
         log=log,
         traces=[

@@ -30,7 +30,7 @@ RANKS = [
         "onmt_lite.generation",
     ],
     ["onmt_lite.records", "onmt_lite.options"],
-    ["onmt_lite.journal", "onmt_lite.fingerprint", "onmt_lite.spelling"],
+    ["onmt_lite.journal", "onmt_lite.fingerprint", "onmt_lite.bleu", "onmt_lite.spelling"],
     ["onmt_lite.text", "onmt_lite.models", "onmt_lite.search"],
     ["onmt_lite.checkpoints"],
     ["onmt_lite.budget"],

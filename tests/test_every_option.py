@@ -90,6 +90,7 @@ LOGS = {
     "verbose": ("", "-verbose"),
     "attn_debug": ("", "-attn_debug"),
     "report_time": ("", "-report_time"),
+    "report_bleu": ("-tgt {tgt}", "-report_bleu"),
     "quiet": ("-report_time", "-quiet"),
 }
 APART = "model device gpu precision threads batch_size batch_type log_file".split()
