@@ -47,7 +47,9 @@ def one_by_one(translator, lines, prefixes=None, **options):
     """Each line as if there were no other, with its number."""
     pairs = [*zip(lines, prefixes or [None] * len(lines))]
     alone = {
-        (line, prefix): translator.translate([line], prefix and [prefix], **options)[0]
+        (line, prefix): translator.translate(
+            [line], None if prefix is None else [prefix], **options
+        )[0]
         for line, prefix in dict.fromkeys(pairs)
     }
     return [replace(alone[pair], id=i) for i, pair in enumerate(pairs)]
