@@ -461,18 +461,17 @@ class Translator:
         self, model: EncoderDecoder, group: list[Example], n_at_once: int
     ) -> Iterator[tuple[int, list[float]]]:
         """The place of each example in the group and its reference's log-probabilities."""
-        checkpoint = self.checkpoint
         for start in range(0, len(group), n_at_once):
             part = group[start : start + n_at_once]
-            batch = pad_batch(part, checkpoint.src_vocab.pad_id or 0, self.device)
+            batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
             scores = score_targets(
                 model,
                 batch.src,
                 batch.src_lengths,
                 [e.tgt_ids or [] for e in part],
                 [e.start for e in part],
-                checkpoint.eos_id,
-                sums_to_one(self.options.search.search, checkpoint),
+                self.checkpoint.eos_id,
+                sums_to_one(self.options.search.search, self.checkpoint),
                 batch.copy_ids,
                 self.budget.scored_logits,
             )
