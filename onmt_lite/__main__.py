@@ -41,6 +41,12 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
         print_out(describe_models(options))
         return
+    if options.information.plan:
+        from onmt_lite.cli import print_out
+        from onmt_lite.plan import plan
+
+        print_out(plan(options))
+        return
     from onmt_lite.console import CONSOLE, is_typed
     from onmt_lite.interrupt import Interrupted
 

@@ -107,6 +107,7 @@ class Example:
     prefix_ids: tuple[int, ...] = ()  # what its translation begins with
     chosen: Chosen = Chosen()  # what was chosen to follow that
     src_tokens: tuple[str, ...] = ()
+    n_cut: int = 0  # tokens at the line's end that are more than the model takes
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # what was taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through

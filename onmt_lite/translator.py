@@ -318,7 +318,7 @@ class Translator:
         texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
         found = [Found([replace(NOTHING, text=text)]) for text in texts]
         with computing(options.speed, self.device):
-            batches = self._batches(full, options.speed, rules)
+            batches = self.batches(full, options.speed, rules)
             for group, n_slots in join_batches(batches, self._refills(rules)):
                 with self.clock.phase("decode"):
                     decoded = filled(group, n_slots, rules, self._decode)
@@ -361,7 +361,7 @@ class Translator:
             return ()
         return forced_ids(self.checkpoint, options.text)
 
-    def _batches(
+    def batches(
         self, examples: list[Example], speed: SpeedOptions, rules: SearchRules
     ) -> list[list[Example]]:
         if speed.deterministic:

@@ -26,7 +26,7 @@ RANKS = [
     [
         *("onmt_lite.text_options", "onmt_lite.opennmt_options", "onmt_lite.peer_options"),
         *("onmt_lite.attention_options", "onmt_lite.length_options"),
-        "onmt_lite.editing_options",
+        *("onmt_lite.editing_options", "onmt_lite.information_options"),
         "onmt_lite.generation",
     ],
     ["onmt_lite.records", "onmt_lite.options"],
@@ -51,7 +51,7 @@ RANKS = [
     ["onmt_lite.job", "onmt_lite.training", "onmt_lite.cli"],
     [
         *("onmt_lite.train", "onmt_lite.export", "onmt_lite.calibrate", "onmt_lite.shortlist"),
-        "onmt_lite.ray",
+        *("onmt_lite.ray", "onmt_lite.plan"),
     ],
     ["onmt_lite.bench"],
     ["onmt_lite.__main__"],

@@ -84,6 +84,7 @@ OUTPUTS = {
     "print_completion": ("", "-print_completion zsh"),
     "save_config": ("", "-save_config {out}"),
     "print_model": ("", "-print_model"),
+    "plan": ("", "-plan"),
 }
 # ... or what is logged
 LOGS = {

@@ -114,7 +114,7 @@ device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
 shortlist token_scores report_align attn_debug gold_align score_only
 """.split()
-ALWAYS += ["dump_beam", "min_words", "max_words", "word_penalty", "alternatives"]
+ALWAYS += ["plan", "dump_beam", "min_words", "max_words", "word_penalty", "alternatives"]
 TABLE = [case for case in IDLE if case[2]]
 
 
