@@ -95,6 +95,6 @@ def test_ctranslate2(tmp_path):
             start = checkpoint.start_id
             (own,) = attend(checkpoint.model, [src], [vocab.encode(tokens)], start, LAST_LAYER)
             for row, expected in zip(own.tolist(), rows):
-                assert row == pytest.approx(expected, abs=1e-5)
+                assert row[:n] == pytest.approx(expected, abs=1e-5)  # not of the end token
                 n_rows += 1
     assert n_rows > 10
