@@ -196,6 +196,17 @@ class TestEveryFamily:
         assert_same(found, expected)
         assert faults(events) == {}
 
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_a_pass_over_prefixes_is_as_cheap_for_the_host_as_a_step(self, name):
+        words = ["a", "b", "c"] if name == "table" else ["w20", "w23", "w21"]
+        texts = [" ".join(words[: n % 4]) for n in (2, 0, 3, 1, 0, 7)]
+        options = dict(prefixes=texts, n_best=2)
+        expected = translate(make_translator(FAMILIES[name]()), **options)
+        found, events = simulate(on_device(make_translator(FAMILIES[name]())), **options)
+        assert_same(found, expected)
+        assert faults(events) == {}
+        assert ("begin", "prefill") in {(e.kind, e.name) for e in events}
+
 
 @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq"])
 def test_sentences_of_several_languages_start_apart(search):

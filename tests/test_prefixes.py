@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +13,21 @@ from onmt_lite import Translator
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
-from tests.support.tables import make_checkpoint, make_source, sources
+from onmt_lite.search.decode import decode
+from onmt_lite.search.plan import Limits, Sentence
+from tests.support import cases, tiny
+from tests.support.families import SRC_VOCAB, TGT_VOCAB
+from tests.support.tables import (
+    Settings,
+    hypotheses,
+    make_checkpoint,
+    make_source,
+    plan_of,
+    sources,
+)
 
 WITH = [name for name, preset in PRESETS.items() if "tgt_file_prefix" in preset.options]
+APART = ("table", "ensemble_of_probs")  # which has lines of its own; which copies
 words = st.lists(st.sampled_from(["a", "b"]), max_size=4)
 
 
@@ -65,6 +78,101 @@ class TestEveryPreset:
     def test_is_refused_by_searches_that_have_no_such_thing(self, name):
         with pytest.raises(OptionError, match=f"prefixes: -search {name} has no"):
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
+
+
+class Counting:
+    """A model that counts how often its decoder is called, and for how many tokens of a row."""
+
+    def __init__(self, model):
+        self.model, self.steps, self.passes = model, 0, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def step(self, tokens, state):
+        self.steps += 1
+        return self.model.step(tokens, state)
+
+    def prefill(self, tokens, lengths, state, first, at_once):
+        self.passes.append(lengths.tolist())
+        return self.model.prefill(tokens, lengths, state, first, at_once)
+
+
+class TestOnePass:
+    """Prefixes go through the decoder at once; what follows is as if they had been said."""
+
+    PREFIXES = ["w20 w21 w22 w23 w24", "", "w30", "", "w25 w21", "w20 w20"]
+
+    @pytest.mark.parametrize("name", WITH)
+    def test_a_batch_takes_one_pass_and_a_step_for_each_free_token(self, name):
+        """Not a step for each token that is given, whatever lengths there are."""
+        translator = cases.make_translator(cases.endless_transformer())
+        translator.searched = counting = Counting(translator.model)
+        options = dict(search=name, beam_size=2, max_length=8, max_length_ratio=0)
+        texts = self.PREFIXES[:1] + self.PREFIXES[4:]
+        found = translator.translate(cases.LINES[:3], texts, **options)
+        assert all(t.hyps[0].text.startswith(text) for t, text in zip(found, texts))
+        n = max(len(t.hyps[0].token_log_probs) - len(p.split()) for t, p in zip(found, texts))
+        assert sorted(*counting.passes) == [2, 2, 5] and counting.steps == n
+        translator.translate(cases.LINES[:3], **options)
+        assert len(counting.passes) == 1  # where nothing is given, there is none
+
+    @pytest.mark.parametrize("refills", [False, True])
+    @pytest.mark.parametrize(
+        "family", sorted(n for n in cases.FAMILIES if n not in APART and "copy" not in n)
+    )
+    def test_the_best_token_follows_as_the_model_says_from_scratch(self, family, refills):
+        """Restated: each token is the best of a full pass over all before it."""
+        translator = cases.make_translator(cases.FAMILIES[family]())
+        translator.refills, model = refills, translator.model
+        found = cases.translate(translator, prefixes=self.PREFIXES, beam_size=1)
+        for translation, line, text in zip(found, cases.LINES, self.PREFIXES):
+            src = torch.tensor([SRC_VOCAB.encode(line.split())])
+            lengths = torch.tensor([src.size(1)])
+            tokens, log_probs = TGT_VOCAB.encode(text.split()), []
+            (hyp,), n = translation.hyps, len(tokens)
+            while len(log_probs) < len(hyp.token_log_probs):
+                read = torch.tensor([[tiny.BOS, *tokens]])
+                logits = model.forward(model.encode(src, lengths), read)[0].float()
+                if translator.checkpoint.sums_to_one:
+                    logits = logits.log_softmax(1)
+                if not log_probs:
+                    log_probs = [logits[i, y].item() for i, y in enumerate(tokens)]
+                log_probs.append(logits[-1].max().item())
+                tokens.append(int(logits[-1].argmax()))
+            assert hyp.token_log_probs == pytest.approx(log_probs, abs=1e-4)
+            words = TGT_VOCAB.decode(tokens[:-1] if hyp.ended else tokens)
+            assert (hyp.tokens, hyp.tokens[:n]) == (words, text.split())
+            assert not hyp.ended or tokens[-1] == TGT_VOCAB.eos_id
+
+    def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(self):
+        """In int8, where a last bit may decide a rounding."""
+        translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")
+        lines = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe."]
+        prefixes = ["A very good", "", "That", "I am going to go to the station, because I want"]
+        options = dict(n_best=3, beam_size=3, max_length=24)
+        together = translator.translate(lines, prefixes, **options)
+        for found, line, prefix in zip(together, lines, prefixes):
+            (alone,) = translator.translate([line], [prefix], **options)
+            assert found.hyps == alone.hyps
+
+    @pytest.mark.parametrize("name", WITH)
+    def test_one_that_the_model_does_not_allow_ends_the_search_where_it_is(self, name):
+        """b never follows a."""
+        source = make_source({"1": [0.0, 1.0, -math.inf]}, [0.0, 1.0, 2.0])
+        options = dict(search=name, beam_size=2, max_length=6)
+        first, second = make_translator(source, source).translate(
+            ["s0", "s1"], ["a b b", "a a"], **options
+        )
+        assert [(h.tokens, h.ended) for h in first.hyps] == [(["a"], False)]
+        assert "search-empty" in first.notes and second.hyps[0].tokens[:2] == ["a", "a"]
+
+    def test_an_end_token_among_the_given_ones_ends_it(self):
+        model = make_checkpoint([make_source({}, [0.5, 1.0, 2.0])]).model
+        plan = plan_of(Settings(beam_size=2, max_length=6))
+        sentence = Sentence([0, 0], Limits(6, prefix=(1, 0, 2)))
+        ((_, beam),) = decode(model, [sentence], plan)
+        assert [(hyp.tokens, hyp.ended) for hyp in hypotheses(beam)] == [((1, 0), True)]
 
 
 COUNTS = {

@@ -12,7 +12,8 @@ from onmt_lite.models.table import TableModel
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
 from onmt_lite.search.decode import decode
-from onmt_lite.search.frontier import Frontier, fill_holes
+from onmt_lite.search.feed import fill_holes
+from onmt_lite.search.frontier import Frontier
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.text.batching import join_batches
 from onmt_lite.translator import Translator

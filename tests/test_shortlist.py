@@ -102,8 +102,15 @@ class Barring:
 
     def step(self, tokens, state):
         logits, attn = self.model.step(tokens, state)
-        logits[:, self.barred] = -math.inf
-        return logits, attn
+        return self._bar(logits), attn
+
+    def prefill(self, tokens, lengths, state, first, at_once):
+        attn, parts = self.model.prefill(tokens, lengths, state, first, at_once)
+        return attn, map(self._bar, parts)
+
+    def _bar(self, logits):
+        logits[..., self.barred] = -math.inf
+        return logits
 
 
 def barred(model, allowed):

@@ -1,5 +1,6 @@
 """What a search needs from a model: the interfaces every family implements."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -93,6 +94,18 @@ class EncoderDecoder(Protocol[M, S]):
         """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
 
         Advances `state` in place.
+        """
+        ...
+
+    def prefill(
+        self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
+    ) -> tuple[Tensor, Iterator[Tensor]]:
+        """Read given tokens (B, T) in one pass, of each sentence the first `lengths` (B,), which
+        may be 0; padding is any id.  For a state with one row per sentence and nothing decoded yet,
+        which is then as if `step` had read the tokens one by one.
+
+        Returns the attention (B, T, S) and the logits of what follows each position from `first`
+        on, `at_once` positions at a time: (B, t, V).  Those of padding mean nothing.
         """
         ...
 

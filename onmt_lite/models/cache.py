@@ -26,6 +26,9 @@ class KeyValueCache:
     entries in one product.  When the room is used up, entries that no hypothesis comes from any
     more are cleared away.
 
+    A pass over given tokens writes the first entries of new sentences, with those of padding, which
+    are nobody's past.  Where such a sentence joins a running batch, they are its first ones again.
+
     On a CPU that is after the same steps in every batch, and what is left is moved by multiples of
     16: then a sum over a sentence's entries adds them up in the same order whatever the batch, and
     comes out the same to the last bit.  With int8 it must, as a last bit may decide a rounding.
@@ -82,6 +85,20 @@ class KeyValueCache:
         self.n_written += k
         self.turned = False
 
+    def begin_pass(self, lengths: Tensor, n: int) -> None:
+        """Make room for the first n entries of sentences that have none, one for each position;
+        the first `lengths` (B,) of them will be a sentence's past."""
+        self.length = self.capacity = n
+        self.born = [-n] * self.n_places
+        sizes = self.n_layers, self.n_places, self.heads, n, self.width
+        self.keys, self.values = self.like.new_empty(sizes), self.like.new_empty(sizes)
+        self._make_mask()
+        positions = torch.arange(n, device=self.like.device)
+        self.masks = cast(Tensor, self.masks)
+        self.masks.masked_fill_(positions >= lengths[:, None, None, None], -math.inf)
+        if self.has_places:
+            self.places = positions.repeat(self.n_places, 1)
+
     # ---- The device's ----
 
     def begin_step(self, positions: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -102,19 +119,20 @@ class KeyValueCache:
         return mask, None if self.places is None else self._asked(self.places[:b], 1)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a step's k and v (B, H, K, d); returned are all that it asks, keys (B, H, d, N)
-        and values (B, H, N, d)."""
+        """Write a step's k and v (B, H, K, d), or those of a pass (B, H, N, d); returned are all
+        that it asks, keys (B, H, d, N) and values (B, H, N, d)."""
         keys, values = self.keys[layer, : len(k)], self.values[layer, : len(v)]
         self._write(keys, 2, k)
         self._write(values, 2, v)
         return self._asked(keys, 2).transpose(-2, -1), self._asked(values, 2)
 
     def _write(self, x: Tensor, dim: int, new: Tensor) -> None:
-        """Write a step's entries, which lie along `dim`."""
+        """Write the newest entries, which lie along `dim`."""
         if self.at is not None:
             x.index_copy_(dim, self.at, new)
         else:
-            x.narrow(dim, self.length - self.beam_size, self.beam_size).copy_(new)
+            n = new.size(dim)
+            x.narrow(dim, self.length - n, n).copy_(new)
 
     def _asked(self, x: Tensor, dim: int) -> Tensor:
         """The entries along `dim` that a step asks."""
@@ -122,26 +140,33 @@ class KeyValueCache:
 
     # ---- Between steps ----
 
-    def select(self, selection: Selection, n_fresh: int) -> None:
-        """Follow the selection; n_fresh: sentences that may join, which have no entries yet."""
-        if self.masks is None and n_fresh and self.length:
+    def select(self, selection: Selection, fresh: "KeyValueCache | None") -> None:
+        """Follow the selection; fresh: of sentences that may join, which have made no step."""
+        n_fresh, n_given = (len(fresh.born), fresh.length) if fresh else (0, 0)
+        if self.masks is None and n_fresh and (self.length or n_given):
             self._make_mask()
         n_before, (b, k) = len(self.born), selection.rows.shape
         if self.turned:
             self._turn(n_before)
         self.turned = False
+        if n_given > self.length:
+            self._lengthen(n_given)
         same_rows, self.beam_size = k == self.beam_size, k
         if self.fixed and self.masks is not None and selection.slots is None and same_rows:
             self.parents[: b * k] = selection.rows.flatten()
             self.turned = True
             return
         if selection.slots is not None:
-            born = [*self.born, *[self.n_written] * n_fresh]
+            born = [*self.born, *[self.n_written - n_given] * n_fresh]
             self.born = [born[slot] for slot in selection.slots]
             self._move_sentences(selection)
+            if fresh is not None and n_given:
+                self._take_over(fresh, selection)
         if self.masks is not None:
             past = self.masks[:n_before].flatten(0, 2)
             joining = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
+            if joining is not None and fresh is not None and fresh.masks is not None:
+                joining[:, :n_given] = fresh.masks[:, 0, 0]
             rows = selection.of_rows(past, joining).view(b, 1, k, -1)
             if not self.fixed:
                 self.masks = rows
@@ -172,6 +197,24 @@ class KeyValueCache:
                 keys.index_fill_(1, selection.joined[0], 0.0)
                 values.index_fill_(1, selection.joined[0], 0.0)
 
+    def _take_over(self, fresh: "KeyValueCache", selection: Selection) -> None:
+        """Copy the first entries of the sentences that join."""
+        if selection.joined is None:
+            return
+        (to, new), n = selection.joined, fresh.length
+        self.keys[:, to, :, :n] = fresh.keys[:, new]
+        self.values[:, to, :, :n] = fresh.values[:, new]
+        if self.places is not None and fresh.places is not None:
+            self.places[to, :n] = fresh.places[new]
+
+    def _lengthen(self, n: int) -> None:
+        """Let there be n entries; those that are added are nobody's past."""
+        if n > self.capacity:
+            self._clear_away(n)
+        for x in (self.keys, self.values):
+            x[..., self.length : n, :] = 0.0
+        self.length, self.at = max(n, self.length), None
+
     def _make_mask(self) -> None:
         """Let all entries so far be everybody's past."""
         shape = self.n_places, 1, self.beam_size, self.capacity
@@ -182,15 +225,16 @@ class KeyValueCache:
             self.unturned = torch.arange(n_rows, device=self.like.device)
             self.parents = self.unturned.clone()
 
-    def _clear_away(self) -> None:
-        """Move what is some hypothesis's past, in its order, into buffers with room for more."""
+    def _clear_away(self, at_least: int = 0) -> None:
+        """Move what is some hypothesis's past, in its order, into buffers with room for more, and
+        for so many entries at least."""
         b, order, masks, places = len(self.born), None, self.masks, self.places
         if masks is not None:
             live = (masks[:b, 0, :, : self.length] == 0).any(1)  # (B, N)
             self.length = self._n_kept(live)
             order = live.int().argsort(dim=1, descending=True, stable=True)[:, : self.length]
         n, old_keys, old_values = self.length, self.keys, self.values
-        self.capacity = self._room_beside(n)
+        self.capacity = self._room_beside(max(n, at_least))
         sizes = self.n_layers, self.n_places, self.heads, self.capacity, self.width
         # On a GPU entries are asked that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
@@ -254,20 +298,30 @@ class RunningSums:
     def __init__(self, sums: Tensor):
         """sums: of nothing yet, kept in float32 at least."""
         self.sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
+        self.inside: Tensor | None = None  # in a pass, which positions count (B, T, 1)
 
     def make_room(self) -> None:
         """Sums take no more room."""
 
     def begin_step(self, positions: Tensor) -> tuple[None, None]:
-        self.counts = positions[:, None, None] + 1
+        self.counts, self.inside = positions[:, None, None] + 1, None
         return None, None
 
+    def begin_pass(self, lengths: Tensor, n: int) -> None:
+        """See `KeyValueCache.begin_pass`."""
+        positions = torch.arange(n, device=self.sums.device)[:, None]
+        self.counts, self.inside = positions[None] + 1, positions < lengths[:, None, None]
+
     def add(self, layer: int, x: Tensor) -> Tensor:
-        """Add x (B, K, D) to the layer's sums; the means so far are returned."""
+        """Add x (B, K, D), or the x (B, T, D) of a pass, to the layer's sums; the means so far are
+        returned."""
         total = self.sums[layer]
+        if self.inside is not None:
+            inputs = x.to(total.dtype)
+            total += inputs.where(self.inside, 0.0).sum(1)
+            return (inputs.cumsum(1) / self.counts).to(x.dtype)
         total += x.flatten(0, 1)
         return (total.view(x.shape) / self.counts).to(x.dtype)
 
-    def select(self, selection: Selection, n_fresh: int) -> None:
-        layers, _, d = self.sums.shape
-        self.sums = selection.of_rows(self.sums, self.sums.new_zeros(layers, n_fresh, d), 1)
+    def select(self, selection: Selection, fresh: "RunningSums | None") -> None:
+        self.sums = selection.of_rows(self.sums, fresh.sums if fresh else None, 1)

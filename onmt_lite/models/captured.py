@@ -144,6 +144,13 @@ class Captured:
         with self._giving_back():
             return CapturedState(self.model.init_state(memory))
 
+    def prefill(
+        self, tokens: Tensor, lengths: Tensor, state: CapturedState, first: int, at_once: int
+    ) -> tuple[Tensor, Iterator[Tensor]]:
+        """See `onmt_lite.models.base.EncoderDecoder.prefill`; not replayed."""
+        with self._giving_back():
+            return self.model.prefill(tokens, lengths, state.state, first, at_once)
+
     def forward(self, memory: TransformerMemory, tgt: Tensor) -> Tensor:
         return self.model.forward(memory, tgt)
 

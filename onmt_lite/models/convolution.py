@@ -106,6 +106,15 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
         self.buffers[i] = window[:, 1:]
         return window
 
+    def fill(self, i: int, x: Tensor, lengths: Tensor) -> Tensor:
+        """Layer i's first inputs x (B, T, D), each sentence's being the first `lengths` (B,), with
+        zeros before them: (B, kernel-1 + T, D)."""
+        n = self.buffers[i].size(1)
+        seen = F.pad(x, (0, 0, n, 0))
+        places = lengths[:, None] + torch.arange(n, device=x.device)
+        self.buffers[i] = seen.gather(1, places[:, :, None].expand(-1, -1, x.size(2)))
+        return seen
+
 
 def embedding(vocab_size: int, d: int, n_positions: int, cfg: ConvolutionConfig) -> Embedding:
     table = nn.Parameter(torch.zeros(n_positions, d)) if n_positions else None
@@ -207,19 +216,28 @@ class Decoder(nn.Module):
         self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
 
     def forward(
-        self, tgt: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
+        self,
+        tgt: Tensor,
+        memory: ConvolutionMemory,
+        state: ConvolutionState | None = None,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """tgt (B, T), or the newest tokens (B, K) with `state`, which they advance.
+        """tgt (B, T), or the newest tokens (B, K) with `state`, which they advance; with `lengths`
+        (B,), too, the first tokens (B, T) of a new state.
 
         Returns what the output layer reads (B, T, D) and attention (B, T, S); T may be K.
         """
-        embedded = self.embedding(tgt, None if state is None else state.positions)
+        positions = state.positions if state is not None and lengths is None else None
+        embedded = self.embedding(tgt, positions)
         first = x = self.inward(embedded)
         target = embedded if self.bottleneck else first
         weights = []
         for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
             k = cast(GatedConvolution, conv).kernel
-            seen = F.pad(x, (0, 0, k - 1, 0)) if state is None else state.extend(i, x)
+            if state is None:
+                seen = F.pad(x, (0, 0, k - 1, 0))
+            else:
+                seen = state.extend(i, x) if lengths is None else state.fill(i, x, lengths)
             out = conv(seen).view(*x.shape[:2], -1)
             if str(i) in self.attentions:
                 out, attn = self.attentions[str(i)](out, target, memory)
@@ -257,6 +275,11 @@ class Convolution(Family[ConvolutionMemory, ConvolutionState]):
 
     def decode(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state.memory, state)
+
+    def decode_given(
+        self, tokens: Tensor, lengths: Tensor, state: ConvolutionState
+    ) -> tuple[Tensor, Tensor]:
+        return self.decoder(tokens, state.memory, state, lengths)
 
     def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:
         return self.decoder(tgt, memory)

@@ -5,7 +5,7 @@ tokens, V target vocabulary, X words that copying members take from the sources 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -99,6 +99,18 @@ class Ensemble(nn.Module):
         pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
         attn = [weight * attn.float() for weight, (_, attn) in zip(self.weights, pairs)]
         return self._mean([logits for logits, _ in pairs]), torch.stack(attn).sum(0)
+
+    def prefill(
+        self, tokens: Tensor, lengths: Tensor, state: EnsembleState, first: int, at_once: int
+    ) -> tuple[Tensor, Iterator[Tensor]]:
+        """See `onmt_lite.models.base.EncoderDecoder.prefill`: mean attention, mean log-probs."""
+        given = self._known(tokens), lengths
+        pairs = [
+            m.prefill(*given, own, first, at_once) for m, own in zip(self.members, state.members)
+        ]
+        attn = [weight * attn.float() for weight, (attn, _) in zip(self.weights, pairs)]
+        parts = zip(*(logits for _, logits in pairs))
+        return torch.stack(attn).sum(0), map(self._mean, parts)
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> mean log-probs (B, T, V + X)."""

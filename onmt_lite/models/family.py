@@ -1,5 +1,6 @@
 """What all models of weights have in common: a family makes hidden states, a head logits."""
 
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -97,6 +98,15 @@ class Family(nn.Module, Generic[M, S]):
         state.positions += 1
         return hidden, attn
 
+    def prefill(
+        self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
+    ) -> tuple[Tensor, Iterator[Tensor]]:
+        """See `onmt_lite.models.base.EncoderDecoder.prefill`."""
+        hidden, attn = self.decode_given(self.output.known(tokens), lengths, state)
+        state.positions = state.positions + lengths
+        parts = zip(hidden[:, first:].split(at_once, 1), attn[:, first:].split(at_once, 1))
+        return attn, (self.output(*part, state.memory) for part in parts)
+
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
         hidden, attn = self.decode_all(self.output.known(tgt), memory)
@@ -120,6 +130,11 @@ class Family(nn.Module, Generic[M, S]):
 
     def decode(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
         """The newest tokens (B, K) -> hidden states (B, K, D), attention (B, K, S)."""
+        raise NotImplementedError
+
+    def decode_given(self, tokens: Tensor, lengths: Tensor, state: S) -> tuple[Tensor, Tensor]:
+        """Given tokens (B, T), of each sentence the first `lengths` (B,), into a new state ->
+        hidden states (B, T, D), attention (B, T, S)."""
         raise NotImplementedError
 
     def decode_all(self, tgt: Tensor, memory: M) -> tuple[Tensor, Tensor]:

@@ -214,6 +214,21 @@ class Rnn(Family[RnnMemory, RnnState]):
     def decode(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state)
 
+    def decode_given(
+        self, tokens: Tensor, lengths: Tensor, state: RnnState
+    ) -> tuple[Tensor, Tensor]:
+        """One token after the other, as each needs what the cells made of the last; a sentence
+        keeps its state where it has no more."""
+        steps = []
+        for t, newest in enumerate(tokens.unbind(1)):
+            hidden, feed, reads = state.hidden, state.feed, (t < lengths)[:, None]
+            steps.append(self.decoder(newest[:, None], state))
+            state.feed = torch.where(reads, state.feed, feed)
+            pairs = zip(state.hidden, hidden)
+            state.hidden = tuple(torch.where(reads, new, old) for new, old in pairs)
+        made, attn = (torch.cat(parts, 1) for parts in zip(*steps))
+        return made, attn
+
     def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
         state = self.init_state(memory)
         steps = [self.decoder(tokens[:, None], state) for tokens in tgt.unbind(1)]

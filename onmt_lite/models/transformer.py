@@ -7,14 +7,15 @@ decided by `TransformerConfig` alone; the names of its fields say what toolkits 
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.attention import Packing, Sight
 from onmt_lite.models.base import Heads
-from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
+from onmt_lite.models.cache import MULTIPLE, WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
@@ -43,7 +44,7 @@ class TransformerState(DecoderState[TransformerMemory]):
         self.past.make_room()
 
     def select_rows(self, selection: Selection, fresh: "TransformerState | None") -> None:
-        self.past.select(selection, len(fresh.positions) if fresh else 0)
+        self.past.select(selection, cast(Any, fresh.past) if fresh else None)
 
 
 class NormedEmbedding(Embedding):
@@ -118,10 +119,27 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return TransformerState(replace(memory, keys=keys, values=values), past)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
-        memory, past = state.memory, state.past
-        mask, places = past.begin_step(state.positions)
+        mask, places = state.past.begin_step(state.positions)
         sight = look(self.decoder, mask, state.positions[:, None], places)
-        x = self.tgt_embedding(tokens, state.positions)
+        return self._into(state, self.tgt_embedding(tokens, state.positions), sight)
+
+    def decode_given(
+        self, tokens: Tensor, lengths: Tensor, state: TransformerState
+    ) -> tuple[Tensor, Tensor]:
+        t = tokens.size(1)
+        # Keys as many as a multiple, for the reason that sources are
+        n = max(t, min(t + -t % MULTIPLE, self.max_positions))
+        tokens = F.pad(tokens, (0, n - t))
+        state.past.begin_pass(lengths, n)
+        causal, places = first_positions(n, tokens.device)
+        sight = look(self.decoder, causal, places, places)
+        hidden, attn = self._into(state, self.tgt_embedding(tokens), sight)
+        return hidden[:, :t], attn[:, :t]
+
+    def _into(self, state: TransformerState, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+        """Through all layers and into what the state remembers: x (B, T, D) -> hidden states of
+        the same shape, attention (B, T, S)."""
+        memory, past = state.memory, state.past
         for i, layer in enumerate(self.decoder):
             keys_values = memory.keys[i], memory.values[i]
             x, heads = layer(x, sight, keys_values, memory.mask[:, None], past, i)
@@ -151,9 +169,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self, tgt: Tensor, memory: TransformerMemory, layer: int
     ) -> tuple[Tensor, Tensor]:
         """Decoder input (B, T) -> hidden states (B, T, D), attention of a layer (B, H, T, S)."""
-        t = tgt.size(1)
-        places = torch.arange(t, device=tgt.device)[None]
-        causal = torch.full((t, t), -math.inf, device=tgt.device).triu(1)
+        causal, places = first_positions(tgt.size(1), tgt.device)
         sight = look(self.decoder, causal, places, places)
         x = self.tgt_embedding(tgt)
         for i, each in enumerate(self.decoder):
@@ -170,6 +186,13 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if n == 1:
             return heads[:, first]
         return heads[:, first : first + n if n else None].mean(1)
+
+
+def first_positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A mask (n, n) that hides from each of the first n positions what comes later, and their
+    numbers (1, n)."""
+    causal = torch.full((n, n), -math.inf, device=device).triu(1)
+    return causal, torch.arange(n, device=device)[None]
 
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:

@@ -11,8 +11,9 @@ from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
-from onmt_lite.search.masks import ANY
+from onmt_lite.search.masks import ANY, Masks
 from onmt_lite.search.plan import Plan, Sentence
+from onmt_lite.search.prefix import Past, read_prefixes
 
 # Sources are as wide as a multiple of this.  On a GPU few shapes of steps are recorded; on a CPU a
 # sum over a sentence's tokens adds them up in the same order, to the last bit, in every batch
@@ -28,6 +29,7 @@ class Slot:
     started  steps of the frontier before its first one
     last     step of the frontier that reaches its limit
     read     steps of the frontier that the Beam has read from the log
+    past     steps that it has made when it joins: its prefix
     """
 
     number: int
@@ -35,6 +37,7 @@ class Slot:
     started: int = 0
     last: int = 0
     read: int = 0
+    past: Past | None = None
 
 
 @dataclass
@@ -46,8 +49,9 @@ class Table:
     started (B, 1)                    steps of the frontier before the first one
     max_steps, min_end, seed (B, 1)   see `Limits`
     src_length (B, 1)                 in tokens
+    lead (B, 1)                       own steps that a sentence has made when it joins, the tokens
+                                      of its prefix; below 0: those that it spends on start tokens
     start (B, G)                      tokens that the decoder reads before the first step
-    prefix (B, P)                     tokens that must come first, then ANY
     min_words, max_words (B, 1)       see `Limits`
     """
 
@@ -59,8 +63,8 @@ class Table:
     min_end: Tensor
     seed: Tensor
     src_length: Tensor
+    lead: Tensor
     start: Tensor
-    prefix: Tensor
     min_words: Tensor
     max_words: Tensor
 
@@ -73,11 +77,17 @@ class Table:
 
 @dataclass
 class Encoded:
-    """Sentences that are encoded; the first `joined` of them run already."""
+    """Sentences that are encoded; the first `joined` of them run already.
+
+    history, coverage, words: see `onmt_lite.search.prefix.Given`.
+    """
 
     slots: list[Slot]
     state: Any
     table: Table
+    history: Tensor
+    coverage: Tensor
+    words: Tensor
     joined: int = 0
 
     @property
@@ -92,6 +102,7 @@ class Feed:
         self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
+        self.masks = Masks(plan, self.n_words, model.device)
         self.first_scores = sent(torch.tensor([plan.first_scores()]), model.device)
         self.encoded: Encoded | None = None
         self.n_encoded = 0
@@ -110,7 +121,7 @@ class Feed:
 
     def _encode(self, numbers: range) -> Encoded:
         chosen, k = [self.sentences[i] for i in numbers], self.plan.beam_size
-        device, n_prefix = self.model.device, 1 + max(len(s.limits.prefix) for s in chosen)
+        device, n_prefix = self.model.device, max(len(s.limits.prefix) for s in chosen)
         starts = [s.limits.start or (self.plan.bos_id,) for s in chosen]
         numbers_of = [facts_of(s, start, n_prefix) for s, start in zip(chosen, starts)]
         facts = sent(torch.tensor(numbers_of), device)
@@ -124,13 +135,29 @@ class Feed:
             ids, width = sent(copied, device), self.n_words
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
-        tokens, scores = facts[:, 5:6].repeat(1, k), self.first_scores.repeat(len(chosen), 1)
+        sizes = [1] * 6 + [len(starts[0]), 1, 1, 1, n_prefix]
+        *of_table, newest, prefix = torch.split(facts, sizes, 1)
+        tokens, scores = newest.repeat(1, k), self.first_scores.repeat(len(chosen), 1)
         if any(s.limits.score for s in chosen):
             scores += sent(torch.tensor([[s.limits.score] for s in chosen]), device)
-        sizes = [1] * 5 + [len(starts[0]), n_prefix, 1, 1]
-        table = Table(tokens, scores, torch.zeros_like(tokens), *torch.split(facts, sizes, 1))
+        table = Table(tokens, scores, torch.zeros_like(tokens), *of_table)
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
-        return Encoded(slots, self.model.init_state(memory), table)
+        nothing = tokens[:, :0], scores[:, :0], tokens[:, :0]
+        encoded = Encoded(slots, self.model.init_state(memory), table, *nothing)
+        if n_prefix:
+            self._read(encoded, prefix)
+        return encoded
+
+    def _read(self, encoded: Encoded, prefix: Tensor) -> None:
+        """Let sentences that are encoded read their prefixes (B, P)."""
+        table, of_model = encoded.table, (self.model, self.plan, encoded.state)
+        of_table = table.start, prefix, table.src_length, table.scores
+        given = read_prefixes(*of_model, *of_table, self.n_words, self.masks.words)
+        table.scores, encoded.history = given.scores, given.history
+        encoded.coverage, encoded.words = given.coverage, given.words
+        for b, slot in enumerate(encoded.slots):
+            if n := len(slot.beam.limits.prefix):
+                slot.past = given.past(b, n)
 
     def _beam(self, sentence: Sentence) -> Beam:
         if self.plan.policy.as_2018:
@@ -139,11 +166,25 @@ class Feed:
 
 
 def facts_of(sentence: Sentence, start: Sequence[int], n_prefix: int) -> list[int]:
-    """The numbers of a `Table` that belong to a sentence, `started` and then the others."""
-    own = sentence.limits
-    missing = [ANY] * (n_prefix - len(own.prefix))
-    facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src)]
-    return [*facts, *start, *own.prefix, *missing, own.min_words, own.max_words]
+    """The numbers of a `Table` that belong to a sentence, `started` and then the others; the first
+    token that a step reads; and the prefix, filled up to n_prefix tokens."""
+    own, n = sentence.limits, len(sentence.limits.prefix)
+    facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src), n or 1 - len(start)]
+    newest = own.prefix[-1] if n else start[0]
+    missing = [ANY] * (n_prefix - n)
+    return [*facts, *start, own.min_words, own.max_words, newest, *own.prefix, *missing]
+
+
+def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
+    """The sentence in each slot: as many as possible of `kept` stay where they are, and holes are
+    filled with those that join and then with the last ones.
+
+    kept [0, 2, 3], joining [] -> [0, 3, 2].
+    """
+    n = len(kept) + len(joining)
+    stay, movers = {b for b in kept if b < n}, [*joining, *(b for b in kept if b >= n)]
+    others = iter(movers)
+    return [b if b in stay else next(others) for b in range(n)]
 
 
 def padded(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:

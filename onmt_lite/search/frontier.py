@@ -6,20 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.feed import Encoded, Feed, Slot, Table
+from onmt_lite.search.feed import Encoded, Feed, Slot, Table, fill_holes
 from onmt_lite.search.log import Log
-from onmt_lite.search.masks import ANY, Demands, Masks, Scored
+from onmt_lite.search.masks import ANY, Demands, Scored
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.records import Event
 from onmt_lite.search.sampling import draw
-from onmt_lite.search.scoring import coverage_penalty
-from onmt_lite.search.word_rules import Wording
+from onmt_lite.search.scoring import cost_of_coverage, most_attended
+from onmt_lite.search.word_rules import Wording, WordRules
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Frontier:
     def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
         self.feed = Feed(model, plan, sentences, n_slots)
-        self.masks = Masks(plan, self.feed.n_words, self.device)
+        self.masks = self.feed.masks
         self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
         self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
         self.log = Log(plan, n_slots, self.device)
@@ -67,7 +68,7 @@ class Frontier:
         self.sees = torch.tensor([*plan.sees_start, True]).to(self.device)
         self.n_before = len(plan.sees_start) - 1  # steps that read start tokens and choose nothing
         # Steps of the frontier, of all sentences
-        self.start_until = self.ends_from = self.prefix_until = 0
+        self.start_until = self.ends_from = 0
 
     # ---- Sentences leave and join ----
 
@@ -104,17 +105,18 @@ class Frontier:
         for slot in self.slots:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
-        self.history, self.coverage = rows.new_empty(n, 0), self.table.scores.new_empty(n, 0)
-        self.words = rows.new_zeros(n, self.masks.words.width if self.masks.words else 0)
-        self.table.started.fill_(self.n_before)
+        self.history, self.coverage, self.words = fresh.history, fresh.coverage, fresh.words
+        self.table.started = self.n_steps - self.table.lead
         self._select(Selection(rows))
 
     def _start(self, slot: Slot) -> None:
-        limits, n = slot.beam.limits, self.n_steps + self.n_before
-        slot.started, slot.read, slot.last = n, n, n + limits.max_steps
-        self.start_until = max(self.start_until, n)
-        self.ends_from = max(self.ends_from, n + limits.min_end)
-        self.prefix_until = max(self.prefix_until, n + len(limits.prefix))
+        limits, n = slot.beam.limits, self.n_steps
+        slot.started = n - (len(limits.prefix) or -self.n_before)
+        slot.read, slot.last = max(n, slot.started), slot.started + limits.max_steps
+        self.start_until = max(self.start_until, slot.read)
+        self.ends_from = max(self.ends_from, slot.started + limits.min_end)
+        if slot.past is not None:
+            slot.beam.read(slot.past.lines)
 
     def _move(self, n_joining: int) -> None:
         """Fill the slots of sentences that leave, with joining ones or the last running ones."""
@@ -136,7 +138,7 @@ class Frontier:
         rows, fresh_rows = self.select_indices(), None
         if fresh:
             fresh.joined += n_joining
-            fresh.table.started.fill_(self.n_steps + self.n_before)
+            fresh.table.started = self.n_steps - fresh.table.lead
             fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)
         self.table = self.table.select(selection, fresh.table if fresh else None)
@@ -146,19 +148,28 @@ class Frontier:
     def _select(self, selection: Selection, fresh: Encoded | None = None) -> None:
         """Move what rows and sentences have in the model's state and in the tables of masks."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
-        n = len(fresh.slots) if fresh else 0
         if self.masks.words:
-            missing = self.words.new_zeros(n, self.masks.words.width) if n else None
-            self.words = selection.of_rows(self.words, missing)
-            self.words = self.words[:, : self.masks.words.longest(self._longest())]
+            self._keep_words(self.masks.words, selection, fresh)
         if self.masks.needs_history:
-            missing = self.history.new_empty(n, 0) if n else None
-            longest = self._longest()
-            self.history = selection.of_rows(self.history, missing, fill=ANY)
-            self.history = self.history[:, max(0, self.history.size(1) - longest) :]
+            self._keep_history(selection, fresh)
         if self.plan.has_costs:
-            missing = self.coverage.new_empty(n, 0) if n else None
-            self.coverage = selection.of_rows(self.coverage, missing)
+            self.coverage = selection.of_rows(self.coverage, fresh.coverage if fresh else None)
+
+    def _keep_history(self, selection: Selection, fresh: Encoded | None) -> None:
+        """Move what rows have read, newest last, without what no row has."""
+        joining = fresh.history if fresh else None
+        if joining is not None:
+            n = max(self.history.size(1), joining.size(1))
+            both = (F.pad(x, (n - x.size(1), 0), value=ANY) for x in (self.history, joining))
+            self.history, joining = both
+        history = selection.of_rows(self.history, joining)
+        self.history = history[:, max(0, history.size(1) - self._longest()) :]
+
+    def _keep_words(self, rules: WordRules, selection: Selection, fresh: Encoded | None) -> None:
+        """Move what rows know of their words, without what no row has."""
+        self.words = F.pad(self.words, (0, max(0, rules.width - self.words.size(1))))
+        words = selection.of_rows(self.words, fresh.words if fresh else None)
+        self.words = words[:, : rules.longest(self._longest())]
 
     def _longest(self) -> int:
         """Tokens that a running sentence may have at most, start tokens among them."""
@@ -200,11 +211,10 @@ class Frontier:
             of_rows = scores, attn.float().clone(), demands.wording
             self.seen = Seen(plain, norm, scored, *of_rows)
         ranked = self._candidates(scored, scores)
-        if not self.masks.keeps_log_probs or demands.prefix is not None:
+        if not self.masks.keeps_log_probs:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
-        if plan.policy.forced_then_end == "best":
-            if self.n_steps <= max(self.start_until, self.prefix_until) + 1:
-                ranked = self._ends_as_best(ranked)
+        if plan.policy.forced_then_end == "best" and self.n_steps <= self.start_until + 1:
+            ranked = self._ends_as_best(ranked)
         before = table.scores
         rows, open_scores, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
@@ -236,21 +246,16 @@ class Frontier:
 
     def _cover(self, attn: Tensor) -> Tensor:
         """Add this step's attention to each row's coverage; its penalty (R,)."""
-        plan, n = self.plan, attn.size(1)
+        n = attn.size(1)
         coverage = self.coverage[:, :n]
-        self.coverage = torch.nn.functional.pad(coverage, (0, n - coverage.size(1))) + attn.float()
-        inside = torch.arange(n, device=self.device) < self._of_rows(self.table.src_length)[:, None]
-        skips = plan.policy.skips_unattended
-        return coverage_penalty(
-            plan.coverage_penalty, plan.beta, self.coverage, inside.float(), skips
-        )
+        self.coverage = F.pad(coverage, (0, n - coverage.size(1))) + attn.float()
+        src_length = self._of_rows(self.table.src_length)[:, None]
+        return cost_of_coverage(self.plan, self.coverage, src_length)
 
     def _places(self, attn: Tensor) -> Tensor:
         """The source token that each row attends to most (R,)."""
-        before, after = self.plan.src_margins
-        place = torch.arange(attn.size(1), device=self.device)
-        end = self._of_rows(self.table.src_length - after)[:, None]
-        return attn.masked_fill((place < before) | (place >= end), -1.0).argmax(1)
+        src_length = self._of_rows(self.table.src_length)[:, None]
+        return most_attended(attn, src_length, self.plan.src_margins)
 
     def _of_rows(self, of_sentences: Tensor) -> Tensor:
         """(B, 1) -> (R,)"""
@@ -262,20 +267,17 @@ class Frontier:
 
     def _n_prefix(self) -> Tensor:
         """How many tokens of each sentence are given: (B, 1)."""
-        return (self.table.prefix != ANY).sum(1, keepdim=True)
+        return self.table.lead.clamp(min=0)
 
     def _demands(self) -> Demands:
         """What this step demands of rows; the host knows whether any sentence is concerned."""
-        table, too_early, last, prefix = self.table, None, None, None
+        table, too_early, last = self.table, None, None
         if self.n_steps < self.ends_from:
             too_early = self._of_rows(self._steps() < table.min_end)
         if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
             last = self._of_rows(self._steps() >= table.max_steps)
-        if self.n_steps <= self.prefix_until:
-            at = (self._steps() - 1).clamp(0, table.prefix.size(1) - 1)
-            prefix = self._of_rows(table.prefix.gather(1, at))
         wording = self._wording() if self.masks.words else None
-        return Demands(too_early, last, prefix, wording)
+        return Demands(too_early, last, wording)
 
     def _wording(self) -> Wording:
         """What is known of the words of each row."""
@@ -285,7 +287,7 @@ class Frontier:
             at_end = left == 0
         least, most = self._of_rows(table.min_words), self._of_rows(table.max_words)
         given = None
-        if self.n_steps <= self.prefix_until + 1:
+        if self.n_steps <= self.start_until + 1:
             n_prefix = self._n_prefix()
             given = self._of_rows((n_prefix > 0) & (self._steps() == n_prefix + 1))
         return Wording(self.words, least, most, left, at_end, given)
@@ -367,6 +369,17 @@ class Frontier:
                 continue
             if total == -math.inf or slot.last == n_steps or self.plan.policy.as_2018:
                 self._read(b)  # what a Beam may look back at
+            if (
+                total == -math.inf
+                and slot.past is not None
+                and event.step == 1 + len(slot.past.lines)
+            ):
+                # Perhaps because of its prefix, at one of the steps that this stands for
+                for t, line in enumerate(slot.past.lines.tolist(), start=1):
+                    if not slot.beam.done:
+                        yield slot.beam, self.log.given(line, t)
+                if slot.beam.done:
+                    continue
             yield slot.beam, event
 
     def over(self) -> Iterator[tuple[int, Beam]]:
@@ -385,15 +398,3 @@ class Frontier:
         if slot.read < self.n_steps:
             slot.beam.read(self.log.read(b, slot.read))
             slot.read = self.n_steps
-
-
-def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
-    """The sentence in each slot: as many as possible of `kept` stay where they are, and holes are
-    filled with those that join and then with the last ones.
-
-    kept [0, 2, 3], joining [] -> [0, 3, 2].
-    """
-    n = len(kept) + len(joining)
-    stay, movers = {b for b in kept if b < n}, [*joining, *(b for b in kept if b >= n)]
-    others = iter(movers)
-    return [b if b in stay else next(others) for b in range(n)]

@@ -75,6 +75,12 @@ class Log:
         costs = numbers[self.costs] if self.plan.has_costs else self.no_costs
         return Event(step, candidates, rows, costs)
 
+    def given(self, line: list[float], step: int) -> Event:
+        """A step that a prefix stands for as an event; line (M,): see `onmt_lite.search.prefix`."""
+        rows = as_columns(line[: 4 * self.plan.beam_size], 0)
+        costs = line[self.costs] if self.plan.has_costs else self.no_costs
+        return Event(step, rows, rows, costs)
+
     def read(self, slot: int, start: int) -> Tensor:
         """The lines about the rows of a slot from step `start` on, (T, M'), their parents as rows
         of the sentence."""
@@ -84,6 +90,12 @@ class Log:
         )
         lines[:, k : 2 * k] -= slot * k
         return lines
+
+
+def on_its_way(x: Tensor) -> Tensor:
+    """A copy of x on the host, which is there when a copy has arrived that began later."""
+    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return copy.copy_(x, non_blocking=True)
 
 
 def arrival(device: torch.device) -> Callable[[], object]:

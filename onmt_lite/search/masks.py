@@ -11,7 +11,7 @@ from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.word_rules import Wording, WordRules
 
-ANY = -1  # where a prefix leaves the next token open
+ANY = -1  # where there is no token
 NEGLIGIBLE = -80.0  # in nats
 LOG2_E = math.log2(math.e)
 MANY = 1024  # tokens
@@ -39,13 +39,11 @@ class Demands:
 
     too_early (R,)  the end token may not come yet
     last (R,)       this is the row's last step
-    prefix (R,)     the token that must come, or ANY
     wording         what is known of the words of each row, where rules are about words
     """
 
     too_early: Tensor | None = None
     last: Tensor | None = None
-    prefix: Tensor | None = None
     wording: Wording | None = None
 
 
@@ -63,7 +61,7 @@ class Masks:
 
         self.banned = ids(banned) if banned else None
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
-        self.needs_history = plan.blocks_ngrams or plan.repetition_penalty != 1.0
+        self.needs_history = plan.needs_history
         if plan.blocks_ngrams:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)
             exempt[list(plan.exempt_ids)] = True
@@ -96,9 +94,6 @@ class Masks:
         if plan.repetition_penalty != 1.0 and history is not None:
             values, norm, slope = self._repel(values, norm, history)
         end_value = values[:, plan.eos_id].clone() if demands.last is not None else None
-        if demands.prefix is not None:
-            must = demands.prefix.clamp(min=0)[:, None]
-            must_value = values.gather(1, must)
         if self.banned is not None:
             values.index_fill_(1, self.banned, -math.inf)
         if demands.too_early is not None:
@@ -112,21 +107,10 @@ class Masks:
             values.masked_fill_(demands.last[:, None], -math.inf)
             end = values[:, plan.eos_id]
             end.copy_(torch.where(demands.last, end_value, end))
-        if demands.prefix is not None:
-            open_rows = demands.prefix == ANY
-            values.masked_fill_(~open_rows[:, None], -math.inf)
-            here = values.gather(1, must)
-            values.scatter_(1, must, torch.where(open_rows[:, None], here, must_value))
         if policy.masks == "logits":
             norm = normaliser(values)
         if self.never is not None:
             values.index_fill_(1, self.never, -math.inf)
-        if demands.prefix is not None and plan.prefix_counts != "all":
-            free = ~open_rows & must_value[:, 0].isfinite()
-            norm = torch.where(free, must_value[:, 0], norm)
-            if plan.beam_groups > 1:  # a diversity penalty is not paid, either
-                slope = torch.ones_like(values) if slope is None else slope
-                slope = slope.masked_fill(free[:, None], 0.0)
         if plan.sampling and plan.sampling.temperature == "log_probs":
             values, norm = values / plan.temperature, norm / plan.temperature
         gain = None

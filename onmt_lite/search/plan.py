@@ -130,6 +130,11 @@ class Plan:
         return int(self.force_end != "no")
 
     @property
+    def needs_history(self) -> bool:
+        """Whether a rule looks at the tokens so far."""
+        return self.blocks_ngrams or self.repetition_penalty != 1.0
+
+    @property
     def rows_are_first(self) -> bool:
         """The first candidates are the new rows; otherwise some of them are passed over."""
         return self.policy.ended in ("keep", "shrink")

@@ -5,7 +5,7 @@ watches knows nothing of it.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.feed import Slot
 from onmt_lite.search.frontier import Frontier
+from onmt_lite.search.masks import normaliser
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.records import Candidates, Event
 
@@ -52,6 +53,22 @@ class Step:
     attn: Tensor
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a step chooses from, of K rows.
+
+    log_probs (K, V)  the model's own
+    totals (K, V)     by which continuations are ranked; -inf where a rule forbids one
+    scores (K, 1)     of the rows before
+    of_words          which rule about words forbids a token in a row, "" where none does
+    """
+
+    log_probs: Tensor
+    totals: Tensor
+    scores: Tensor
+    of_words: Callable[[int, int], str] = lambda parent, token: ""
+
+
 @dataclass
 class Watch:
     """Steps of the sentences that are watched, by their numbers among those of the search."""
@@ -63,9 +80,29 @@ class Watch:
         for b, slot in enumerate(frontier.slots):
             step = frontier.n_steps - slot.started
             if slot.number in self.numbers and step > 0:  # others read start tokens
-                if step == 1:
-                    self.steps[slot.number] = []
+                if slot.number not in self.steps:
+                    self.steps[slot.number] = look_back(frontier, slot)
                 self.steps[slot.number].append(look(frontier, b, slot, step))
+
+
+def look_back(frontier: Frontier, slot: Slot) -> list[Step]:
+    """The steps that the prefix of a sentence stands for."""
+    plan, steps = frontier.plan, list[Step]()
+    if slot.past is None:
+        return steps
+    before = [score + slot.beam.limits.score for score in plan.first_scores()]
+    past = zip(slot.past.lines.tolist(), slot.past.logits, slot.past.attn)
+    for step, (line, logits, attn) in enumerate(past, start=1):
+        rows = continuations(frontier.log.given(line, step).rows)
+        scores = torch.tensor(before)[:, None]
+        norm = normaliser(logits[None]) if plan.sums_to_one else 0.0
+        log_probs = (logits - norm).cpu().expand(len(rows), -1)
+        here = {(made.parent, made.token) for made in rows if made.exists}
+        nothing = torch.full_like(log_probs, -math.inf)
+        others = passed_over(plan, slot.beam, step, rows, here, Choice(log_probs, nothing, scores))
+        steps.append(Step(rows, others, attn.cpu().expand(len(rows), -1)))
+        before = [made.score for made in rows]
+    return steps
 
 
 def look(frontier: Frontier, b: int, slot: Slot, step: int) -> Step:
@@ -91,10 +128,26 @@ def look(frontier: Frontier, b: int, slot: Slot, step: int) -> Step:
         if key not in here and made.exists and made.token == plan.eos_id
     ]
     here.update((made.parent, made.token) for made in others)
-    others += passed_over(frontier, b, slot.beam, step, rows, here)
+    others += passed_over(plan, slot.beam, step, rows, here, choice(frontier, b))
     others.sort(key=lambda made: -made.score)
     k = plan.beam_size
     return Step(rows, others, frontier.seen.attn[b * k : (b + 1) * k].cpu())
+
+
+def choice(frontier: Frontier, b: int) -> Choice:
+    """What the newest step of slot b chose from."""
+    seen, k = frontier.seen, frontier.plan.beam_size
+    of_rows = slice(b * k, (b + 1) * k)
+    scores = seen.scores[b][:, None]
+    log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
+    values = seen.scored.values[of_rows, : log_probs.size(1)]
+    words, rules = seen.wording, frontier.masks.words
+
+    def of_words(parent: int, token: int) -> str:
+        return rules.reason(words, b * k + parent, token) if rules and words else ""
+
+    totals = values - seen.scored.norm[of_rows, None] + scores
+    return Choice(log_probs, totals, scores, of_words)
 
 
 def continuations(columns: Candidates) -> list[Made]:
@@ -120,21 +173,16 @@ def not_counted(plan: Plan, made: Made, event: Event) -> str:
 
 
 def passed_over(
-    frontier: Frontier,
-    b: int,
+    plan: Plan,
     beam: Beam,
     step: int,
     rows: list[Made],
     here: Collection[tuple[int, int]],
+    choice: Choice,
 ) -> list[Made]:
     """The best K continuations that lost to the rows, and up to K that rules forbade although they
     would have won."""
-    plan, seen, k = frontier.plan, frontier.seen, frontier.plan.beam_size
-    of_rows = slice(b * k, (b + 1) * k)
-    scores = seen.scores[b][:, None]
-    log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
-    v = log_probs.size(1)
-    totals = seen.scored.values[of_rows, :v] - seen.scored.norm[of_rows, None] + scores
+    k, log_probs, totals, scores = plan.beam_size, choice.log_probs, choice.totals, choice.scores
     alive = [made.score for made in rows[:k] if made.exists and made.score > IDLE]
     lowest = min(alive, default=-math.inf)
     forbidden = (totals == -math.inf) & (log_probs + scores > lowest)
@@ -151,8 +199,7 @@ def passed_over(
     del found[k:]
     for parent, token, score in best_of(plain, k):
         if (parent, token) not in here and score > IDLE:
-            words, rules = frontier.seen.wording, frontier.masks.words
-            of_words = rules.reason(words, b * k + parent, token) if rules and words else ""
+            of_words = choice.of_words(parent, token)
             why = "blocked: " + rule_against(plan, beam, step, token, of_words)
             found.append(Made(parent, token, score, float(log_probs[parent, token]), why))
     return found

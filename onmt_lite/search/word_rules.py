@@ -110,6 +110,17 @@ class WordRules:
         place = (FIRST - 1 + n + begun).clamp(min=FIRST)[:, None]
         return followed.scatter_(1, place, letters[:, None])
 
+    def of_prefix(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """`words` after all but the last of given tokens (B, P), which end in -1, and how many
+        words each of these begins (B, P)."""
+        words, begun = prefix.new_zeros(len(prefix), self.width), []
+        is_last = torch.nn.functional.pad(prefix[:, 1:], (0, 1), value=-1) < 0
+        for token, last in zip(prefix.unbind(1), is_last.unbind(1)):
+            begins = self.spelling.begins[self._kind(words), token.clamp(min=0)]
+            begun.append(begins * (token >= 0))
+            words = self.follow(words, token.masked_fill(last, -1))
+        return words, torch.stack(begun, 1)
+
     def forbid(self, values: Tensor, wording: Wording) -> None:
         """-inf for tokens that may not follow, in values (R, W)."""
         words, begins = wording.words, self._begins(wording.words)

@@ -369,7 +369,7 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     else:
         model.device = DEVICE
     translator.device, translator.refills = DEVICE, True
-    for phase in ("encode", "init_state", "step"):
+    for phase in ("encode", "init_state", "prefill", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
     translator.searched = model
     if captures(model) and translator.checkpoint.shortlist is None:
@@ -388,10 +388,11 @@ def _marked(method: Any, phase: str, simulated: SimulatedDevice) -> Any:
 
 
 def steps(events: list[Event]) -> list[list[Event]]:
-    """Events from the beginning of each step to that of the next; first, those before any step."""
+    """Events from the beginning of each step to that of the next, a pass over prefixes being one,
+    too; first, those before any step."""
     parts: list[list[Event]] = [[]]
     for event in events:
-        if (event.kind, event.name, event.phase) == ("begin", "step", "step"):
+        if event.kind == "begin" and event.name == event.phase in ("step", "prefill"):
             parts.append([])
         parts[-1].append(event)
     return parts
