@@ -15,7 +15,7 @@ import pytest
 
 from onmt_lite import __main__ as program
 from onmt_lite import job as job_module
-from onmt_lite.cli import say_how_to_go_on
+from onmt_lite.cli import say_how_to_go_on, without
 from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import OPTIONS, TranslateOptions
@@ -348,3 +348,10 @@ def test_a_pipe_is_not_read_to_compare(main, tmp_path):
     assert main("-src", "pipe", "-output", "out").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
     assert names(tmp_path) == ["out", "pipe"]
+
+
+def test_the_line_leaves_out_what_resume_refuses():
+    rest = ["translate.py", "-src", "a b", "-output", "-"]
+    for given in (["-dump_beam", "x.html"], ["--dump_beam", "-x.html"], ["--dump_beam=x.html"]):
+        assert without("dump_beam", [*rest[:3], *given, *rest[3:]]) == rest
+    assert without("dump_beam", rest) == rest
