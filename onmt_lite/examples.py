@@ -6,16 +6,16 @@ from dataclasses import replace
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.languages import read_tag
-from onmt_lite.records import Example, Line, Reading
+from onmt_lite.records import CAPITALS, Example, Line, Reading
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.json_lines import INVALID
 from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.phrases import occurs
 from onmt_lite.text.tokenizers import LINE_BREAKS
 from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
 NEITHER = Direction()  # of a model that has no languages
-CAPITALS = "capitals"  # the note of a line that was read in small letters
 
 
 class ExampleMaker:
@@ -48,7 +48,7 @@ class ExampleMaker:
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
-        checkpoint, notes = self.checkpoint, line.notes + notes_on_target(tgt or prefix)
+        checkpoint, (prefix, notes) = self.checkpoint, allowed_prefix(line, tgt, prefix)
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
         reading = self._read(text)
@@ -153,6 +153,16 @@ class ExampleMaker:
         text = reading.of_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+
+
+def allowed_prefix(
+    line: Line, tgt: Line | None, prefix: Line | None
+) -> tuple[Line | None, tuple[str, ...]]:
+    """The prefix of a line, unless it holds a phrase that is banned, and the notes on the line."""
+    notes = line.notes + notes_on_target(tgt or prefix)
+    if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
+        return None, (*notes, "prefix-banned")
+    return prefix, notes
 
 
 def notes_on_target(line: Line | None) -> tuple[str, ...]:

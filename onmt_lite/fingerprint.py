@@ -16,7 +16,7 @@ CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations
 FILES = (
-    *("src", "tgt", "phrase_table", "shortlist"),
+    *("src", "tgt", "phrase_table", "shortlist", "force_words", "ban_words"),
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
 
@@ -107,7 +107,8 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
 
 def named_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Each option of FILES that is given, and its path."""
-    values = {**vars(options.data), **vars(options.text), **vars(options.speed)}
+    groups = (options.data, options.text, options.speed, options.phrases)
+    values = {name: value for group in groups for name, value in vars(group).items()}
     return ((name, values[name]) for name in FILES if values[name])
 
 

@@ -38,6 +38,7 @@ from onmt_lite.fingerprint import fingerprint, named_files
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.output import Output, open_output
+from onmt_lite.phrase_files import check_glossary, open_glossary
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.reports import LOG, Summary
 from onmt_lite.shipped import find_config, model_paths
@@ -82,6 +83,7 @@ def run_logged(
     inputs = Inputs(data.src, data.tgt)
     try:
         total = count_input(data.src, data.tgt)
+        check_glossary(options.phrases, total)
         if jobs.shard and total is None:
             raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
         with (
@@ -108,6 +110,9 @@ def run_logged(
             dump.write()
             out.finish()
             summary = out.summary
+            if options.phrases.force_words and not options.data.score_only:
+                n_unmet, n_forced = summary.n_unmet, summary.n_forced
+                LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
             if options.text.replace_unk:
                 LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
             in_a_file = data.output not in ("-", "/dev/stdout")
@@ -255,8 +260,14 @@ def translate_buckets(
     dump: Dump,
 ) -> None:
     """Bucket after bucket, so that memory does not grow with the input."""
-    with inputs, open_buckets(options.data, bucket_lines, shard) as reader:
-        for done in engine.run(dump.marked(reader.buckets(out.n_done)), meter.add):
+    with (
+        inputs,
+        open_buckets(options.data, bucket_lines, shard) as reader,
+        open_glossary(options.phrases) as glossary,
+    ):
+        buckets = dump.marked(reader.buckets(out.n_done))
+        buckets = glossary.marked(buckets, whole=options.jobs.shard is None)
+        for done in engine.run(buckets, meter.add):
             inputs.check()
             with meter.hidden():  # the output may go to the same terminal
                 with meter.clock.phase("write"):

@@ -13,6 +13,7 @@ Of a reference or prefix:
   tgt-too-long      longer than the model takes; not scored
   prefix-truncated  longer than the model takes; cut
   prefix-over-limit leaves no room for more
+  prefix-banned     holds a phrase of -ban_words; not used
   tgt-not-a-number  its score is NaN or infinite, also alone in fp32
 Of the options:
   min-length-over-limit  the line's own limit of length is below min_length

@@ -12,6 +12,7 @@ from onmt_lite.information_options import InformationOptions
 from onmt_lite.length_options import LengthOptions, check_lengths
 from onmt_lite.opennmt_options import FOREIGN, OF_TRAINING
 from onmt_lite.peer_options import hints
+from onmt_lite.phrase_options import PhraseOptions, check_phrases
 from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.schema import (
     DEVICE,
@@ -491,6 +492,7 @@ class TranslateOptions:
     attention: AttentionOptions
     lengths: LengthOptions
     editing: EditingOptions
+    phrases: PhraseOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
     configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
@@ -545,6 +547,7 @@ KINDS: dict[str, type] = {
     "sampling": SamplingOptions,
     "attention": AttentionOptions,
     "editing": EditingOptions,
+    "phrases": PhraseOptions,
     "speed": SpeedOptions,
     "jobs": JobOptions,
     "information": InformationOptions,
@@ -614,7 +617,7 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
 
 def unsearched_notes(v: Mapping[str, Any]) -> dict[str, str]:
     """Why options of a search have no effect where there is none."""
-    groups = SearchOptions, LengthOptions, SamplingOptions
+    groups = SearchOptions, LengthOptions, SamplingOptions, PhraseOptions
     of_search = [f.name for group in groups for f in fields(group)]
     named = [*of_search, "with_score"] if v["score_only"] else []
     return dict.fromkeys(named, "score_only is true: nothing is searched")
@@ -679,7 +682,7 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
     problems = [*refusals(OPTIONS, v), *check_preset(v), *check_diversity(v), *check_text(v)]
-    problems += check_lengths(v)
+    problems += check_lengths(v) + check_phrases(v)
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "

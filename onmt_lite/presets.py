@@ -23,6 +23,8 @@ SWITCHES = (
     "patience",
     "ratio",
     "tgt_file_prefix",
+    "force_words",
+    "ban_words",
     "beam_groups",
     "diversity_rate",
     "do_sample",
@@ -31,12 +33,13 @@ SWITCHES = (
     "random_sampling_topp",
 )
 LENGTH_AND_NGRAMS = {"min_length", "block_ngram_repeat"}
+BANS = frozenset({"ban_words"})  # of ours, for every search that can heed it
 COVERAGE = {"coverage_penalty", "beta"}
 SAMPLES = {"do_sample", "random_sampling_temp", "random_sampling_topk", "random_sampling_topp"}
 GROUPS = {"beam_groups", "diversity_rate"}
 OPENNMT = LENGTH_AND_NGRAMS | COVERAGE | {"stepwise_penalty", "ignore_when_blocking"}
 OPENNMT_3 = {"ban_unk_token", "ratio", "tgt_file_prefix"}
-TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | {"early_stopping", "repetition_penalty"}
+TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | BANS | {"early_stopping", "repetition_penalty"}
 TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
@@ -65,7 +68,7 @@ PRESETS = {
             "ratio=0.0": TopEnded(sticky=True, need="beam_size"),
             "": LengthRatio(need="beam_size"),
         },
-        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS | {"force_words"}),
         forms=("none", "wu", "avg"),
         sampling=replace(OPENNMT_SAMPLING, chains="n_best", one_is_beam=True),
     ),
@@ -108,7 +111,7 @@ PRESETS = {
             "": LengthRatio(need="n_best", offset=2),
         },
         defaults=dict(max_length_ratio=1.25),
-        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3),
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS),
         limit_counts_end=True,
         prefix_apart=True,
         sees_start=True,
@@ -123,12 +126,14 @@ PRESETS = {
             "n_best=1": Bound("live", "max", finished="one", beats="best", strictly=True),
             "": Bound("live", "max", strictly=True),
         },
+        options=BANS,
         **GNMT,
     ),
     "tensorflow": Preset(
         "tf-models-official 2.20.0",
         Policy(ends_within=2, at_max="if_none"),
         {"": Bound("live", "max", finished="one", strictly=True)},
+        options=BANS,
         **GNMT,
     ),
     "transformers-2": Preset(
@@ -201,7 +206,7 @@ PRESETS = {
         {"": Full()},
         defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0, avg_raw_probs=True),
         options=frozenset(
-            LENGTH_AND_NGRAMS | SAMPLES | GROUPS | {"ban_unk_token", "tgt_file_prefix"}
+            LENGTH_AND_NGRAMS | SAMPLES | GROUPS | BANS | {"ban_unk_token", "tgt_file_prefix"}
         ),
         sampling=Sampling("rows", "logits"),
     ),
@@ -223,6 +228,7 @@ PRESETS = {
         options=frozenset(
             LENGTH_AND_NGRAMS
             | COVERAGE
+            | BANS
             | {"patience", "repetition_penalty", "ban_unk_token", "tgt_file_prefix"}
         ),
         prefix_counts="length",
@@ -237,7 +243,7 @@ PRESETS = {
         defaults=dict(
             beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
         ),
-        options=frozenset({"ban_unk_token", "tgt_file_prefix"}),
+        options=BANS | {"ban_unk_token", "tgt_file_prefix"},
         asks_model="marian",
         one_limit=True,
         limit_extra=0,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+CAPITALS = "capitals"  # the note of a line that was read in small letters
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
 
 
@@ -20,6 +21,8 @@ class Line:
     notes   what was done to it, as in the JSONL output
     fields  of a line that is a JSON object: the object without the text, as it was written
     traced  its search is to be watched, see `onmt_lite.trace`
+    forced  phrases that its translation is to hold
+    banned  phrases that no translation of it may hold
     """
 
     id: int
@@ -27,6 +30,8 @@ class Line:
     notes: tuple[str, ...] = ()
     fields: str | None = None
     traced: bool = False
+    forced: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,31 @@ class Example:
     passes: bool = False  # it is not translated but passed through
     # Words that its text has beside those of its tokens, at least and at most
     more_words: tuple[int, int] = (0, 0)
+
+    @property
+    def in_capitals(self) -> bool:
+        """Whether its translation is written in capitals."""
+        return CAPITALS in self.notes
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What phrases that are forced or banned say of the tokens that may follow a row.
+
+    forbidden   tokens that may not follow; the end token is one of them unless `may_end`
+    completing  tokens after which a banned phrase is complete, unless its last word goes on
+    closed      numbers of classes of tokens that may not follow, see `onmt_lite.text.surfaces`
+    may_end     no forced phrase is missing, and no banned one is complete
+    bank        tokens of forced phrases that the row holds
+    wanted      tokens that bring a forced phrase further, each with the bank of the row then
+    """
+
+    forbidden: tuple[int, ...] = ()
+    completing: tuple[int, ...] = ()
+    closed: tuple[int, ...] = ()
+    may_end: bool = True
+    bank: int = 0
+    wanted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -225,6 +255,8 @@ class Translation:
     src_tokens    to which alignments refer; None where there are none
     gold_align    of the reference, with -gold_align
     attn_table    weights of its best hypothesis as lines of the log, with -attn_debug
+    n_forced      phrases that the best hypothesis was to hold
+    unmet         those of them that it does not hold
     """
 
     id: int
@@ -243,6 +275,8 @@ class Translation:
     src_tokens: list[str] | None = None
     gold_align: Pairs | None = None
     attn_table: tuple[str, ...] = ()
+    n_forced: int = 0
+    unmet: tuple[str, ...] = ()
     gold_token_log_probs: list[float] | None = None
 
     @property
@@ -262,6 +296,8 @@ class Translation:
             record["src_tokens"] = self.src_tokens
         if self.gold_align is not None:
             record["gold_align"] = self.gold_align
+        if self.n_forced:
+            record["unmet"] = list(self.unmet)
         if self.n_unknown:
             record["n_unknown"] = self.n_unknown
         if self.calibrated:

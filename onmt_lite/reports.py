@@ -143,6 +143,7 @@ class Summary:
     n_scored, n_gold   those that have a translation with a score, a scored reference
     n_words            tokens of the best hypotheses
     n_replaced         unknown tokens that -replace_unk has replaced
+    n_forced, n_unmet  phrases of -force_words, those that are not met
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
@@ -154,6 +155,8 @@ class Summary:
     n_words: int = 0
     n_gold: int = 0
     n_replaced: int = 0
+    n_forced: int = 0
+    n_unmet: int = 0
     n_gold_words: int = 0
     score: float = 0.0
     gold: float = 0.0
@@ -174,6 +177,8 @@ class Summary:
         self.n_words += later.n_words
         self.n_gold += later.n_gold
         self.n_replaced += later.n_replaced
+        self.n_forced += later.n_forced
+        self.n_unmet += later.n_unmet
         self.n_gold_words += later.n_gold_words
         self.score += later.score
         self.gold += later.gold
@@ -243,6 +248,7 @@ def summary_of(translation: Translation) -> Summary:
     """Of one line."""
     line, n_unknown = translation.id + 1, translation.n_unknown
     summary = Summary(1, notes={n: Noted(1, n_unknown, [line]) for n in translation.notes})
+    summary.n_forced, summary.n_unmet = translation.n_forced, len(translation.unmet)
     summary.n_replaced = sum(hyp.n_replaced for hyp in translation.hyps)
     for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
         summary.n_scored, summary.n_words = 1, len(hyp.tokens)

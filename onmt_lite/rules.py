@@ -13,14 +13,16 @@ from onmt_lite.errors import OptionError
 from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
+from onmt_lite.phrase_options import FORCED_AND_DRAWN
 from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
-from onmt_lite.records import Example, Found
+from onmt_lite.records import Example, Found, Line
 from onmt_lite.runtime import precision_of
 from onmt_lite.search.narrow import narrow
 from onmt_lite.search.plan import NO_LIMIT, Limits, Plan, Sentence
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.spelling import fingerprints
+from onmt_lite.text.wishes import Wishes
 from onmt_lite.text.words import WordLimits
 
 
@@ -49,6 +51,7 @@ class SearchRules:
         self.n_rows = self.beam_size * max(1, self.n_alternatives)  # of a line, at once
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._of_words(self._plan(options.text.replace_unk and not self.unk_later))
+        self.wishes: dict[tuple[Any, ...], Wishes] = {}
 
     @property
     def copies_are_equal(self) -> bool:
@@ -248,6 +251,16 @@ class SearchRules:
         if "tgt_file_prefix" not in self.preset.options:
             raise OptionError(no_such_option("tgt_file_prefix", self.search.search, "prefixes"))
 
+    def check_phrases(self, lines: Sequence[Line]) -> None:
+        """OptionError where the search cannot heed phrases that the lines have."""
+        given = {"force_words": any(line.forced for line in lines)}
+        given["ban_words"] = any(line.banned for line in lines)
+        for name in (name for name, is_given in given.items() if is_given):
+            if name not in self.preset.options:
+                raise OptionError(no_such_option(name, self.search.search))
+        if given["force_words"] and self.sampling is not None:
+            raise OptionError(FORCED_AND_DRAWN)
+
     def prepared(
         self, model: AnyModel, examples: Sequence[Example], plan: Plan
     ) -> tuple[AnyModel, list[Sentence], Plan]:
@@ -262,7 +275,20 @@ class SearchRules:
         return narrowed(model, ids, allowed), few.sentences, few.plan
 
     def sentence(self, example: Example) -> Sentence:
-        return Sentence(example.src_ids, self.limits(example), example.copy_ids)
+        limits, wishes = self.limits(example), self._wishes(example)
+        return Sentence(example.src_ids, limits, example.copy_ids, wishes)
+
+    def _wishes(self, example: Example) -> Wishes | None:
+        """The phrases of its line, which lines with the same ones share."""
+        line = example.line
+        if not (line.forced or line.banned):
+            return None
+        key = line.forced, line.banned, example.own_words, example.in_capitals
+        if key not in self.wishes:
+            known = self.checkpoint
+            surfaces = known.surfaces_in_capitals if example.in_capitals else known.surfaces
+            self.wishes[key] = Wishes(surfaces, *key[:3])
+        return self.wishes[key]
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

@@ -14,26 +14,26 @@ import torch
 
 from onmt_lite.alignment import Aligner, with_source
 from onmt_lite.budget import Budget, Room, Size, bytes_at_once, free_on
-from onmt_lite.checkpoints import load_checkpoints
-from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.shortlist import with_shortlist
 from onmt_lite.clock import Clock
 from onmt_lite.copies import Copies
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.examples import ExampleMaker
+from onmt_lite.glossary import Phrases, with_phrases
 from onmt_lite.languages import choose_languages
 from onmt_lite.models.base import AnyModel, EncoderDecoder
 from onmt_lite.models.captured import Captured, CudaRecorder, captures
 from onmt_lite.notes import notes_of, total, unsearched, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
+from onmt_lite.parts import read_parts
 from onmt_lite.records import NOTHING, Example, Found, Line, Translation
-from onmt_lite.rendering import Renderer
+from onmt_lite.rendering import Renderer, unmet
 from onmt_lite.rules import SearchRules, model_notes, sums_to_one
 from onmt_lite.runtime import DTYPES, choose, computing, placed
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
-from onmt_lite.shipped import model_paths
 from onmt_lite.text.batching import (
     Pair,
     growing_windows,
@@ -63,7 +63,6 @@ FIXED = (
 )
 
 Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
-Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options
 
 
 class Translator:
@@ -153,20 +152,25 @@ class Translator:
         lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
         progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
         **options: Any,
     ) -> list[Translation]:
         """Translate all lines: one Translation per line, in order.
 
-        lines     any iterable of text
-        prefixes  what each translation begins with, one per line
-        progress  called after each batch with the lines and target tokens that are done
-        options   the command line's, by name
+        lines        any iterable of text
+        prefixes     what each translation begins with, one per line
+        progress     called after each batch with the lines and target tokens that are done
+        force_words  phrases that translations are to hold: for all lines a text with TAB between
+                     them; or one such text, or a list of phrases, for each line
+        ban_words    the same of phrases that they may not hold
+        options      the command line's, by name
 
         Raises OptionError; TypeError for what is no text; DataError unless there are as many
-        prefixes as lines.
+        prefixes and phrases as lines.
         """
         parsed = self._options(options)
-        numbered = list(from_texts(lines, "lines"))
+        numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
         begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
         if begin is not None and len(begin) != len(numbered):
             raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
@@ -177,6 +181,8 @@ class Translator:
         lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
         progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
         **options: Any,
     ) -> Generator[Translation, None, None]:
         """Translate lines as they come, also without an end: the same Translations as `translate`.
@@ -186,7 +192,7 @@ class Translator:
         those of `translate`.
         """
         parsed = self._options(options)
-        numbered = from_texts(lines, "lines")
+        numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
         begin = None if prefixes is None else from_texts(prefixes, "prefixes")
         return self._stream(pair_up(numbered, begin), parsed, totals(progress))
 
@@ -246,7 +252,7 @@ class Translator:
         if fixed:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
         outside = vars(self.options.jobs) | vars(self.options.information)
-        outside |= {} if in_files else vars(self.options.data)
+        outside |= {} if in_files else vars(self.options.data) | vars(self.options.phrases)
         if names := [name for name in given if name in outside]:
             raise OptionError(f"{', '.join(names)}: of the command line only")
         options = self.options.updated(**given)
@@ -295,6 +301,7 @@ class Translator:
         rules = SearchRules(options, self.checkpoint)
         if prefixes is not None:
             rules.check_prefixes()
+        rules.check_phrases(lines)
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
         forced = self._forced(options) if prefixes is None else ()
@@ -348,6 +355,8 @@ class Translator:
             calibrated=curve is not None,
             fields=example.line.fields,
             trace=found.trace,
+            n_forced=len(example.line.forced),
+            unmet=unmet(found.hyps[0].text, example.line.forced),
         )
 
     def _direction(self, options: TranslateOptions) -> Direction:
@@ -480,21 +489,3 @@ class Translator:
     def _members(self) -> list[Any]:
         """The models of an ensemble, or the model alone."""
         return list(getattr(self.model, "members", [self.model]))
-
-
-def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
-    """What the options name, read from files, with the weights on the device in that precision.
-    Raises OptionError or CheckpointError."""
-    own, phrases = read_own(options), phrases_of(options)  # found damaged before a model is read
-    given = Direction(options.model.src_lang, options.model.tgt_lang)
-    of_tokens = options.text.tokenizer == "space"
-    with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
-        checkpoint = load_checkpoints(
-            model_paths(options.model.model),
-            options.model.model_weights,
-            options.model.avg_raw_probs,
-            lambda known: choose_languages(known if of_tokens else of_text(known), given),
-        )
-    checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
-    placed(checkpoint.model, device, precision, in_place=True)
-    return checkpoint, own, phrases

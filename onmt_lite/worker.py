@@ -30,8 +30,9 @@ from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.cores import free_memory, usable_cores
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.options import TranslateOptions
+from onmt_lite.parts import Parts, read_parts
 from onmt_lite.runtime import choose, placed
-from onmt_lite.translator import Parts, Translator, read_parts
+from onmt_lite.translator import Translator
 from onmt_lite.work import InProcess
 
 BEAT = 1.0  # seconds between signs of life

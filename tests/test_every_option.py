@@ -56,6 +56,8 @@ RECORDS = {
         "-search transformers -beam_size 4 -n_best 4 -beam_groups 2",
         "-diversity_rate 1",
     ),
+    "force_words": ("", "-force_words {phrases}"),
+    "ban_words": ("", "-ban_words {banned}"),
     "do_sample": ("-beam_size 1 -max_length 9", "-do_sample"),
     "random_sampling_temp": ("-do_sample", "-random_sampling_temp 9"),
     "random_sampling_topk": ("-do_sample -random_sampling_temp 9", "-random_sampling_topk 1"),
@@ -118,6 +120,8 @@ def run(tmp_path, monkeypatch, capfd):
         "objects": '{"text": "katze", "other": ""}\n',
         "tgt": "the cat\n",
         "config": "beam_size: 1\n",
+        "phrases": "the\n",
+        "banned": "a\n",
     }
     # The toy model's twin, twice as sure of everything
     twin = json.loads(Path(TOY).read_text("utf-8"))

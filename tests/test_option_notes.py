@@ -115,6 +115,7 @@ unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic
 shortlist token_scores report_align attn_debug gold_align score_only
 """.split()
 ALWAYS += ["plan", "dump_beam", "min_words", "max_words", "word_penalty", "alternatives"]
+ALWAYS += ["force_words", "ban_words"]
 TABLE = [case for case in IDLE if case[2]]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,34 +12,16 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
+from onmt_lite.search.constraints import Held, keeper_of
 from onmt_lite.search.feed import Encoded, Feed, Slot, Table, fill_holes
 from onmt_lite.search.log import Log
-from onmt_lite.search.masks import ANY, Demands, Scored
+from onmt_lite.search.masks import ANY, Demands, Scored, Seen
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.records import Event
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.scoring import cost_of_coverage, most_attended
 from onmt_lite.search.word_rules import Wording, WordRules
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a step chose from: kept for who watches the search, see `onmt_lite.search.watch`.
-
-    logits (R, V), norm (R,)  the model's own, before any mask
-    scored                    what was ranked
-    scores (B, K)             of the rows that were continued
-    attn (R, S)               of these rows
-    wording                   what rules about words knew of them
-    """
-
-    logits: Tensor
-    norm: Tensor
-    scored: Scored
-    scores: Tensor
-    attn: Tensor
-    wording: Wording | None = None
 
 
 class Frontier:
@@ -60,6 +42,7 @@ class Frontier:
         self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
         self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
         self.log = Log(plan, n_slots, self.device)
+        self.keeper = keeper_of(plan, sentences, self.feed.n_words, self.device)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
@@ -210,7 +193,7 @@ class Frontier:
         if plan.watched:
             of_rows = scores, attn.float().clone(), demands.wording
             self.seen = Seen(plain, norm, scored, *of_rows)
-        ranked = self._candidates(scored, scores)
+        ranked = self._candidates(scored, scores, demands.held)
         if not self.masks.keeps_log_probs:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
         if plan.policy.forced_then_end == "best" and self.n_steps <= self.start_until + 1:
@@ -277,7 +260,8 @@ class Frontier:
         if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
             last = self._of_rows(self._steps() >= table.max_steps)
         wording = self._wording() if self.masks.words else None
-        return Demands(too_early, last, wording)
+        held = self.keeper.tell(self.slots, self.n_steps) if self.keeper else None
+        return Demands(too_early, last, wording, held)
 
     def _wording(self) -> Wording:
         """What is known of the words of each row."""
@@ -292,7 +276,7 @@ class Frontier:
             given = self._of_rows((n_prefix > 0) & (self._steps() == n_prefix + 1))
         return Wording(self.words, least, most, left, at_end, given)
 
-    def _candidates(self, scored: Scored, scores: Tensor) -> Ranked:
+    def _candidates(self, scored: Scored, scores: Tensor, held: Held | None) -> Ranked:
         plan, (b, k) = self.plan, scores.shape
         if plan.sampling:
             seeds, steps = self.table.seed[:, 0], self._steps()[:, 0]
@@ -303,7 +287,9 @@ class Frontier:
             values = values + scored.gain.view_as(values)
         slope = None if slope is None else slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None
-        return self.ranker.rank(values, scored.norm.view(b, k), scores, slope, first)
+        norm = scored.norm.view(b, k)
+        ranked = self.ranker.rank(values, norm, scores, slope, first)
+        return held.allocate(ranked, values, norm, scores) if held and held.steers else ranked
 
     def _plain(self, logits: Tensor, norm: Tensor, candidates: Ranked) -> Tensor:
         """The model's own log-probability of each candidate, whatever masks and options say."""
@@ -342,9 +328,8 @@ class Frontier:
         rows, candidates = ranked, ranked if plan.stepwise_penalty else None
         if not plan.rows_are_first:
             places = open_places(plan, ranked.score, ended)
-            rows, candidates = ranked.take(places), ranked
             open_scores = open_scores.gather(1, places)
-            rows = replace(rows, score=open_scores)
+            rows, candidates = replace(ranked.take(places), score=open_scores), ranked
         table.tokens, table.parents, table.scores = rows.token, rows.row, open_scores
         return rows, told, candidates
 
@@ -353,10 +338,12 @@ class Frontier:
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
         nothing can follow.  One whose scores are NaN or infinite fails at once."""
-        n_steps = self.n_steps
+        n_steps, all_lowest = self.n_steps, self.log.lowest()
+        if self.keeper is not None:
+            self.keeper.follow(self.slots, n_steps, self.log.newest)
         self.visited = [
             b
-            for b, (slot, lowest) in enumerate(zip(self.slots, self.log.lowest()))
+            for b, (slot, lowest) in enumerate(zip(self.slots, all_lowest))
             if (not lowest > -math.inf or slot.last == n_steps or slot.beam.watching)
             and n_steps > slot.started  # others read start tokens
         ]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.search.constraints import Held
 from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.word_rules import Wording, WordRules
@@ -34,17 +35,38 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a step chose from: kept for who watches the search, see `onmt_lite.search.watch`.
+
+    logits (R, V), norm (R,)  the model's own, before any mask
+    scored                    what was ranked
+    scores (B, K)             of the rows that were continued
+    attn (R, S)               of these rows
+    wording                   what rules about words knew of them
+    """
+
+    logits: Tensor
+    norm: Tensor
+    scored: Scored
+    scores: Tensor
+    attn: Tensor
+    wording: Wording | None = None
+
+
+@dataclass(frozen=True)
 class Demands:
     """What the step demands of each row; None where it demands nothing of any.
 
     too_early (R,)  the end token may not come yet
     last (R,)       this is the row's last step
     wording         what is known of the words of each row, where rules are about words
+    held            what phrases demand, see `onmt_lite.search.constraints`
     """
 
     too_early: Tensor | None = None
     last: Tensor | None = None
     wording: Wording | None = None
+    held: Held | None = None
 
 
 class Masks:
@@ -98,6 +120,8 @@ class Masks:
             values.index_fill_(1, self.banned, -math.inf)
         if demands.too_early is not None:
             values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
+        if demands.held is not None:
+            demands.held.forbid(values, plain_norm, scores)
         if plan.blocks_ngrams and history is not None:
             self._block_ngrams(values, scores, history)
         if self.words and demands.wording is not None:

@@ -34,8 +34,9 @@ def narrow(
     plan: Plan, sentences: Sequence[Sentence], candidates: tuple[Tensor, Tensor], vocab_size: int
 ) -> Narrow:
     """The search in which sentences say their candidates alone: numbers of sentences (N,) and
-    tokens (N,).  Each may say the tokens of its prefix, too."""
-    prefixes = [(b, i) for b, s in enumerate(sentences) for i in s.limits.prefix]
+    tokens (N,).  Each may say the tokens of its prefix and its forced phrases, too."""
+    given = ([*s.limits.prefix, *(s.wishes.says if s.wishes else ())] for s in sentences)
+    prefixes = [(b, i) for b, own in enumerate(given) for i in own]
     prefix_numbers, prefix_tokens = torch.tensor(prefixes, dtype=torch.long).view(-1, 2).T
     numbers = torch.cat([candidates[0], prefix_numbers])
     tokens = torch.cat([candidates[1], prefix_tokens])

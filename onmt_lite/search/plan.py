@@ -1,7 +1,7 @@
 """The plan of a search: every decision of a job, made once and given to both sides of the loop."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from onmt_lite.clock import Clock
 from onmt_lite.policy import Policy, Sampling, Stop
@@ -194,8 +194,10 @@ class Sentence:
     limits    see `Limits`
     copy_ids  for a model that copies: the target id of each source token, from V on words of the
               sentence's own
+    wishes    phrases that it is to say or must not, see `onmt_lite.search.constraints`
     """
 
     src: list[int]
     limits: Limits
     copy_ids: list[int] | None = None
+    wishes: Any = None

@@ -18,6 +18,7 @@ from onmt_lite.search.masks import normaliser
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.records import Candidates, Event
 
+PHRASES = "a phrase that is banned, or one that is forced, forbids it"
 IDLE = -1e8  # scores below belong to rows that do not exist yet
 
 
@@ -141,9 +142,11 @@ def choice(frontier: Frontier, b: int) -> Choice:
     scores = seen.scores[b][:, None]
     log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
     values = seen.scored.values[of_rows, : log_probs.size(1)]
-    words, rules = seen.wording, frontier.masks.words
+    words, rules, keeper = seen.wording, frontier.masks.words, frontier.keeper
 
     def of_words(parent: int, token: int) -> str:
+        if keeper is not None and keeper.forbade(b * k + parent, token):
+            return PHRASES
         return rules.reason(words, b * k + parent, token) if rules and words else ""
 
     totals = values - seen.scored.norm[of_rows, None] + scores
