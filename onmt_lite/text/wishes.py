@@ -132,16 +132,22 @@ class Wishes:
         return can_wait and complete(tail, self.forced[i])
 
     def _bank(self, state: State) -> int:
-        """How many tokens of forced phrases a row holds."""
+        """How many tokens of forced phrases a row holds.
+
+        The end of the text counts for one phrase alone: with "cat" and "category" a row would else
+        seem further after each "cat" than after the first.
+        """
         met, tail, joined, _ = state
         bank, best = 0, 0
         for i in self._bits(self.possible):
             path = self.paths[i]
-            if met >> i & 1 or self._waits(i, tail, joined):
+            if met >> i & 1:
                 bank += len(path)
-                continue
-            for n in self._places(tail, i):
-                best = max(best, sum(end <= n for _, end in path))
+            elif self._waits(i, tail, joined):
+                best = max(best, len(path))
+            else:
+                ends = (sum(end <= n for _, end in path) for n in self._places(tail, i))
+                best = max(best, *ends, 0)
         return bank + best
 
     def _next(self, state: State) -> Iterator[int]:
