@@ -20,11 +20,11 @@ from onmt_lite.progress import Meter, counted
 ROOT = Path(__file__).parents[2]
 SLOW = """
 import sys, time
-from onmt_lite import __main__, translator
+from onmt_lite import __main__, parts
 def load(*args):
     open("loading", "w").close()
     time.sleep(300)
-translator.load_checkpoints = load
+parts.load_checkpoints = load
 sys.exit(__main__.main())
 """
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
