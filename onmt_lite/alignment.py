@@ -11,13 +11,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from onmt_lite.alternatives import Decode
 from onmt_lite.attention_options import AttentionOptions
 from onmt_lite.budget import Budget, Room
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.base import LAST_LAYER, EncoderDecoder, Heads
 from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Example, Found, Pairs, Translation
+from onmt_lite.records import Example, Found, Hypothesis, Pairs, Translation
 from onmt_lite.rendering import Renderer
+from onmt_lite.rules import SearchRules
 from onmt_lite.search.forced import attend_targets
 from onmt_lite.text.batching import longer_side, make_batches, pad_batch
 from onmt_lite.text.words import word_of_each
@@ -33,14 +35,54 @@ class Aligner:
         self.checkpoint: Checkpoint = renderer.checkpoint
         self.room = Room("leave report_align out")
 
+    def after(self, decode: Decode) -> Decode:
+        """The search, after which texts differ where they must: if alignments decide on them, they
+        are read at once."""
+
+        def decode_and_align(group: list[Example], n: int, rules: SearchRules) -> list[Found]:
+            found = decode(group, n, rules)
+            return self._different(group, found, rules) if rules.differ_late else found
+
+        return decode_and_align
+
     def hypotheses(
-        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
+        self, examples: Sequence[Example], found: Sequence[Found], rules: SearchRules
     ) -> list[Found]:
         """The same hypotheses with their alignments, and without unknown tokens where these are
-        to be replaced by them; as they are if the options do not ask for that."""
+        to be replaced by them; as they are if the options do not ask for that, or if `after` has
+        done it."""
+        attention, made = rules.options.attention, list(found)
+        if not attention.report_align and not rules.unk_later:
+            return made
+        left = [i for i, e in enumerate(examples) if not (rules.differ_late and e.src_ids)]
+        aligned = self._aligned([examples[i] for i in left], [made[i] for i in left], rules.options)
+        for i, each in zip(left, aligned):
+            made[i] = each
+        return made
+
+    def _different(
+        self, group: Sequence[Example], found: Sequence[Found], rules: SearchRules
+    ) -> list[Found]:
+        """The n_best hypotheses with different texts, after unknown tokens are replaced.
+
+        As many are aligned at a time as are wanted, the best first."""
+        texts = [dict[str, Hypothesis]() for _ in group]
+        n, at, short = rules.search.n_best, 0, list(range(len(group)))
+        while short:
+            part = [replace(found[i], hyps=found[i].hyps[at : at + n]) for i in short]
+            aligned = self._aligned([group[i] for i in short], part, rules.options)
+            for i, each in zip(short, aligned):
+                for hyp in each.hyps:
+                    texts[i].setdefault(hyp.text, hyp)
+            at += n
+            short = [i for i in short if len(texts[i]) < n and at < len(found[i].hyps)]
+        return [replace(f, hyps=list(own.values())[:n]) for f, own in zip(found, texts)]
+
+    def _aligned(
+        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
+    ) -> list[Found]:
+        """With alignments, and what follows from them."""
         attention, replaces = options.attention, options.text.replace_unk
-        if not attention.report_align and not (replaces and attention.chosen):
-            return list(found)
         made = [(example, hyp) for example, f in zip(examples, found) for hyp in f.hyps]
         targets = [replace(example, tgt_ids=list(hyp.ids)) for example, hyp in made]
         all_sources = self.sources(targets, heads_of(attention), options.speed.deterministic)

@@ -25,7 +25,7 @@ class Renderer:
         self,
         beam: Beam,
         example: Example,
-        n: int,
+        n: float,
         later: bool = False,
         limits: WordLimits | None = None,
     ) -> Found:

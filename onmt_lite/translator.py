@@ -328,11 +328,11 @@ class Translator:
             batches = self.batches(full, options.speed, rules)
             for group, n_slots in join_batches(batches, self._refills(rules)):
                 with self.clock.phase("decode"):
-                    decoded = filled(group, n_slots, rules, self._decode)
+                    decoded = filled(group, n_slots, rules, self.aligner.after(self._decode))
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
                 copies.tell(progress, group, (len(f.hyps[0].token_log_probs) for f in decoded))
-            found = self.aligner.hypotheses(examples, found, options)
+            found = self.aligner.hypotheses(examples, found, rules)
             if tgt_lines is not None:
                 gold = self._gold(examples, options.speed.deterministic)
         made = [self._translation(*each, rules) for each in zip(examples, found)]
