@@ -25,7 +25,7 @@ class Renderer:
         self,
         beam: Beam,
         example: Example,
-        n: float,
+        n: int,
         later: bool = False,
         limits: WordLimits | None = None,
     ) -> Found:

@@ -1,6 +1,7 @@
 """From options and a model to the rules of a search: the last step before it runs."""
 
 import math
+import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -42,11 +43,11 @@ class SearchRules:
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
-        self.n_kept: float = self.search.n_best  # hypotheses that are read from a beam
+        self.n_kept = self.search.n_best  # hypotheses that are read from a beam
         # Texts that must differ are not known before unknown tokens are replaced: all are read
         self.differ_late = self.unk_later and self.policy.distinct == "text"
         if self.differ_late:
-            self.n_kept, self.policy = math.inf, replace(self.policy, distinct="tokens")
+            self.n_kept, self.policy = sys.maxsize, replace(self.policy, distinct="tokens")
         self.one_token = False  # the search ends one token after the prefix
         self.n_alternatives = options.editing.alternatives
         if self.n_alternatives:
