@@ -1,7 +1,6 @@
 """From options and a model to the rules of a search: the last step before it runs."""
 
 import math
-import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -47,7 +46,7 @@ class SearchRules:
         # Texts that must differ are not known before unknown tokens are replaced: all are read
         self.differ_late = self.unk_later and self.policy.distinct == "text"
         if self.differ_late:
-            self.n_kept, self.policy = sys.maxsize, replace(self.policy, distinct="tokens")
+            self.n_kept, self.policy = NO_LIMIT, replace(self.policy, distinct="tokens")
         self.one_token = False  # the search ends one token after the prefix
         self.n_alternatives = options.editing.alternatives
         if self.n_alternatives:
@@ -104,8 +103,7 @@ class SearchRules:
         return rules
 
     def _check_attention(self, options: TranslateOptions) -> None:
-        """OptionError for what needs attention where the model has none, or a layer that it does
-        not have."""
+        """OptionError for what needs attention, or a layer of it, that the model does not have."""
         layer = options.attention.alignment_layer
         if not self.checkpoint.model.has(Heads(layer)):
             raise OptionError(
