@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import signal
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import OptionError, Translator
 from onmt_lite.alternatives import first_word, log_add
+from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions, load_options
+from onmt_lite.output import Output
 from onmt_lite.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables
@@ -381,6 +385,39 @@ class TestCommandLine:
     def test_contradictions(self, run, words, why):
         code, said = run("-alternatives", "3", *words.split())
         assert code == 2 and why in said.err and said.out == ""
+
+    @pytest.mark.parametrize("output_format", ["text", "jsonl"])
+    def test_of_parts(self, tmp_path, capfd, monkeypatch, output_format):
+        """By two processes, in two shards, or after a stop: the same bytes."""
+        model = Path(TOY).absolute()
+        (tmp_path / "src").write_text("katze\nkatze\n\nkatze\n" * 2)
+        (tmp_path / "tgt").write_text("the\n\n\na\nthe cat\n\n\na\n")
+        monkeypatch.chdir(tmp_path)
+
+        def run(out, *words):
+            argv = f"-model {model} -src src -tgt tgt -tgt_file_prefix -device cpu -quiet"
+            argv += f" -alternatives 3 -bucket_lines 3 -output_format {output_format}"
+            code = translate.main([*argv.split(), "-output", out, *words])
+            return code, (tmp_path / out).read_bytes() if code == 0 else b""
+
+        code, whole = run("whole", "-workers", "1")
+        assert code == 0 and whole.count(b"\n") == {"text": 24, "jsonl": 8}[output_format]
+        assert run("two", "-workers", "2") == (0, whole)
+        shards = [run(f"part{i}", "-workers", "1", "-shard", f"{i}/2")[1] for i in (1, 2)]
+        assert all(shards) and b"".join(shards) == whole
+        append = Output.append
+
+        def stop(self, done):
+            if self.n_done == 2:
+                raise Interrupted(signal.SIGTERM)
+            append(self, done)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "append", stop)
+            assert run("stopped", "-workers", "1")[0] == 143
+        kept = (tmp_path / "stopped.part").read_bytes()
+        assert kept and kept != whole and whole.startswith(kept)
+        assert run("stopped", "-workers", "1", "-resume") == (0, whole)
 
     def test_needs_a_prefix(self, run):
         code, said = run("-alternatives", "3", tgt=False)
