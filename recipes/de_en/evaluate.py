@@ -101,7 +101,7 @@ class EvaluateOptions:
 
     title: ClassVar[str] = "Evaluate"
 
-    model: str = opt("data/de-en", "Evaluate this model", value="PATH", example="runs/de-en-6")
+    model: str = opt("data/de-en", "Evaluate this model", value="PATH", example="runs/de-en-5")
     test: tuple[str, ...] = opt(
         (), "Translate the sources of these held-out pairs, plain or .gz", value="FILE"
     )
