@@ -28,6 +28,8 @@ TURNED = {
     "beta": (1.0, {"coverage_penalty": "wu"}),
     "stepwise_penalty": (True, {"coverage_penalty": "wu", "beta": 1.0}),
     "block_ngram_repeat": (2, {}),
+    "force_words": ("phrases.txt", {}),
+    "ban_words": ("phrases.txt", {}),
     "ignore_when_blocking": (("a",), {"block_ngram_repeat": 2}),
     "repetition_penalty": (1.3, {}),
     "ban_unk_token": (True, {}),

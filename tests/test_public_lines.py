@@ -35,9 +35,7 @@ LINES = {
     ),
     "-model m.pt -src src.txt -output out.txt -share_vocab -dynamic_dict": "dynamic_dict",
     "-data_type text -model m.pt -src src.txt -output out.txt -report_rouge": "report_rouge",
-    "-model m.pt -src src.txt -tgt tgt.txt -output out.txt -report_bleu -report_time": (
-        "report_bleu"
-    ),
+    "-model m.pt -src src.txt -tgt tgt.txt -output out.txt -report_bleu -report_time": "",
     "-model m.pt m.pt m.pt -src src.txt -output out.txt -avg_raw_probs": "",
     "-model m.pt -src src.txt -output out.txt -shard_size 0 -max_length 200": "",
     "-model m.pt -src src.txt -output out.txt -max_sent_length 50": "max_sent_length",
