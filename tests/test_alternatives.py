@@ -134,7 +134,7 @@ class TestWholeWords:
                 ["s0"], [prefix], search=search, max_length=max_length, beam_size=2
             )
             (found,) = translator.translate(["s0"], [prefix], **given)
-            longest = max(max_length + 1, len(plain.hyps[0].tokens))
+            longest = max(max_length, len(plain.hyps[0].tokens)) + 1
             assert all(len(hyp.tokens) <= longest for hyp in found.hyps)
             words = [tuple(hyp.tokens[len(prefix.split()) :][:1]) for hyp in found.hyps]
             assert len(set(words)) == len(words) > 0
