@@ -301,8 +301,8 @@ class SearchRules:
         steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
         (fewest, most), words = example.more_words, self.lengths
-        prefix, apart = (*prefix, *example.chosen.ids), self.plan.prefix_counts != "all"
         max_steps = min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced)
+        prefix, apart = (*prefix, *example.chosen.ids), self.plan.prefix_counts != "all"
         if self.one_token:
             max_steps = min(max_steps, len(prefix) + 1)
         return Limits(

@@ -344,7 +344,7 @@ class Frontier:
         self.visited = [
             b
             for b, (slot, lowest) in enumerate(zip(self.slots, all_lowest))
-            if (not lowest > -math.inf or slot.last == n_steps or slot.beam.watching)
+            if (not lowest > -math.inf or slot.last <= n_steps or slot.beam.watching)
             and n_steps > slot.started  # others read start tokens
         ]
         for b in self.visited:
@@ -354,7 +354,7 @@ class Frontier:
             if not total < math.inf:
                 slot.beam.fail()
                 continue
-            if total == -math.inf or slot.last == n_steps or self.plan.policy.as_2018:
+            if total == -math.inf or slot.last <= n_steps or self.plan.policy.as_2018:
                 self._read(b)  # what a Beam may look back at
             if (
                 total == -math.inf
