@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from onmt_lite.examples import CAPITALS
 from onmt_lite.records import Chosen, Example, Found, Hypothesis
 from onmt_lite.rules import SearchRules
 
@@ -243,7 +242,7 @@ def speller(example: Example, rules: SearchRules) -> Spell:
     complete."""
     vocab = rules.checkpoint.tgt_vocab
     tokenizer = next(iter(rules.checkpoint.tokenizers.values()))
-    case = str.upper if CAPITALS in example.notes else str
+    case = str.upper if example.in_capitals else str
 
     def text(ids: Ids) -> str:
         return case(tokenizer.decode(vocab.decode([*ids], example.own_words)))

@@ -177,3 +177,10 @@ def open_buckets(data: DataOptions, bucket_lines: int, shard: Shard) -> Iterator
 
         target = None if data.tgt is None else reader(data.tgt)
         yield BucketReader(reader(data.src), target, shard)
+
+
+def roles(
+    tgt_lines: list[Line] | None, data: DataOptions
+) -> tuple[list[Line] | None, list[Line] | None]:
+    """The lines of -tgt as references and as prefixes, of which they are one."""
+    return (None, tgt_lines) if data.tgt_file_prefix else (tgt_lines, None)

@@ -6,23 +6,21 @@ from random import Random
 
 import torch
 
-from onmt_lite.buckets import Bucket, choose_shard, lines_per_bucket, open_buckets
+from onmt_lite.buckets import Bucket, choose_shard, lines_per_bucket, open_buckets, roles
 from onmt_lite.budget import LOGIT_BYTES
-from onmt_lite.checkpoints.record import Direction
 from onmt_lite.console import is_typed
 from onmt_lite.copies import Copies
-from onmt_lite.cores import peak_memory, usable_cores
+from onmt_lite.cores import peak_memory
 from onmt_lite.files import Inputs, count_input
 from onmt_lite.job import workers_that_pay
-from onmt_lite.languages import choose_languages
 from onmt_lite.notes import unsearched
 from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.records import Example, Line
 from onmt_lite.reports import LOG, Noted, Summary
 from onmt_lite.rules import SearchRules, model_notes
+from onmt_lite.runtime import threads_of_each
 from onmt_lite.text.batching import longer_side, source_length
-from onmt_lite.tokenization import forced_ids
 from onmt_lite.translator import Translator
 
 SECONDS = 10.0  # that translating a sample takes, unless a single line takes longer
@@ -66,20 +64,12 @@ class Surveyor:
     def __init__(self, translator: Translator, options: TranslateOptions):
         self.translator, self.options = translator, options
         self.rules = SearchRules(options, translator.checkpoint)
-        given = Direction(options.model.src_lang, options.model.tgt_lang)
-        self.direction = choose_languages(translator.checkpoint.languages, given)
-        data, self.forced = options.data, tuple[int, ...]()
-        if data.tgt_file_prefix and data.tgt is None:
-            self.forced = forced_ids(translator.checkpoint, options.text)
         self.survey, self.dice, self.n_seen = Survey(), Random(0), 0
 
     def add(self, bucket: Bucket) -> None:
         """Count the lines of a bucket."""
-        survey, targets = self.survey, list[Line | None]([None] * len(bucket.lines))
-        if bucket.tgt_lines is not None:
-            targets = [*bucket.tgt_lines]
-        pairs = [*zip(bucket.lines, targets, strict=True)]
-        examples = [self._example(*pair) for pair in pairs]
+        survey, sides = self.survey, roles(bucket.tgt_lines, self.options.data)
+        examples = self.translator.examples_of(bucket.lines, *sides, self.options)
         for example in examples:
             survey.count(example)
         survey.summary.join(Summary.of(map(unsearched, examples)))
@@ -88,14 +78,10 @@ class Surveyor:
         full = [example for example in distinct if example.src_ids]
         survey.work += sum(map(work_of, full))
         survey.n_bytes = max(survey.n_bytes, self._largest(full))
-        target_of = dict(zip(map(id, examples), targets))
+        # With -tgt each line has its own, without it none has
+        target_of = dict(zip(map(id, examples), bucket.tgt_lines or ()))
         for example in full:
-            self._draw((example.line, target_of[id(example)], work_of(example)))
-
-    def _example(self, line: Line, tgt: Line | None) -> Example:
-        prefix = tgt if self.options.data.tgt_file_prefix else None
-        gold = None if prefix else tgt
-        return self.translator.examples.make(line, gold, prefix, self.forced, self.direction)
+            self._draw((example.line, target_of.get(id(example)), work_of(example)))
 
     def _draw(self, line: tuple[Line, Line | None, int]) -> None:
         """Let the sample be one of all lines, each as likely as any other (Vitter 1985, R)."""
@@ -134,7 +120,7 @@ class Surveyor:
         """Seconds that translating these takes."""
         lines = [line for line, _, _ in sample]
         targets = [target for _, target, _ in sample if target is not None] or None
-        gold, begin = (None, targets) if self.options.data.tgt_file_prefix else (targets, None)
+        gold, begin = roles(targets, self.options.data)
         started = time.monotonic()
         self.translator.translate_lines(lines, gold, self.options, prefixes=begin)
         return time.monotonic() - started
@@ -158,11 +144,12 @@ def plan(options: TranslateOptions) -> str:
         total = count_input(data.src, data.tgt)
         n_workers = options.n_workers or workers_that_pay(options, total)
         started = time.monotonic()
-        translator = Translator.load(of_one_worker(options, n_workers))
+        alone = of_one_worker(options, n_workers)
+        translator = Translator.load(alone)
         loading, memory = time.monotonic() - started, memory_of(translator)
         for note in model_notes(options, translator.checkpoint, translator.device):
             LOG.info("NOTE: %s", note)
-        surveyor = Surveyor(translator, of_one_worker(options, n_workers))
+        surveyor = Surveyor(translator, alone)
         n = lines_per_bucket(options, translator.device.type, total)
         shard = choose_shard(data.src, jobs, n, total)
         with (
@@ -207,6 +194,6 @@ def told(survey: Survey, n_bytes: int, seconds: float) -> str:
 def of_one_worker(options: TranslateOptions, n: int) -> TranslateOptions:
     """The options of one of n workers: its share of the cores, and its GPU."""
     speed = replace(options.speed, gpu=options.speed.gpu[:1])
-    if n > 1 and speed.threads is None:
-        speed = replace(speed, threads=max(1, usable_cores() // n))
+    if n > 1:
+        speed = replace(speed, threads=threads_of_each(speed, n))
     return replace(options, speed=speed)

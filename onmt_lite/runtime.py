@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onmt_lite.budget import is_out_of_memory
+from onmt_lite.cores import usable_cores
 from onmt_lite.environment import processor_words
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.models.base import EncoderDecoder
@@ -131,6 +132,11 @@ def precision_of(model: EncoderDecoder) -> str:
         return "int8"
     dtypes = {w.dtype for w in model.parameters()} if isinstance(model, torch.nn.Module) else set()
     return next((name for name, dtype in DTYPES.items() if dtypes == {dtype}), "fp32")
+
+
+def threads_of_each(speed: SpeedOptions, n: int) -> int:
+    """CPU threads of each of n processes: as many as are asked for, or its share of the cores."""
+    return speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
 
 
 @contextlib.contextmanager

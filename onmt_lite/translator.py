@@ -302,15 +302,8 @@ class Translator:
         if prefixes is not None:
             rules.check_prefixes()
         rules.check_phrases(lines)
-        targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
-        begin = prefixes if prefixes is not None else [None] * len(lines)
-        forced = self._forced(options) if prefixes is None else ()
-        direction = self._direction(options)
         with self.clock.phase("tokenise"):
-            examples = [
-                self.examples.make(*each, forced, direction)
-                for each in zip(lines, targets, begin, strict=True)
-            ]
+            examples = self.examples_of(lines, tgt_lines, prefixes, options)
             copies = Copies(examples, rules.copies_are_equal)
             examples = copies.distinct
         if options.data.score_only and tgt_lines is not None:
@@ -358,6 +351,20 @@ class Translator:
             n_forced=len(example.line.forced),
             unmet=unmet(found.hyps[0].text, example.line.forced),
         )
+
+    def examples_of(
+        self,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None,
+        prefixes: Sequence[Line] | None,
+        options: TranslateOptions,
+    ) -> list[Example]:
+        """What the model reads of each line, its reference and its prefix."""
+        targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
+        begin = prefixes if prefixes is not None else [None] * len(lines)
+        forced = self._forced(options) if prefixes is None else ()
+        direction, each = self._direction(options), zip(lines, targets, begin, strict=True)
+        return [self.examples.make(*sides, forced, direction) for sides in each]
 
     def _direction(self, options: TranslateOptions) -> Direction:
         """The languages of lines without a tag.  OptionError where they are not to be had."""

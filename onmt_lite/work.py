@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from onmt_lite import bleu
-from onmt_lite.buckets import Bucket, Done, Progress
+from onmt_lite.buckets import Bucket, Done, Progress, roles
 from onmt_lite.checkpoints import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.options import TranslateOptions
@@ -37,8 +37,7 @@ def translate_bucket(
     `progress` is called after each batch with the lines and target tokens that it adds.
     """
     data = options.data
-    prefixes = bucket.tgt_lines if data.tgt_file_prefix else None
-    gold_lines = None if data.tgt_file_prefix else bucket.tgt_lines
+    gold_lines, prefixes = roles(bucket.tgt_lines, data)
     translations = translator.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
     if data.token_scores and data.output_format == "jsonl":
         translations = [*map(translator.renderer.by_words, translations)]

@@ -27,11 +27,11 @@ import torch
 
 from onmt_lite import errors
 from onmt_lite.buckets import Bucket, Done, Progress
-from onmt_lite.cores import free_memory, usable_cores
+from onmt_lite.cores import free_memory
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.parts import Parts, read_parts
-from onmt_lite.runtime import choose, placed
+from onmt_lite.runtime import choose, placed, threads_of_each
 from onmt_lite.translator import Translator
 from onmt_lite.work import InProcess
 
@@ -86,8 +86,8 @@ class Shared:
 
 def load(options: TranslateOptions, n: int, task: Task) -> Shared:
     """For n workers.  Raises what a Translator raises."""
-    threads = options.speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
-    options = replace(options, speed=replace(options.speed, threads=threads))
+    speed = replace(options.speed, threads=threads_of_each(options.speed, n))
+    options = replace(options, speed=speed)
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
     machines = ask_fork(partial(choose_machines, options))
     _, precision = machines[0]

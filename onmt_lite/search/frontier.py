@@ -337,7 +337,8 @@ class Frontier:
 
     def events(self, packed: Tensor) -> Iterator[tuple[Beam, Event]]:
         """Sentences in which a hypothesis ended, a stop rule watches, the limit is reached or
-        nothing can follow.  One whose scores are NaN or infinite fails at once."""
+        nothing can follow.  One whose scores are NaN or infinite fails at once.  A limit may lie
+        behind: what a sentence is given may fill it."""
         n_steps, all_lowest = self.n_steps, self.log.lowest()
         if self.keeper is not None:
             self.keeper.follow(self.slots, n_steps, self.log.newest)
