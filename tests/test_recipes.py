@@ -10,21 +10,24 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints import native
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.schema.option import META_NAMES
 from onmt_lite.train import Trainer
 from onmt_lite.training.data import read_pairs
 from onmt_lite.training.options import CHANGES, load_train_options
-from recipes.de_en import evaluate, slots
+from recipes.de_en import evaluate, mean, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
 from recipes.de_en.text import main, write_text
 from recipes.de_en.words import Truecase, names_of, with_rare_words
+from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,6 +138,53 @@ def test_nothing_is_written_where_something_fails(corpus, tmp_path):
     assert main(["-train", "none", "-output", str(tmp_path / "text")]) == 5
 
 
+# Mean
+
+
+def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capsys):
+    shares = (1, 3, 0)
+    models = [tiny.make_model(seed=seed, align_head=seed % 2) for seed in range(3)]
+    for i, model in enumerate(models):
+        (tmp_path / str(i)).mkdir()
+        native.save(tmp_path / str(i), model, tiny_pieces)
+    argv = ["-models", *(str(tmp_path / str(i)) for i in range(3))]
+    argv += ["-output", str(tmp_path / "new" / "mean")]
+    assert mean.main([*argv, "-weights", *map(str, shares)]) == 0
+    assert capsys.readouterr().out == f"model: {tmp_path / 'new' / 'mean'}\n"
+    found = native.load(tmp_path / "new" / "mean").model.state_dict()
+    first, second, _ = (model.state_dict() for model in models)
+    for name, tensor in found.items():
+        expected = 0.25 * first[name].half().double() + 0.75 * second[name].half().double()
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("-models {0} -output {out}", "models: give two models or more"),
+        ("-models {0} {0}", "output is missing; give a path"),
+        ("-models {0} {0} -weights 1 -output {out}", "weights: 1 weights for 2 models"),
+        ("-models {0} {0} -weights 1 -1 -output {out}", "weights: none may be below 0"),
+        ("-models {0} {0} -weights 0 0 -output {out}", "weights: none may be below 0"),
+        ("-models {0} {0} -output {0}", "exists already"),
+        ("-models {0} {wide} -output {out}", "wide has other sizes or pieces than"),
+        ("-models {0} data/toy.json -output {out}", "no model of the project's own format"),
+        ("-models {0} {out} -output {out}", "no model at"),
+        ("-models {0} {0} -output {file}/x", "cannot write"),
+    ],
+)
+def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, capsys, words, problem):
+    places = {name: tmp_path / name for name in ("0", "wide", "out", "file")}
+    for name, width in (("0", 32), ("wide", 64)):
+        places[name].mkdir()
+        native.save(places[name], tiny.make_model(d_ff=width), tiny_pieces)
+    places["file"].write_text("")
+    argv = words.replace("{0}", str(places.pop("0"))).format(**places).split()
+    assert mean.main(argv) in (2, 4, 5)
+    assert problem in capsys.readouterr().err
+    assert not places["out"].exists()
+
+
 # Evaluation
 
 
@@ -166,6 +216,8 @@ def test_strings_to_copy_are_new_to_the_model():
     shape = re.compile(r"\{\w+\}")
     frames = {shape.sub("{}", src) for src in learned}
     assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
+    compounds = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
+    assert not compounds & set(evaluate.SURNAMES)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +248,7 @@ def test_loops_are_found(output, loops):
 def commands():
     """Both commands of each run, as the configurations give them."""
     found = []
-    for number in range(1, 6):
+    for number in range(1, 7):
         for kind in ("text", "train"):
             said = (RECIPE / f"{number}.{kind}.yaml").read_text(encoding="utf-8")
             found.append(re.search(r"^#   python -m (\S+) -config (.*)$", said, re.M).groups())
@@ -217,7 +269,7 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
             assert list(data.train) == made and data.train_in_turn
             assert data.init_from in models | {None}
             models.add(data.output)
-    assert len(models) == 5
+    assert len(models) == 6
 
 
 def test_the_readme_has_the_commands_of_the_configurations():
@@ -368,6 +420,13 @@ def test_every_kind_of_slot_has_its_form():
         made = [slots.KINDS[kind](rng) for _ in range(500)]
         assert [m for m in made if not re.fullmatch(form, m)] == [], kind
         assert len(set(made)) > 12, kind
+
+
+def test_digits_repeat_more_often_than_by_chance():
+    rng = Random(9)
+    made = [digits for digits in (slots.number(rng) for _ in range(3000)) if len(digits) > 5]
+    pairs = [pair for digits in made for pair in zip(digits[1:], digits[2:], strict=False)]
+    assert 0.22 < sum(a == b for a, b in pairs) / len(pairs) < 0.34  # 0.2 + 0.8 / 10
 
 
 def test_made_up_dates_are_days_of_the_calendar():

@@ -15,6 +15,14 @@ ONSETS = "b br d dr f fl g gr h j k kl kr l m n p pf r s sch schm schw st t tr v
 VOWELS = "a a e e i i o o u u ä ö ü ei au ie".split()
 CODAS = ["", "", "", *"n r l s t k ck ll rt nn tz ss ch nz rg ff mp".split()]
 ENDINGS = ["", "", "", *"er mann stein hofer ski ić ová sen berg bauer ini ez oğlu ard ley".split()]
+# Names of German words, which a translation must not translate
+STEMS = """Adler Alt Apfel Bach Bären Baum Berg Bier Birken Blumen Braun Brot Buch Burg Eichen Eisen
+Feld Fischer Fuchs Gold Gras Groß Hafer Hirsch Hoch Holz Honig Jäger Kirch Klein Koch Korn Kreuz
+Kühn Lamm Lang Linden Mühl Neu Nuss Ober Reich Rosen Rot Salz Schmied Schneider Schuster Schwarz
+Silber Sommer Sonnen Stark Stein Stern Tann Vogel Wald Weber Wein Weiß Winter Wolf Zimmer""".split()
+TAILS = """bach bauer baum berger bichler dorf feld felder hammer hauser hausen heim heimer hof
+hofer huber kamp kirchner mann maier meier meyer müller mühl reiter rieder riegel ried schläger
+schmidt singer stein steiner stetter tal thaler wald walder wieser zahn""".split()
 DOMAINS = "de com org net at ch eu info co.uk fr io".split()
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -23,10 +31,13 @@ SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥",
 
 
 def word(rng: Random) -> str:
-    """A new word: syllables, or in a quarter of the cases any letters."""
-    if rng.random() < 0.25:
+    """A new word: syllables, two German words, or in a quarter of the cases any letters."""
+    kind = rng.random()
+    if kind < 0.25:
         return "".join(rng.choices(LETTERS, k=rng.randrange(2, 10)))
-    syllables = rng.choice((1, 1, 2, 2, 2, 3))
+    if kind < 0.4:
+        return (rng.choice(STEMS) + rng.choice(TAILS)).lower()
+    syllables = rng.choice((1, 1, 2, 2, 2, 3, 3, 4))
     parts = [part for _ in range(syllables) for part in map(rng.choice, (ONSETS, VOWELS, CODAS))]
     return "".join(parts) + rng.choice(ENDINGS)
 
@@ -45,7 +56,7 @@ def name(rng: Random) -> str:
 
 def number(rng: Random) -> str:
     digits = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10))
-    return str(rng.randrange(10 ** (digits - 1), 10**digits))
+    return rng.choice("123456789") + _digits(rng, digits - 1)
 
 
 def decimal(rng: Random) -> str:
@@ -170,4 +181,8 @@ def decorate(pair: Pair, rng: Random) -> Pair:
 
 
 def _digits(rng: Random, n: int) -> str:
-    return "".join(rng.choices("0123456789", k=n))
+    """n digits; a fifth of them repeat the one before, where a copy is apt to lose one."""
+    digits = ""
+    for _ in range(n):
+        digits += digits[-1] if digits and rng.random() < 0.2 else rng.choice("0123456789")
+    return digits

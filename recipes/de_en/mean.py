@@ -1,0 +1,110 @@
+"""Write the mean of models: `python -m recipes.de_en.mean -models A B -output C`.
+
+Models that were trained from one start have a mean that is often better than each of them (model
+soups, Wortsman et al. 2022).
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from onmt_lite.environment import prepare_environment
+
+if __name__ == "__main__":
+    prepare_environment()
+
+from onmt_lite.checkpoints import load_checkpoint, native
+from onmt_lite.cli import print_out, run_program
+from onmt_lite.errors import FileError, OptionError
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+
+USAGE = """\
+-models DIR DIR [DIR ...] -output DIR [options]
+
+Writes the weighted mean of models of the project's own format, which must have the same sizes and
+the same pieces, as models trained from one start have."""
+
+
+@dataclass(frozen=True)
+class MeanOptions:
+    """What is averaged, and where the mean goes."""
+
+    title: ClassVar[str] = "Mean"
+
+    models: tuple[str, ...] = opt((), "Average these models", value="PATH")
+    weights: tuple[float, ...] = opt(
+        (),
+        "Weigh the models so; the sum does not matter; without weights, each counts the same",
+        example="0.4 0.4 0.2",
+    )
+    output: str = opt(
+        "", "Write to this directory, which must not exist yet", value="PATH", example="runs/mean"
+    )
+
+
+OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
+PROGRAM = Program(("onmt_mean",), USAGE, OPTIONS)
+
+
+def load_mean_options(argv: Sequence[str]) -> tuple[MeanOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    resolved = load(argv, OPTIONS, cross_check)
+    return resolved.build(MeanOptions), resolved
+
+
+def cross_check(v: dict[str, Any]) -> list[str]:
+    models, weights = v["models"], v["weights"]
+    problems = [] if len(models) > 1 else ["models: give two models or more"]
+    problems += [] if v["output"] else ["output is missing; give a path"]
+    if weights and len(weights) != len(models):
+        problems.append(f"weights: {len(weights)} weights for {len(models)} models")
+    if weights and (min(weights) < 0 or sum(weights) <= 0):
+        problems.append("weights: none may be below 0, and one must be above")
+    return problems
+
+
+def write_mean(options: MeanOptions) -> None:
+    """The whole program.  An OnmtLiteError says what is wrong; then nothing has been written."""
+    output = Path(options.output)
+    if output.exists():
+        raise OptionError(f"output: {output} exists already; choose another path or remove it")
+    first, *others = (Path(path) for path in options.models)
+    shares = options.weights or [1.0] * len(options.models)
+    shares = [share / sum(shares) for share in shares]
+    model, pieces = _read(first)
+    mean = {name: shares[0] * tensor.float() for name, tensor in model.state_dict().items()}
+    for path, share in zip(others, shares[1:], strict=True):
+        other, others_pieces = _read(path)
+        # Which head aligns is found after training, so that it may differ
+        align = {name: value for name, value in vars(model.cfg).items() if name.startswith("align")}
+        same = replace(other.cfg, **align)
+        if same != model.cfg or others_pieces != pieces:
+            raise OptionError(f"models: {path} has other sizes or pieces than {first}")
+        for name, tensor in other.state_dict().items():
+            mean[name] += share * tensor.float()
+    model.load_state_dict(mean)
+    try:
+        output.mkdir(parents=True)
+    except OSError as error:
+        raise FileError(f"cannot write {output}: {error.strerror}") from None
+    native.save(output, model, pieces)
+    print_out(f"model: {output}\n")
+
+
+def _read(path: Path) -> tuple[Transformer, bytes]:
+    """A model, and the content of its sentencepiece model."""
+    model = load_checkpoint(path).model
+    if not isinstance(model, Transformer) or not native.recognises(path):
+        raise OptionError(f"models: {path} is no model of the project's own format")
+    return model, (path / native.PIECES).read_bytes()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, PROGRAM, load_mean_options, write_mean)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
