@@ -118,7 +118,9 @@ class Int8:
 
     Tried and left: a scale per call, as torch's dynamic linear has it, with which a sentence
     depends on its batch; bfloat16 outputs, since rounded logits change more lines than int8 does;
-    blocks of rows, which read the weights once more each.
+    blocks of rows, which read the weights once more each.  Of inputs that come from a norm, one
+    scale for all, which norm and product then apply themselves: 15 to 40 % less time where 192 are
+    multiplied, 7 to 35 % for 512, next to none for a vocabulary, and 1.5 times the error.
     """
 
     def __init__(self, layer: nn.Linear):
