@@ -4,6 +4,7 @@ Models that were trained from one start have a mean that is often better than ea
 soups, Wortsman et al. 2022).
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,9 +68,9 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 
 
 def write_mean(options: MeanOptions) -> None:
-    """The whole program.  An OnmtLiteError says what is wrong; then nothing has been written."""
+    """The whole program.  An OnmtLiteError says what is wrong; then there is no mean."""
     output = Path(options.output)
-    if output.exists():
+    if os.path.lexists(output):
         raise OptionError(f"output: {output} exists already; choose another path or remove it")
     first, *others = (Path(path) for path in options.models)
     shares = options.weights or [1.0] * len(options.models)
