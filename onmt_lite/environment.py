@@ -49,14 +49,16 @@ def prepare_environment(*modules: str) -> None:
 def keep_memory() -> None:
     """Let glibc keep memory that is freed, for what is allocated next, which a search does again
     and again: logits of 41 MB a step, whose fresh pages took a quarter of the processor's time (6
-    layers of 512, 32,000 words, int8).  MALLOC_... variables count more: a user's, and those that
-    workers are given."""
+    layers of 512, 32,000 words, int8).  Where MALLOC_... variables are set, they alone count."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 256 << 20)
-        mallopt(M_TRIM_THRESHOLD, 512 << 20)
+        # Older versions take 32 MiB at most.  Without a threshold of its own it would stay at 128
+        # KiB, as setting the other one ends its growing
+        kept = mallopt(M_MMAP_THRESHOLD, 256 << 20) or mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        if kept:
+            mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def check_memory() -> None:

@@ -17,11 +17,6 @@ from onmt_lite.interrupt import SIGNALS
 
 MAX_DEATHS = 3  # after which a process is not started again
 
-# Up to 256 MB that a step has freed are kept for the next one, in glibc: else logits of 41 MB (320
-# rows of 32,000) are mapped anew each time, page by page: a fifth of the time of a base model in
-# int8
-KEEPING_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 28)}
-
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
 PROGRAM = """\
 import sys; sys.path[:] = {path!a}
@@ -132,7 +127,6 @@ def opened(program: str, fd: int) -> "subprocess.Popen[bytes]":
         try:
             process = subprocess.Popen(
                 [sys.executable, "-c", program],
-                env={**KEEPING_MEMORY, **os.environ},
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -163,11 +163,26 @@ def test_no_garbage_is_looked_for_while_modules_are_imported(error):
 
 
 @pytest.mark.parametrize(
-    "platform, given, n", [("linux", "", 2), ("linux", "7", 0), ("win32", "", 0)]
+    "platform, given, most, taken",
+    [
+        ("linux", "", 1 << 40, {-3: 256 << 20, -1: 512 << 20}),
+        ("linux", "", 32 << 20, {-3: 32 << 20, -1: 512 << 20}),  # glibc 2.31
+        ("linux", "", 0, {}),
+        ("linux", "7", 1 << 40, {}),
+        ("win32", "", 1 << 40, {}),
+    ],
 )
-def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, given, n):
-    asked = []
-    library = types.SimpleNamespace(mallopt=lambda *words: asked.append(words))
+def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, given, most, taken):
+    """most: what this C library takes as the least size of memory that is mapped."""
+    settings = {}
+
+    def mallopt(name, value):
+        takes = name != -3 or value <= most
+        if takes:
+            settings[name] = value
+        return int(takes)
+
+    library = types.SimpleNamespace(mallopt=mallopt)
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)
     if given:
@@ -176,4 +191,4 @@ def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, g
         patch.setattr(environment.ctypes, "CDLL", lambda name: library)
         patch.setattr(sys, "platform", platform)
         environment.keep_memory()
-    assert len(asked) == n
+    assert settings == taken
