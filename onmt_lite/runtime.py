@@ -10,7 +10,7 @@ import torch
 
 from onmt_lite.budget import is_out_of_memory
 from onmt_lite.cores import usable_cores
-from onmt_lite.environment import processor_words
+from onmt_lite.environment import keep_memory, processor_words
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import LEAST_WIDTH, gain, pack
@@ -74,6 +74,8 @@ def placed(
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
     device = torch.empty(0, device=device).device  # cuda:0 where that is meant by cuda
+    if device.type == "cpu":
+        keep_memory()
     dtype, kernels = DTYPES.get(precision, torch.float32), choose_kernels(model, device, precision)
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)

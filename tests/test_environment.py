@@ -13,6 +13,7 @@ import pytest
 
 from onmt_lite import environment
 from onmt_lite.environment import importing
+from onmt_lite.forkserver import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "torch, sentencepiece, PyYAML, tqdm"
@@ -192,3 +193,36 @@ def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, g
         patch.setattr(sys, "platform", platform)
         environment.keep_memory()
     assert settings == taken
+
+
+FAULTS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(20 << 20)
+    ctypes.memset(block, 1, 20 << 20)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+pages()
+print(pages())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.parametrize("given", [{}, {"MALLOC_MMAP_THRESHOLD_": "100000"}])
+@pytest.mark.parametrize(
+    "start",
+    [
+        PROGRAM.split("with importing")[0].format(path=[str(ROOT), *sys.path]),
+        "from onmt_lite import Translator; Translator.from_pretrained(device='cpu')",
+    ],
+    ids=["workers", "Python"],
+)
+def test_memory_that_a_step_has_freed_is_kept(start, given):
+    """20 MB are 5,120 pages."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    words = [sys.executable, "-c", start + "\n" + FAULTS]
+    done = subprocess.run(words, env={**env, **given}, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) < 1000) == (not given)

@@ -25,7 +25,6 @@ from onmt_lite.errors import (
     WorkerLost,
 )
 from onmt_lite.fingerprint import fingerprint
-from onmt_lite.forkserver import PROGRAM
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Line
 from onmt_lite.reports import LOG
@@ -536,29 +535,3 @@ def test_the_default(tmp_path):
         assert (note in done.stderr) == (n > 1)
         outputs.append((tmp_path / str(i)).read_bytes())
     assert outputs[0] == outputs[1] and outputs[0].count(b"\n") == 200
-
-
-FAULTS = """
-import ctypes, resource
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-def pages():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    block = libc.malloc(20 << 20)
-    ctypes.memset(block, 1, 20 << 20)
-    libc.free(block)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-pages()
-print(pages())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-@pytest.mark.parametrize("given", [{}, {"MALLOC_MMAP_THRESHOLD_": "100000"}])
-def test_workers_keep_memory_that_a_step_has_freed(given):
-    """Unless the environment says otherwise: 20 MB are 5,120 pages."""
-    start = PROGRAM.split("with importing")[0].format(path=[str(ROOT), *sys.path])
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    words = [sys.executable, "-c", start + FAULTS]
-    done = subprocess.run(words, env={**env, **given}, capture_output=True, text=True, check=True)
-    assert (int(done.stdout) < 1000) == (not given)
