@@ -34,7 +34,8 @@ def find_config(path: str) -> str:
 
 
 def model_names() -> list[str]:
-    return sorted(path.name for path in DATA.iterdir() if path.is_dir() or path.suffix == ".json")
+    """None where the models were left out, as in a smaller image."""
+    return sorted(path.name for path in DATA.glob("*") if path.is_dir() or path.suffix == ".json")
 
 
 def config_names() -> list[str]:

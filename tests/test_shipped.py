@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite import CheckpointError, OptionError, load_checkpoint, load_options
+from onmt_lite import CheckpointError, OptionError, load_checkpoint, load_options, shipped
 from onmt_lite.shipped import find_config, find_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,3 +59,11 @@ def test_an_unknown_name_is_told_the_known_ones():
         load_options(["-config", "nbst"])
     with pytest.raises(CheckpointError, match=r"shipped are de-en, searches\.json, toy\.json"):
         load_checkpoint("data/de-fr")
+
+
+def test_without_the_shipped_models_others_load(elsewhere, monkeypatch):
+    shutil.copy(ROOT / "data" / "toy.json", elsewhere / "mine.json")
+    monkeypatch.setattr(shipped, "DATA", elsewhere / "data")
+    assert load_checkpoint("mine.json").model.sources
+    with pytest.raises(CheckpointError, match=r"no such file or directory \(shipped are none\)"):
+        load_checkpoint("de-en")
