@@ -78,6 +78,25 @@ def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
         assert len({src for src, tgt in pairs if src == tgt}) == 2
 
 
+def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
+    made = [(f"Udo hat {n} Wale", f"Udo has {n} whales") for n in range(20)]
+    path = tmp_path / "made.tsv"
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in made), encoding="utf-8")
+    changes = ["-words", "1", "-numbers", "1", "-rare", "30"]
+    drawn = []
+    plain = written(corpus, tmp_path, *changes)
+    (tmp_path / "more").mkdir()
+    for pairs in written(
+        corpus, tmp_path / "more", *changes, "-made", path, "-made_lines", "7", "-seed", "1"
+    ):
+        mine = {pair for pair in pairs if pair[0].startswith("Udo")}
+        assert len(mine) == 7 and mine <= set(made)
+        assert not any("Wale" in src or "Udo" in src for src, _ in set(pairs) - mine)
+        assert len(pairs) == len(plain[0]) + 7
+        drawn.append(mine)
+    assert drawn[0] != drawn[1]
+
+
 def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
     (tmp_path / "my.tsv").write_text("!\tHey!\nJa!\tYes!\n", encoding="utf-8")
     assert written(tmp_path / "my.tsv", tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
@@ -101,6 +120,7 @@ def test_the_trainer_learns_from_the_files_in_turn(corpus, tmp_path):
         ("-conjunction 0.5", "needs join"),
         ("-slots a", "slot_lines"),
         ("-same_lines 3", "train_same"),
+        ("-made_lines 3", "needs made"),
         ("-train_weights 1 2", "2 weights for 1 files"),
         ("-train_weights 0", "above 0"),
         ("-joint 0.1", "did you mean join"),
@@ -117,7 +137,7 @@ def test_every_example_loads(name):
     words = shlex.split(OPTIONS[name].example)
     _, resolved = load_text_options(
         "-train a -output b -join 1 -conjunctions c|d -conjunction 1 -quotes …|… -quote 1".split()
-        + "-slots e -slot_lines 1 -train_same f -same_lines 1".split()
+        + "-slots e -slot_lines 1 -train_same f -same_lines 1 -made g -made_lines 1".split()
         + (["-train", "a", "b"] if name == "train_weights" else [])
         + [f"-{name}", *words]
     )
@@ -246,13 +266,31 @@ def test_loops_are_found(output, loops):
 
 
 def commands():
-    """Both commands of each run, as the configurations give them."""
-    found = []
-    for number in range(1, 7):
-        for kind in ("text", "train"):
-            said = (RECIPE / f"{number}.{kind}.yaml").read_text(encoding="utf-8")
-            found.append(re.search(r"^#   python -m (\S+) -config (.*)$", said, re.M).groups())
-    return found
+    """The commands of all runs in order, as the configurations give them."""
+    names = [f"{number}.{kind}" for number in range(1, 9) for kind in ("text", "train")]
+    names.insert(names.index("7.text"), "back.train")
+    for name in names:
+        said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
+        yield re.search(r"^#   python -m (\S+) -config (.*)$", said, re.M).groups()
+
+
+def test_means_are_of_models_that_there_are():
+    """And so is what the runs begin with, and the model that translates back."""
+    said = (RECIPE / "README.md").read_text(encoding="utf-8")
+    models = {None}
+    for line in re.findall(r"^python.*$", said, re.M):
+        words = shlex.split(line)
+        if "recipes.de_en.mean" in words:
+            given = words[words.index("-models") + 1 : words.index("-weights")]
+            assert models >= set(given)
+            models.add(words[words.index("-output") + 1])
+        elif "onmt_lite.train" in words and "recipes/de_en/1.train.yaml" in words:
+            data = load_train_options(words[3:])[0].data
+            assert data.init_from in models
+            models.add(data.output)
+        elif "translate.py" in words:
+            assert words[words.index("-model") + 1] in models
+    assert {"runs/de-en-8", "runs/back", "runs/de-en"} <= models
 
 
 def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
@@ -266,10 +304,11 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
         else:
             assert program == "onmt_lite.train"
             data = load_train_options(argv)[0].data
+            if data.reverse:  # it learns from the corpora as they are
+                continue
             assert list(data.train) == made and data.train_in_turn
-            assert data.init_from in models | {None}
             models.add(data.output)
-    assert len(models) == 6
+    assert len(models) == 8
 
 
 def test_the_readme_has_the_commands_of_the_configurations():
@@ -393,11 +432,13 @@ def test_another_name_stands_on_both_sides():
         assert (src, tgt) == (f"{name}, {name}!", f"{name}'s {name}: Toms")
     new = {src.partition(",")[0] for src, _ in found}
     assert set(names) < new and "Berton" in new
+    assert any(re.fullmatch(r"Tom [A-Z]\S+", name) for name in new)  # with a last name
     assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
 
 
 KIND_FORMS = {
     "name": r"[^\W\d_]+(-[^\W\d_]+)?",
+    "person": r"[^\W\d_]+\.?([ -]([^\W\d_]+|[A-Z]\.))?( (von|van|de|el))? [^\W\d_]+(-[^\W\d_]+)?",
     "number": r"[1-9]\d{,9}|0",
     "decimal": r"\d+[.,]\d+",
     "time": r"\d{1,2}[:.]\d\d",

@@ -104,7 +104,9 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
+        return (
+            f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
+        )
     if path.is_dir():
         other = [kind for name, kind in DIRECTORIES.items() if any(path.glob(name))]
         if other:

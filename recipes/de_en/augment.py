@@ -52,6 +52,7 @@ def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
     """Replace a name that both sides share: by another name, or by a made-up one.
 
     A made-up name, every second one, is two halves of names or syllables: to be copied, not known.
+    Every fifth has a last name.
     """
     src, tgt = pair
     shared = sorted(shared_words(src, tgt) & set(names))
@@ -60,6 +61,8 @@ def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
     old, fresh, other = rng.choice(shared), rng.choice(names), rng.choice(names)
     if rng.random() < 0.5:
         fresh = rng.choice((fresh[: len(fresh) // 2] + other[len(other) // 2 :], name(rng)))
+    if rng.random() < 0.2:
+        fresh += " " + name(rng)
 
     def swap(match: re.Match[str]) -> str:
         return fresh if match.group() == old else match.group()

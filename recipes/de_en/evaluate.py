@@ -49,12 +49,25 @@ SENTENCES = {
         "Gestern hat mich Frau {} besucht.",
         "Haben Sie mit {} gesprochen?",
     ),
+    "person": (
+        "Kommt {} auch zur Feier?",
+        "Der neue Trainer heißt {}.",
+        "Gestern ist {} angekommen.",
+    ),
     "odd": ("Danke {}", "Das ist {} für dich.", "Ich habe {} gesehen."),
 }
-SURNAMES = """Kowalczyk Brandstätter Nguyen Okafor Szymański Lindqvist Abernathy Wojciechowski
-Hagedorn Petrosyan Yıldırım Castellanos Vandenberghe Rasmussen Dvořák Achterberg Mbeki Takahashi
-Zuckermann Fitzgerald Grünwald Oyelaran Stepanović Baumgartner Quintero Hölzenbein Ferreira
-Papadopoulos Krzyżanowska Schneidereit""".split()
+# In none of the corpora, and not made by slots.py
+SURNAMES = """Kowalczyk Okafor Szymański Lindqvist Abernathy Wojciechowski Hagedorn Petrosyan
+Yıldırım Castellanos Vandenberghe Rasmussen Dvořák Achterberg Mbeki Takahashi Oyelaran Stepanović
+Quintero Hölzenbein Papadopoulos Krzyżanowska Schneidereit Arslan Burkhardt Celik Czerny Demirci
+Dombrowski Dreyer Eichendorff Friedrichsen Gallwitz Grabowski Hackbarth Hasenclever Hufnagel
+Ivanova Jankowski Jørgensen Junghans Karagöz Kellermann Kirchhoff Küppers Lachmann Lehmkuhl
+Leutheusser Lukaschek Mahlstedt Marquardt Meisenbacher Nowitzki Ohlendorf Pfannenstiel Piechocki
+Poschmann Quandt Rübsam Schachtschneider Steinbrück Stoltenberg Szymanski Thorwald Uhlenbrock
+Vandenberg Wachowiak Weidenfeller Weizsäcker Wieczorek Wohlgemuth Yildirim Zeisig Zimmerli
+Żukowska""".split()
+FIRST_NAMES = """Annegret Ayşe Bettina Giovanni Hildegard Holger Ingeborg Julia Maria Peter Thomas
+Xenia""".split()
 HOSTS = """beispiel.de web-laden.net firma.com uni-jena.de mueller-gmbh.de posteo.de gmx.at
 example.org baeckerei-lang.de stadt-ulm.de""".split()
 PEOPLE = "anna peter julia k.meier info kontakt service lukas_89 m-huber buero".split()
@@ -91,6 +104,7 @@ STRINGS: dict[str, Callable[[Random], str]] = {
     "mail": _mail,
     "web": lambda rng: rng.choice(("www.{}", "https://{}/hilfe", "{}")).format(rng.choice(HOSTS)),
     "surname": lambda rng: rng.choice(SURNAMES),
+    "person": lambda rng: f"{rng.choice(FIRST_NAMES)} {rng.choice(SURNAMES)}",
     "odd": lambda rng: rng.choice(ODD),
 }
 

@@ -35,10 +35,22 @@ class FileOptions:
     same_lines: int = opt(
         0, "Take N lines of train_same in each epoch", min=0, requires="-train_same", example="500"
     )
+    made: tuple[str, ...] = opt(
+        (),
+        "Read pairs of which a machine made one side from these files; no names, numbers or "
+        "words are taken from them",
+        value="FILE",
+        requires="-made_lines",
+        example="back.tsv.gz",
+    )
+    made_lines: int = opt(
+        0, "Take N pairs of made in each epoch", min=0, requires="-made", example="1000"
+    )
     slots: str | None = opt(
         None,
         "Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds are "
-        "name, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, field",
+        "name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, "
+        "field",
         value="FILE",
         requires="-slot_lines",
         example="recipes/de_en/slots.tsv",

@@ -14,15 +14,60 @@ SLOT = re.compile(r"\{([a-z]+)\d?\}")
 ONSETS = "b br d dr f fl g gr h j k kl kr l m n p pf r s sch schm schw st t tr v w z".split()
 VOWELS = "a a e e i i o o u u ä ö ü ei au ie".split()
 CODAS = ["", "", "", *"n r l s t k ck ll rt nn tz ss ch nz rg ff mp".split()]
-ENDINGS = ["", "", "", *"er mann stein hofer ski ić ová sen berg bauer ini ez oğlu ard ley".split()]
+ENDINGS = (
+    [""] * 4
+    + """er mann stein hofer ski ić ová sen berg bauer ini ez oğlu ard ley wicz czyk
+ska enko ov ova opoulos idis akis sson qvist lund gaard elli etti ardo eira inho eau ier ijk shvili
+yan ayan ali uddin moto mura wara nakis ewski anowski escu dóttir""".split()
+)
 # Names of German words, which a translation must not translate
-STEMS = """Adler Alt Apfel Bach Bären Baum Berg Bier Birken Blumen Braun Brot Buch Burg Eichen Eisen
-Feld Fischer Fuchs Gold Gras Groß Hafer Hirsch Hoch Holz Honig Jäger Kirch Klein Koch Korn Kreuz
-Kühn Lamm Lang Linden Mühl Neu Nuss Ober Reich Rosen Rot Salz Schmied Schneider Schuster Schwarz
-Silber Sommer Sonnen Stark Stein Stern Tann Vogel Wald Weber Wein Weiß Winter Wolf Zimmer""".split()
-TAILS = """bach bauer baum berger bichler dorf feld felder hammer hauser hausen heim heimer hof
-hofer huber kamp kirchner mann maier meier meyer müller mühl reiter rieder riegel ried schläger
-schmidt singer stein steiner stetter tal thaler wald walder wieser zahn""".split()
+STEMS = """Abend Acker Adler Ahorn Alt Amsel Anger Apfel Arm Asch Bach Bären Bauern Baum Bell Berg
+Biber Bier Birken Blau Blech Blei Blumen Bogen Bohnen Bohr Boden Brand Braun Breiten Brink Brot
+Brück Brunn Buch Buchen Burg Busch Dahl Dachs Dorn Dreh Drei Ebers Eichen Eil Einsied Eisen Elster
+Engel Erlen Esch Falken Fein Feld Fenster Ferch Feuer Fichten Finken Fisch Fischer Flach Flecken
+Fleisch Frei Freuden Fried Frisch Froh Frost Fuchs Gans Garten Geier Gerber Gersten Glas Glocken
+Gold Gott Grab Gras Grau Groß Grün Gut Haber Hafer Hagel Hahn Hamster Hart Hasel Hasen Haupt Haus
+Heiden Heil Hell Hemd Herbst Herz Heu Himmel Hinter Hirsch Hoch Hohen Holder Holz Honig Hopfen
+Hufen Hühner Hunger Jäger Jung Kahl Kaiser Kalten Karpfen Kessel Kien Kiesel Kirch Kirsch Klein
+Klee Kloster Knob Koch Kohl König Korn Kranz Kraut Krebs Kreuz Kron Krug Kühn Kupfer Lamm Land Lang
+Laub Lauter Leder Lehm Leucht Licht Lieb Linden Löffel Löwen Luchs Mandel Marder Markt Maul Meer
+Mehl Meister Merz Messer Milch Mitter Mohn Mond Moos Morgen Mühl Müller Mutter Nach Nachti Nagel
+Nessel Neu Nieder Nord Nuss Ober Ochsen Ofen Oster Pech Pelz Pfann Pfeffer Pflaum Pilz Quell Raben
+Rad Rauch Rauten Reb Regen Reh Reich Reif Rein Ried Ritter Roggen Rosen Ross Rot Rüben Sack Salz
+Sand Sauer Säbel Schach Schäfer Schatten Scharf Schau Schelm Schilling Schlegel Schmal Schmied
+Schnee Schneider Schön Schuster Schwalben Schwan Schwarz See Seel Segel Seiler Selig Sieben Silber
+Sommer Sonnen Spat Speck Spiegel Spiel Stahl Stark Stein Stern Stiefel Stolz Storch Sturm Süd Süß
+Tabor Tann Tannen Tauben Teich Teufel Tief Traut Tuch Turm Uhl Unter Veilchen Vogel Vor Wacht Wagen
+Wald Wall Wasser Weber Wege Wein Weis Weiß Wend Wester Wetter Wiesen Wild Winter Wohl Wolf Wolken
+Wunder Wurm Zacken Zapfen Zauner Ziegel Zimmer Zobel Zorn Zucker Zwick""".split()
+TAILS = """acker ammer apfel au bach bacher bart bauer baum becher beck bein berg berger bichler
+blatt blum born brand brecht brenner brink brot bruch bruck brunn brunner buch buchner burg burger
+busch dorf dorfer eck eder egger eisen ell ert ecker feind feld felder fels fink fisch flug fritz
+fuchs fuß gard gartner gast geist gemut ger glas glück gold graf gruber haar haas hahn halm halter
+hammer hand hard hardt hart hauer haupt haus hauser hausen heim heimer heit helm hemd her herr hof
+hofer hold holz horn huber hut inger kamm kamp karl kern kind kirch kirchner klug knecht kohl kopf
+korn kraft kranz lach lager land lechner leben lehner leitner lich lieb ling loch lob macher mann
+mantel mark mayr maier meier meister meyer milch mond moser mot mund müller mühl mut nagel ner nick
+ohr ort pold pfennig rad rath rat recht reich reiter reuter rieder riegel ried riem ring rock roth
+ruh ruf sack sam sattel schall schalk schein schild schink schläger schlager schmidt schneider
+schön schuh seer segen singer sohn spieß stab stadt stadler stahl stamm stätter stedt steg stein
+steiner stern stetter stiel stock stolz strasser sträßer strom stück tal thal thaler teufel tritt
+vater vogel voll wagen wald walder wandt wange wart wasser weber weg weiler wein werk wert wieser
+wig wind winkel wirt witz wolf wurst zahn zapf zweig""".split()
+# First names, which stay as they are before a last name
+FIRST_NAMES = """Aisha Alexander Ali Amélie Andreas Angela Anja Anna Antonia Astrid Aylin Barbara
+Ben Bernd Björn Brigitte Carla Carlos Charlotte Chen Christa Christian Christine Clara Claudia
+Cornelia Daniel David Dennis Dieter Dirk Elena Elisabeth Elke Emil Emma Eva Fatima Felix Finn
+Florian Frank Frida Friedrich Gabriele Georg Gerd Gisela Günter Hannah Hans Heike Heinrich Helena
+Helga Helmut Herbert Ines Ingrid Irina Iris Ivan Jakob Jan Jana Jens Johann Johanna Johannes Jonas
+Jörg José Josef Julia Julian Jürgen Karin Karl Katharina Kathrin Kerstin Klaus Kurt Lara Laura Lea
+Lena Leon Lina Lisa Ludwig Luis Luisa Lukas Manfred Manuela Marco Maria Marie Mario Markus Marta
+Martin Mathilde Matthias Max Mehmet Mia Michael Michaela Mohammed Monika Moritz Nadja Niklas Nina
+Noah Nora Olga Oliver Oskar Otto Paul Paula Peter Petra Philipp Pia Rainer Ralf Regina Renate
+Robert Rolf Rosa Ruth Sabine Samuel Sandra Sara Sarah Sebastian Silke Simon Sofia Sophie Stefan
+Stefanie Susanne Sven Sylvia Tanja Theo Theresa Thomas Tim Tina Tobias Tom Torsten Udo Ulrich
+Ulrike Ursula Ute Uwe Vanessa Vera Viktor Walter Werner Wilhelm Wolfgang Yasmin Yusuf
+Zoe""".split()
 DOMAINS = "de com org net at ch eu info co.uk fr io".split()
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -30,12 +75,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥", "가힣")
 
 
-def word(rng: Random) -> str:
-    """A new word: syllables, two German words, or in a quarter of the cases any letters."""
+def word(rng: Random, german: float = 0.2) -> str:
+    """A new word: syllables, with a chance of `german` two German words, or of 0.2 any letters."""
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.2:
         return "".join(rng.choices(LETTERS, k=rng.randrange(2, 10)))
-    if kind < 0.4:
+    if kind < 0.2 + german:
         return (rng.choice(STEMS) + rng.choice(TAILS)).lower()
     syllables = rng.choice((1, 1, 2, 2, 2, 3, 3, 4))
     parts = [part for _ in range(syllables) for part in map(rng.choice, (ONSETS, VOWELS, CODAS))]
@@ -48,10 +93,20 @@ def plain(rng: Random) -> str:
 
 
 def name(rng: Random) -> str:
-    made = word(rng).capitalize()
+    made = word(rng, german=0.4).capitalize()
     if rng.random() < 0.05:
         made += "-" + word(rng).capitalize()
     return made
+
+
+def person(rng: Random) -> str:
+    """First name, in a tenth of the cases two or an initial, and last name."""
+    first = rng.choice(FIRST_NAMES)
+    if rng.random() < 0.1:
+        first += rng.choice((" ", "-")) + rng.choice(FIRST_NAMES)
+    elif rng.random() < 0.1:
+        first = rng.choice((first[0] + ".", f"{first} {rng.choice(LETTERS).upper()}."))
+    return first + rng.choice((" ",) * 12 + (" von ", " van ", " de ", " el ")) + name(rng)
 
 
 def number(rng: Random) -> str:
@@ -138,7 +193,21 @@ def field(rng: Random) -> str:
 
 KINDS = {
     make.__name__: make
-    for make in (name, number, decimal, time, date, phone, mail, url, code, emoji, sign, script)
+    for make in (
+        name,
+        person,
+        number,
+        decimal,
+        time,
+        date,
+        phone,
+        mail,
+        url,
+        code,
+        emoji,
+        sign,
+        script,
+    )
 } | {"field": field}
 
 

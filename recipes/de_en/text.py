@@ -30,6 +30,7 @@ def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
     files = options.files
     corpora = [read_pairs(path) for path in files.train]
     same = [pair for path in files.train_same for pair in read_same(path)]
+    made = [pair for path in files.made for pair in read_pairs(path)]
     templates = read_pairs(files.slots) if files.slots else []
     weights = files.train_weights or [1.0] * len(corpora)
     every = [pair for corpus in corpora for pair in corpus]
@@ -38,6 +39,7 @@ def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
         rng = Random(f"{files.seed} {epoch}")
         pairs = weighted(corpora, weights, rng)
         pairs += rng.sample(same, min(files.same_lines, len(same)))
+        pairs += rng.sample(made, min(files.made_lines, len(made)))
         # A line that was a final mark alone may have lost it
         yield [(src, tgt) for src, tgt in augment(pairs, rng) if src and tgt]
 
