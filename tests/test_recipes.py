@@ -97,6 +97,21 @@ def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
     assert drawn[0] != drawn[1]
 
 
+def test_pairs_that_share_a_side_with_held_out_ones_are_left_out(tmp_path):
+    (tmp_path / "my.tsv").write_text("Er kam.\tHe came.\nSie kam.\tShe came.\n", encoding="utf-8")
+    made = [
+        ("er, kam", "He did come"),
+        ("Es kam!", "It came"),
+        ("Tja.", "«she» came"),
+        ("ja", "yes"),
+    ]
+    (tmp_path / "made.tsv").write_text("".join(map("%s\t%s\n".__mod__, made)), encoding="utf-8")
+    (tmp_path / "test.tsv").write_text("Er kam.\tShe came.\n", encoding="utf-8")
+    more = ["-made", tmp_path / "made.tsv", "-made_lines", "4", "-held_out", tmp_path / "test.tsv"]
+    for pairs in written(tmp_path / "my.tsv", tmp_path, *more):
+        assert set(pairs) == {("Es kam!", "It came"), ("ja", "yes")}
+
+
 def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
     (tmp_path / "my.tsv").write_text("!\tHey!\nJa!\tYes!\n", encoding="utf-8")
     assert written(tmp_path / "my.tsv", tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2

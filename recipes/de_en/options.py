@@ -46,6 +46,13 @@ class FileOptions:
     made_lines: int = opt(
         0, "Take N pairs of made in each epoch", min=0, requires="-made", example="1000"
     )
+    held_out: tuple[str, ...] = opt(
+        (),
+        "Leave out every pair that shares a side with one of these files' pairs, small letters and "
+        "marks not compared, as a line that a machine made may be one of the test set",
+        value="FILE",
+        example="test.tsv.gz",
+    )
     slots: str | None = opt(
         None,
         "Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds are "

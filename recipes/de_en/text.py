@@ -7,8 +7,9 @@ Each file holds the pairs of one epoch, `source<TAB>target` lines, for the train
 
 import gzip
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -25,12 +26,22 @@ from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions, load_text_options
 
 
+def key(side: str) -> str:
+    """What two sentences have in common that differ in capitals and marks alone."""
+    return " ".join(re.findall(r"\w+", side.lower()))
+
+
 def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
     """The pairs of each epoch.  FileError or DataError where a file is no list of pairs."""
     files = options.files
-    corpora = [read_pairs(path) for path in files.train]
-    same = [pair for path in files.train_same for pair in read_same(path)]
-    made = [pair for path in files.made for pair in read_pairs(path)]
+    held_out = {key(side) for path in files.held_out for pair in read_pairs(path) for side in pair}
+
+    def apart(pairs: Iterable[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not held_out.intersection(map(key, pair))]
+
+    corpora = [apart(read_pairs(path)) for path in files.train]
+    same = apart(pair for path in files.train_same for pair in read_same(path))
+    made = apart(pair for path in files.made for pair in read_pairs(path))
     templates = read_pairs(files.slots) if files.slots else []
     weights = files.train_weights or [1.0] * len(corpora)
     every = [pair for corpus in corpora for pair in corpus]
