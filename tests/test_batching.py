@@ -1,5 +1,7 @@
 """Grouping examples into batches, and padding them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -46,6 +48,16 @@ def test_a_batch_is_closed_only_when_the_next_does_not_fit(lengths, budget, batc
     batches = make_batches(examples_of(lengths), budget, batch_type)
     for batch, following in zip(batches, batches[1:]):
         assert padded_size([*batch, following[0]], batch_type) > budget
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=30), st.integers(1, 40))
+def test_examples_with_a_prefix_are_in_batches_of_their_own(kinds, budget):
+    with_prefix = [replace(e, prefix_ids=(5,)) for e in examples_of([n for n, has in kinds if has])]
+    without = examples_of([n for n, has in kinds if not has])
+    batches = make_batches([*without, *with_prefix], budget, "tokens")
+    apart = [*make_batches(with_prefix, budget, "tokens"), *make_batches(without, budget, "tokens")]
+    assert batches == apart
 
 
 def test_a_worked_example():

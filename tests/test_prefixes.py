@@ -145,12 +145,19 @@ class TestOnePass:
             assert (hyp.tokens, hyp.tokens[:n]) == (words, text.split())
             assert not hyp.ended or tokens[-1] == TGT_VOCAB.eos_id
 
-    def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(self):
+    @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+    def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(self, beam_size):
         """In int8, where a last bit may decide a rounding."""
         translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")
-        lines = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe."]
-        prefixes = ["A very good", "", "That", "I am going to go to the station, because I want"]
-        options = dict(n_best=3, beam_size=3, max_length=24)
+        said = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe.", "Nein."]
+        begun = [
+            "A very good",
+            "",
+            "That",
+            "I am going to go to the station, because I want to see",
+        ]
+        lines, prefixes = said * 4, begun * 5
+        options = dict(n_best=beam_size, beam_size=beam_size, max_length=30)
         together = translator.translate(lines, prefixes, **options)
         for found, line, prefix in zip(together, lines, prefixes):
             (alone,) = translator.translate([line], [prefix], **options)

@@ -56,18 +56,21 @@ def make_batches(
     length: Callable[[Example], int] = source_length,
     max_sentences: float = math.inf,
 ) -> list[list[Example]]:
-    """Group examples of like length into batches, the longest first.
+    """Group examples of like length into batches, the longest first, and those with a prefix, in
+    batches of their own, before the others.
 
     Like lengths need little padding; a batch too large for the memory fails at once.  A batch holds
     at most `batch_size` sentences (`sents`) or padded tokens, at most `max_sentences`, and at least
-    one sentence.
+    one sentence.  Beside sentences with a prefix the last bits of one without would not be what
+    they are alone, and a last bit may decide what int8 rounds to.
     """
     batches: list[list[Example]] = []
     width = 0
-    for example in sorted(examples, key=lambda e: -length(e)):
+    for example in sorted(examples, key=lambda e: (not e.prefix_ids, -length(e))):
         n = len(batches[-1]) + 1 if batches else 1
         size = n if batch_type == "sents" else n * width
-        if not batches or size > batch_size or n > max_sentences:
+        other = batches and bool(batches[-1][0].prefix_ids) != bool(example.prefix_ids)
+        if not batches or other or size > batch_size or n > max_sentences:
             batches.append([])
             width = length(example)
         batches[-1].append(example)
@@ -77,8 +80,8 @@ def make_batches(
 def join_batches(
     batches: list[list[Example]], refills: bool = True
 ) -> list[tuple[list[Example], int]]:
-    """Batches, longest first, as buckets for a search that refills: the sentences of each bucket,
-    and how many of them run at once.  Of a search that does not refill, each batch is a bucket.
+    """Batches as buckets for a search that refills: the sentences of each bucket, and how many of
+    them run at once.  Of a search that does not refill, each batch is a bucket.
 
     As many run as the bucket's first batch has.  The longest sentence of a bucket is at most twice
     as long as the longest of each of its batches, since all slots are as wide as the longest.
@@ -86,9 +89,11 @@ def join_batches(
     buckets: list[tuple[list[Example], int]] = []
     longest = 0
     for batch in batches:
-        if not refills or not buckets or 2 * source_length(batch[0]) < longest:
+        width = source_length(batch[0])
+        # It is wider where batches without prefixes begin
+        if not refills or not buckets or 2 * width < longest or width > longest:
             buckets.append(([], len(batch)))
-            longest = source_length(batch[0])
+            longest = width
         buckets[-1][0].extend(batch)
     return buckets
 
