@@ -191,24 +191,8 @@ def field(rng: Random) -> str:
     return fixed if rng.random() < 0.5 else form % plain(rng)
 
 
-KINDS = {
-    make.__name__: make
-    for make in (
-        name,
-        person,
-        number,
-        decimal,
-        time,
-        date,
-        phone,
-        mail,
-        url,
-        code,
-        emoji,
-        sign,
-        script,
-    )
-} | {"field": field}
+MADE = name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, field
+KINDS = {make.__name__: make for make in MADE}
 
 
 def fill(template: Pair, rng: Random) -> Pair:
