@@ -282,7 +282,7 @@ def test_loops_are_found(output, loops):
 
 def commands():
     """The commands of all runs in order, as the configurations give them."""
-    names = [f"{number}.{kind}" for number in range(1, 9) for kind in ("text", "train")]
+    names = [f"{number}.{kind}" for number in range(1, 10) for kind in ("text", "train")]
     names.insert(names.index("7.text"), "back.train")
     for name in names:
         said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
@@ -305,7 +305,7 @@ def test_means_are_of_models_that_there_are():
             models.add(data.output)
         elif "translate.py" in words:
             assert words[words.index("-model") + 1] in models
-    assert {"runs/de-en-8", "runs/back", "runs/de-en"} <= models
+    assert {"runs/de-en-9", "runs/back", "runs/de-en"} <= models
 
 
 def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
@@ -323,7 +323,7 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
                 continue
             assert list(data.train) == made and data.train_in_turn
             models.add(data.output)
-    assert len(models) == 8
+    assert len(models) == 9
 
 
 def test_the_readme_has_the_commands_of_the_configurations():
@@ -500,6 +500,12 @@ def test_slots_are_filled_alike_on_both_sides():
         first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
         assert pair[1] == f"{first}|{second}|{{x}}"
         assert first != second
+
+
+def test_no_word_is_translated_in_two_ways():
+    pairs = read_pairs(RECIPE / "phrases.tsv") + read_pairs(RECIPE / "dictionary.tsv")
+    assert len({src.lower() for src, _ in pairs}) == len(pairs) > 7000
+    assert all(side == side.strip() != "" for pair in pairs for side in pair)
 
 
 def test_marks_are_the_same_around_both_sides():
