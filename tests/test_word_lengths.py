@@ -285,7 +285,8 @@ class TestShippedModel:
             found = translator.translate(self.LINES, word_penalty=penalty)
             return sum(len(each.text.split()) for each in found)
 
-        assert n_words(-4) < n_words(0) < n_words(4)
+        counts = [n_words(penalty) for penalty in (-8, -4, 0, 4, 8)]
+        assert counts == sorted(counts) and counts[0] < counts[2] < counts[4]
 
     def test_says_why_in_a_trace(self, tmp_path):
         (tmp_path / "in").write_text("Guten Morgen, mein Freund!\n")
