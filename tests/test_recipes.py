@@ -33,6 +33,7 @@ from tests.support.counting import WORDS, write_pairs
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
 LISTS = ("phrases.tsv", "dictionary.tsv")
+SENTENCES = ("domains.tsv", "usage.tsv")
 
 
 def words_of(text):
@@ -258,8 +259,8 @@ def test_strings_to_copy_are_new_to_the_model():
     assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
     compounds = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
     listed = {src for name in LISTS for src, _ in read_pairs(RECIPE / name)}
-    said = words_of((RECIPE / "domains.tsv").read_text(encoding="utf-8"))
-    assert not (compounds | listed | said) & set(evaluate.SURNAMES)
+    said = (words_of((RECIPE / name).read_text(encoding="utf-8")) for name in SENTENCES)
+    assert not compounds.union(listed, *said) & set(evaluate.SURNAMES)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_loops_are_found(output, loops):
 
 def commands():
     """The commands of all runs in order, as the configurations give them."""
-    names = [f"{number}.{kind}" for number in range(1, 12) for kind in ("text", "train")]
+    names = [f"{number}.{kind}" for number in range(1, 14) for kind in ("text", "train")]
     names.insert(names.index("7.text"), "back.train")
     for name in names:
         said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
@@ -312,7 +313,7 @@ def test_means_are_of_models_that_there_are():
             models.add(data.output)
         elif "translate.py" in words:
             assert words[words.index("-model") + 1] in models
-    assert {"runs/de-en-11", "runs/back", "runs/de-en"} <= models
+    assert {"runs/de-en-13", "runs/back", "runs/de-en"} <= models
 
 
 def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
@@ -330,7 +331,7 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
                 continue
             assert list(data.train) == made and data.train_in_turn
             models.add(data.output)
-    assert len(models) == 11
+    assert len(models) == 13
 
 
 def test_the_readme_has_the_commands_of_the_configurations():
@@ -516,9 +517,10 @@ def test_no_word_is_translated_in_two_ways():
 
 
 def test_sentences_of_the_recipe_are_not_the_sixty_lines():
-    sources = [words_of(src.lower()) for src, _ in read_pairs(RECIPE / "domains.tsv")]
+    pairs = [pair for name in SENTENCES for pair in read_pairs(RECIPE / name)]
+    sources = [words_of(src.lower()) for src, _ in pairs]
     sixty = (RECIPE / "lines.de").read_text(encoding="utf-8").lower().splitlines()
-    assert len(sources) > 12000 and len(sixty) == 60
+    assert len(sources) > 30000 and len(sixty) == 60
     for line in map(words_of, sixty):
         assert max(len(line & src) / len(line | src) for src in sources) < 0.7
 
