@@ -258,9 +258,10 @@ def test_strings_to_copy_are_new_to_the_model():
     frames = {shape.sub("{}", src) for src in learned}
     assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
     compounds = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
-    listed = {src for name in LISTS for src, _ in read_pairs(RECIPE / name)}
-    said = (words_of((RECIPE / name).read_text(encoding="utf-8")) for name in SENTENCES)
-    assert not compounds.union(listed, *said) & set(evaluate.SURNAMES)
+    texts = (
+        (RECIPE / name).read_text(encoding="utf-8") for name in (*LISTS, *SENTENCES, "slots.tsv")
+    )
+    assert not compounds.union(*map(words_of, texts)) & set(evaluate.SURNAMES)
 
 
 @pytest.mark.parametrize(
