@@ -35,6 +35,10 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
     check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
+    from onmt_lite.interrupt import Interrupted
+
+    if early and (options.information.print_model or options.information.plan):
+        raise Interrupted(early[0])
     if options.information.print_model:
         from onmt_lite.cli import print_out
         from onmt_lite.work import describe_models
@@ -48,7 +52,6 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
         print_out(plan(options))
         return
     from onmt_lite.console import CONSOLE, is_typed
-    from onmt_lite.interrupt import Interrupted
 
     try:
         if early:

@@ -99,8 +99,10 @@ def lines_per_bucket(options: TranslateOptions, device: str, total: int | None) 
     """Of an input of `total` lines, None where they cannot be counted beforehand.
 
     Nothing but the input and the options decides, whoever works: batches, and so the last digits of
-    scores, and what -resume goes on from stay the same.
+    scores, and what -resume goes on from stay the same.  Shards may be done by machines with a GPU
+    and without, and are cut alike on all.
     """
+    device = "cpu" if options.jobs.shard else device
     most = BUCKET_LINES[device]
     if options.jobs.bucket_lines is not None:
         return options.jobs.bucket_lines

@@ -94,22 +94,7 @@ def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
     if not isinstance(error, Interrupted):  # which says that itself
         print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
     again = [] if any(name == "resume" for name, _ in split_argv(words)[0]) else ["-resume"]
-    kept = without("dump_beam", words)  # which -resume refuses
-    print(shlex.join([sys.executable, *kept, *again]), file=CONSOLE)
-
-
-def without(name: str, words: Sequence[str]) -> list[str]:
-    """The words of a command line but for an option of one value and its value."""
-    kept, of_it = [], False
-    for word in words:
-        spelt, equals, _ = word.lstrip("-").partition("=")
-        if of_it:
-            of_it = False
-        elif word.startswith("-") and spelt == name:
-            of_it = not equals
-        else:
-            kept.append(word)
-    return kept
+    print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
 
 def tell(argv: Sequence[str], program: Program) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import BinaryIO
 
 from onmt_lite.buckets import Bucket
 from onmt_lite.errors import FileError
@@ -16,10 +17,13 @@ N_LINES = 100  # that are traced
 
 
 class Dump:
-    """The traces of a job; without a path, of no line."""
+    """The traces of a job; without a path, of no line.
 
-    def __init__(self, path: str | None):
-        self.path, self.traces = path, list[Trace]()
+    part  the file until it is complete; None for a device
+    """
+
+    def __init__(self, path: str | None, part: BinaryIO | None = None):
+        self.path, self.part, self.traces = path, part, list[Trace]()
 
     def marked(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
         """The buckets, the first lines of which are to be traced."""
@@ -36,31 +40,37 @@ class Dump:
         made = to_html if self.path.endswith(".html") else to_json
         data = made(self.traces).encode("utf-8", "backslashreplace")
         with refused(self.path):
-            with open(written_to(self.path), "wb") as out:
-                out.write(data)
-            if written_to(self.path) != self.path:
-                os.replace(written_to(self.path), os.path.realpath(self.path))
-
-
-def written_to(path: str) -> str:
-    """Where the file is until it is complete; a device is written to as it is."""
-    return path if is_device(path) else str(part_of(path))
+            if self.part is None:
+                with open(self.path, "wb") as out:
+                    out.write(data)
+                return
+            self.part.write(data)
+            self.part.flush()
+            os.fsync(self.part.fileno())
+            os.replace(self.part.name, os.path.realpath(self.path))
 
 
 @contextlib.contextmanager
 def open_dump(path: str | None) -> Iterator[Dump]:
     """The traces of a job.  FileError where their file cannot be written; nothing of it is left
     after an error."""
-    if path is None:
-        yield Dump(None)
+    if path is None or is_device(path):  # which is written to as it is
+        yield Dump(path)
         return
     with refused(path):
         if os.path.isdir(path):
             raise FileError(f"cannot write {path}: it is a directory")
-        open(written_to(path), "wb").close()
+        part = str(part_of(path))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            file = open(part, "wb", opener=lambda name, _: os.open(name, flags, 0o666))
+        except FileExistsError:
+            raise FileError(
+                f"cannot write {path}: {part} is in the way; remove it, or choose another file"
+            ) from None
     try:
-        yield Dump(path)
+        with file:
+            yield Dump(path, file)
     finally:
-        if written_to(path) != path:
-            with contextlib.suppress(OSError):  # it is in its place, or the error counts
-                os.remove(written_to(path))
+        with contextlib.suppress(OSError):  # it is in its place, or the error counts
+            os.remove(part)

@@ -14,15 +14,13 @@ from onmt_lite.text.stream import STANDARD_INPUT
 
 MATCH = "they must match line by line"
 
+LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
 
 def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
-    """OptionError where a file would be written that is read, or written twice.
-
-    `read`: what the job reads; of a directory, every file in it.
-    """
-    taken = list(_with_files_inside(read))
+    """OptionError where a file would be written that is read, or written twice."""
+    taken = list(read)
     for named in written:
         own = list(_with_parts(named))
         for name, path in own:
@@ -34,13 +32,6 @@ def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
                         "choose another"
                     )
         taken += [(name, _opened(path, "/dev/stdout")) for name, path in own]
-
-
-def _with_files_inside(named: Sequence[Named]) -> Iterator[Named]:
-    for name, path in named:
-        yield name, path
-        with contextlib.suppress(OSError, ValueError):  # not a directory, or not there
-            yield from ((name, entry.path) for entry in os.scandir(path))
 
 
 def _with_parts(named: Named) -> Iterator[Named]:

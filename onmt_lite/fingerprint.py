@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite import __version__
+from onmt_lite.files import LABEL
 from onmt_lite.options import KINDS, TranslateOptions
 from onmt_lite.shipped import find_model, model_paths
 
@@ -46,7 +47,8 @@ def fingerprint(options: TranslateOptions) -> Job:
     """
     values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
     compared = {name: value for name, value in values.items() if name not in EXEMPT}
-    written = {os.path.realpath(p) for p in (options.data.output, options.jobs.log_file) if p}
+    named = (options.data.output, options.jobs.log_file, options.jobs.report)
+    written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
     files = {
         name: describe(path)
         for name, path in files_read(options)
@@ -121,7 +123,17 @@ def model_files(path: Path) -> list[Path]:
         found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
     else:
         found = [path, path.with_suffix(".safetensors")]
-    return sorted({f for f in found if f.is_file() and not f.name.startswith(".")})
+    return sorted({f for f in found if f.is_file() and not is_written(f)})
+
+
+def is_written(file: Path) -> bool:
+    """Whether a job has written the file, so that it belongs to no model whose folder it is in."""
+    if file.name.startswith(".") or file.suffix in (".part", ".journal", ".log"):
+        return True
+    try:
+        return LABEL in os.listxattr(file)
+    except (OSError, AttributeError):  # it is gone, or there are no attributes
+        return False
 
 
 def describe(path: str) -> list[Any] | None:

@@ -34,14 +34,14 @@ from onmt_lite.files import (
     replaces_a_file,
     rereads,
 )
-from onmt_lite.fingerprint import fingerprint, named_files
+from onmt_lite.fingerprint import fingerprint, model_files, named_files
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import TranslateOptions
 from onmt_lite.output import Output, open_output
 from onmt_lite.phrase_files import check_glossary, open_glossary
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.reports import LOG, Summary
-from onmt_lite.shipped import find_config, model_paths
+from onmt_lite.shipped import find_config, find_model, model_paths
 from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.stream import STANDARD_INPUT
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from onmt_lite.translator import Translator
 
 MAX_WORKERS = 256  # as -workers takes
+NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 
@@ -66,11 +67,27 @@ def run_job(
     nothing goes on.  `progress` is called after each batch with the lines and target tokens that
     are done.
     """
+    check_job(options)
+    with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
+        return run_logged(options, translator, progress)
+
+
+def check_job(options: TranslateOptions) -> None:
+    """OptionError where files or options cannot be those of a job."""
     check_paths(list(files_read(options)), files_written(options))
     check_resume(options)
     check_beginnings(options)
-    with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
-        return run_logged(options, translator, progress)
+
+
+def count_lines(options: TranslateOptions) -> int | None:
+    """Lines of the input, None for a stream.  DataError where files do not match line by line,
+    OptionError where a stream is to be cut into shards."""
+    data = options.data
+    total = count_input(data.src, data.tgt)
+    check_glossary(options.phrases, total)
+    if options.jobs.shard and total is None:
+        raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
+    return total
 
 
 def run_logged(
@@ -82,10 +99,7 @@ def run_logged(
     resumable = translator is None and not why_not_resumed(options)
     inputs = Inputs(data.src, data.tgt)
     try:
-        total = count_input(data.src, data.tgt)
-        check_glossary(options.phrases, total)
-        if jobs.shard and total is None:
-            raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
+        total = count_lines(options)
         with (
             open_output(data.output, jobs.report, resumable) as out,
             open_dump(report.dump_beam) as dump,
@@ -96,13 +110,16 @@ def run_logged(
             job = fingerprint(options) if resumable else {}
             if jobs.resume and out.is_complete(job):
                 LOG.info("%s is complete; nothing is left to do", name_of(data.output))
-                return Summary()
+                return out.summary
             with choose_engine(options, translator, total) as engine:
                 for note in engine.notes:
                     LOG.info("NOTE: %s", note)
                 n = lines_per_bucket(options, engine.machine["device"], total)
                 shard = choose_shard(data.src, jobs, n, total)
                 out.begin(job, engine.machine, jobs.resume)
+                if out.n_done and dump.path is not None:
+                    LOG.info("NOTE: %s is not written: %s", dump.path, NOT_SEEN)
+                    dump = Dump(None)
                 typed, n_before = is_typed(data.src), out.summary.n_lines
                 with Meter(shard.n_lines, jobs.quiet, typed, progress, n_before) as meter:
                     translate_buckets(engine, options, n, shard, inputs, out, meter, dump)
@@ -185,8 +202,8 @@ def check_resume(options: TranslateOptions) -> None:
 def why_not_resumed(options: TranslateOptions) -> str:
     """Why another run cannot go on with the job; "" where it can."""
     data = options.data
-    for name, path in (("src", data.src), ("tgt", data.tgt)):
-        if path is not None and not rereads(path):
+    for name, path in named_files(options):
+        if not rereads(path):
             shown = "standard input" if path == "-" else path
             return f"{name} is {shown}, which cannot be read again; give a file"
     for name, path in (("output", data.output), ("report", options.jobs.report)):
@@ -207,7 +224,11 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """Everything that the options name to be read: what to call it, and its path."""
     yield from named_files(options)
     yield from (("config", find_config(path)) for path in options.configs)
-    yield from (("model", str(path)) for path in model_paths(options.model.model))
+    for path in map(find_model, model_paths(options.model.model)):
+        yield "model", str(path)
+        files = [str(file) for file in model_files(path)]
+        # An empty one there may be what the shell has made for `> file`
+        yield from (("model", file) for file in files if os.path.getsize(file))
 
 
 def choose_engine(

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
 from onmt_lite.buckets import Done
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
@@ -16,7 +16,7 @@ from onmt_lite.fingerprint import Job, differences
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.journal import Record, write_all
 from onmt_lite.part import Part, refused
-from onmt_lite.reports import LOG, Noted, Summary
+from onmt_lite.reports import LOG, Summary, read_summary
 
 REFUSED = (OptionError, DataError, CheckpointError)  # another run would end in the same way
 
@@ -82,8 +82,8 @@ class Output:
         Raises OptionError where earlier runs have begun another job.
         """
         self.compare(job)
-        if all(part.is_complete(job) for part in self.parts):
-            self.job = job
+        if self.parts and all(part.is_complete(job) for part in self.parts):
+            self.job, self.summary = job, self.parts[0].summary
             self._place()
         return self.complete
 
@@ -146,17 +146,11 @@ class Output:
 
     def _place(self) -> None:
         for part in self.parts:
-            part.place(self.job)
+            part.place(self.job, self.summary)
         self.complete = True
         for part in self.parts:
             with refused(part.path):
                 part.journal.remove()
-
-
-def read_summary(record: dict[str, Any]) -> Summary:
-    """The summary of which `asdict` has made a record."""
-    notes = {note: Noted(**noted) for note, noted in record["notes"].items()}
-    return Summary(**{**record, "notes": notes})
 
 
 def going_on(n_lines: int) -> str:

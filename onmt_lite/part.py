@@ -6,19 +6,20 @@ see `onmt_lite.journal`.  At the end the part takes the place of OUT.
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import NamedTuple
 
 from onmt_lite.errors import FileError
-from onmt_lite.files import journal_of, part_of
+from onmt_lite.files import LABEL, journal_of, part_of
 from onmt_lite.fingerprint import Job, digest
 from onmt_lite.journal import Journal, Record, foreign, write_all
-from onmt_lite.reports import LOG
+from onmt_lite.reports import LOG, Summary, read_summary
 
-LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 CHUNK = 1 << 20
 
 
@@ -31,7 +32,10 @@ class Bucket(NamedTuple):
 
 
 class Part:
-    """A file that takes the place of `path` when it is complete."""
+    """A file that takes the place of `path` when it is complete.
+
+    summary  of a job that `is_complete`; of a file in its place, the lines that were not translated
+    """
 
     def __init__(self, path: str):
         """Lock the file against other jobs; leave what is there as it is.
@@ -41,6 +45,7 @@ class Part:
         """
         self.path, self.target, self.name = path, os.path.realpath(path), str(part_of(path))
         self.fd: int | None = None
+        self.summary = Summary()
         self.n_buckets = self.n_bytes = self.crc = self.journal_end = 0
         if not os.path.basename(path):
             raise FileError(f"cannot write {path}: it names a directory")
@@ -78,6 +83,8 @@ class Part:
             if "end" in bucket.record:
                 return True
             self.keep(bucket)
+            if "summary" in bucket.record:  # a report has none
+                self.summary.join(read_summary(bucket.record["summary"]))
         return False
 
     def buckets(self) -> Iterator[Bucket]:
@@ -103,13 +110,16 @@ class Part:
         """Whether the file is complete, of this job and as it was made."""
         n_bytes, crc = 0, 0
         try:
-            label = os.getxattr(self.target, LABEL)
+            label, _, told = os.getxattr(self.target, LABEL).partition(b"\n")
             with open(self.target, "rb") as file:
                 while chunk := file.read(CHUNK):
                     n_bytes, crc = n_bytes + len(chunk), zlib.crc32(chunk, crc)
         except (OSError, AttributeError):  # no file, or no such attributes on this system
             return False
-        return label == label_of(job, n_bytes, crc)
+        if label != label_of(job, n_bytes, crc):
+            return False
+        self.summary = read_summary(json.loads(told)) if told else Summary()
+        return True
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -151,7 +161,7 @@ class Part:
             with refused(self.path):
                 self.journal.add({"end": self.n_buckets, "bytes": 0, "crc32": 0})
 
-    def place(self, job: Job) -> None:
+    def place(self, job: Job, summary: Summary) -> None:
         """Let the part take the place of the file.  Raises FileError."""
         if not os.path.lexists(self.name):  # an earlier run was stopped right after that
             return
@@ -160,7 +170,9 @@ class Part:
                 self.fd = os.open(self.name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if job:
                 with contextlib.suppress(OSError, AttributeError):  # there are no attributes
-                    os.setxattr(self.fd, LABEL, label_of(job, self.n_bytes, self.crc))
+                    told = json.dumps(asdict(summary.of_untranslated())).encode()
+                    label = label_of(job, self.n_bytes, self.crc)
+                    os.setxattr(self.fd, LABEL, label + b"\n" + told)
             if self.replaced is not None:
                 take_over_rights(self.fd, self.replaced)
             os.fsync(self.fd)

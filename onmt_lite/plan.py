@@ -11,8 +11,8 @@ from onmt_lite.budget import LOGIT_BYTES
 from onmt_lite.console import is_typed
 from onmt_lite.copies import Copies
 from onmt_lite.cores import peak_memory
-from onmt_lite.files import Inputs, count_input
-from onmt_lite.job import workers_that_pay
+from onmt_lite.files import Inputs
+from onmt_lite.job import check_job, count_lines, workers_that_pay
 from onmt_lite.notes import unsearched
 from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
@@ -135,13 +135,14 @@ def plan(options: TranslateOptions) -> str:
     """What a job with these options would be: lines of `name: value`.
 
     Reads the input, loads the model and translates a sample; writes nothing but notes on standard
-    error.  Raises what a job raises.
+    error.  Raises what a job raises before it writes.
     """
+    check_job(options)
     data, jobs = options.data, replace(options.jobs, log_file=None)
     with logging_to(jobs), Inputs(data.src, data.tgt) as inputs:
         for note in options.notes:
             LOG.info("NOTE: %s", note)
-        total = count_input(data.src, data.tgt)
+        total = count_lines(options)
         n_workers = options.n_workers or workers_that_pay(options, total)
         started = time.monotonic()
         alone = of_one_worker(options, n_workers)

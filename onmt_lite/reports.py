@@ -4,8 +4,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onmt_lite import bleu
 from onmt_lite.errors import Untranslated
@@ -193,6 +194,11 @@ class Summary:
         first = sorted(line for noted in kinds for line in noted.first)[:SHOWN]
         return Noted(sum(noted.n_lines for noted in kinds), first=first)
 
+    def of_untranslated(self) -> "Summary":
+        """Of the lines that could not be translated alone."""
+        notes = {note: self.notes[note] for note in UNTRANSLATED if note in self.notes}
+        return Summary(sum(noted.n_lines for noted in notes.values()), notes=notes)
+
     def check(self) -> None:
         """Raise Untranslated where lines could not be translated."""
         found = self.untranslated
@@ -218,6 +224,12 @@ class Summary:
             LOG.info("%s", line)
         for line in bleu.scores(self.overlaps) if self.overlaps else []:
             LOG.info("%s", line)
+
+
+def read_summary(record: Mapping[str, Any]) -> Summary:
+    """The summary of which `asdict` has made a record."""
+    notes = {note: Noted(**noted) for note, noted in record["notes"].items()}
+    return Summary(**{**record, "notes": notes})
 
 
 def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[str]:

@@ -1,6 +1,7 @@
 """-plan: what is counted, by hand; and that nothing is written."""
 
 import json
+import os
 import re
 
 import pytest
@@ -135,9 +136,17 @@ def test_nothing_is_written(run, tmp_path):
     assert names == {name: name for name in ("out", "out.part", "out.part.journal", "log")}
 
 
-def test_what_a_job_would_refuse(run):
+def test_what_a_job_would_refuse(run, tmp_path):
     assert run("-src missing")[0] == 5
     assert run("-beam_size 2 -n_best 3")[0] == 2
+    code, _, err = run("-output src")
+    assert code == 2 and "output src is the same file as src" in err
+    (tmp_path / "words").write_text("cat\n" * 3)
+    code, _, err = run("-force_words words")
+    assert code == 3 and "words" in err
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = run("-src pipe -shard 1/2")
+    assert code == 2 and "lines of pipe cannot be counted first" in err
 
 
 class TestSeconds:

@@ -323,6 +323,22 @@ class TestFolder:
         with pytest.raises(FileError, match="damaged"):
             folders.open_folder("out", True).__enter__()
 
+    @pytest.mark.parametrize("theirs", [b'{"name": "my web app"}', b'["a"]'])
+    def test_another_programs_manifest_stays(self, here, theirs):
+        write(here / "out" / "manifest.json", theirs)
+        with pytest.raises(FileError, match="its manifest.json is none of a job"):
+            folders.open_folder("out", True).__enter__()
+        assert os.listdir(here / "out") == ["manifest.json"]
+        assert (here / "out" / "manifest.json").read_bytes() == theirs
+
+    def test_no_lock_is_written_through_a_link(self, here):
+        write(here / "mine", b"precious")
+        (here / "out").mkdir()
+        (here / "out" / ".lock").symlink_to(here / "mine")
+        with pytest.raises(FileError, match="cannot write out"):
+            folders.open_folder("out", False).__enter__()
+        assert (here / "mine").read_bytes() == b"precious"
+
     @pytest.mark.parametrize(
         ("changed", "said"),
         [

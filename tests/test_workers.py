@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from onmt_lite import job
-from onmt_lite.buckets import Bucket, Done, lines_per_bucket
+from onmt_lite.buckets import Bucket, Done, choose_shard, lines_per_bucket
 from onmt_lite.cores import usable_cores
 from onmt_lite.errors import (
     CheckpointError,
@@ -501,6 +501,18 @@ def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
     ]
     assert len({str(fingerprint(options)) for options in jobs}) == 1
     assert {lines_per_bucket(options, "cpu", 500) for options in jobs} == {128}
+
+
+@pytest.mark.parametrize("n_lines", [500, 20_000])
+def test_shards_made_with_a_gpu_and_without_fit_together(tmp_path, n_lines):
+    (tmp_path / "src").write_text("katze\n" * n_lines, "utf-8")
+    cut = []
+    for part, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
+        options = TranslateOptions.of(model=TOY, src=str(tmp_path / "src"), shard=f"{part}/3")
+        size = lines_per_bucket(options, device, n_lines)
+        cut.append(choose_shard(options.data.src, options.jobs, size, n_lines))
+    assert sum(shard.n_lines for shard in cut) == n_lines
+    assert [shard.end for shard in cut[:2]] == [shard.first for shard in cut[1:]]
 
 
 @pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])

@@ -19,9 +19,10 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, write_whole
 from onmt_lite.files import check_paths
+from onmt_lite.fingerprint import model_files
 from onmt_lite.models.layers import DecoderLayer
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.shipped import DATA, DEFAULT_MODEL
+from onmt_lite.shipped import DATA, DEFAULT_MODEL, find_model
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -84,10 +85,10 @@ def check_files(options: Options) -> None:
     given, output = options.bench, options.output
     read = {"model": given.model, "src": given.src, "tgt": given.tgt}
     written = {"json": output.json, "svg": output.svg}
-    check_paths(
-        [(name, path) for name, path in read.items() if path],
-        [(name, path) for name, path in written.items() if path],
-    )
+    named = [(name, path) for name, path in read.items() if path]
+    if given.model:
+        named += [("model", str(file)) for file in model_files(find_model(given.model))]
+    check_paths(named, [(name, path) for name, path in written.items() if path])
     read_lines(given)
     for name, path in written.items():
         folder = os.path.dirname(path or "") or "."

@@ -27,6 +27,7 @@ from onmt_lite.ray.inputs import MANIFEST
 from onmt_lite.reports import LOG, Noted, Summary
 
 SUCCESS, NOTES, ATTEMPTS, LOCK = "_SUCCESS", ".notes", ".attempts", ".lock"
+OF_MANIFEST = {"versions", "options", "files", "asked", "inputs"}
 MAX_ATTEMPTS = 3  # so many actors may die of one bucket
 SUFFIX = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
 # Files that are not complete yet, left behind by whoever was killed
@@ -108,6 +109,16 @@ def read_json(path: str) -> Any:
         raise FileError(f"cannot read {path}: it is damaged; use another folder") from None
 
 
+def read_manifest(path: str) -> Manifest:
+    """What the job in a folder is.  FileError where another program has written the manifest."""
+    manifest = read_json(os.path.join(path, MANIFEST))
+    if not isinstance(manifest, dict) or not manifest.keys() >= OF_MANIFEST:
+        raise FileError(
+            f"cannot write {path}: its {MANIFEST} is none of a job; choose another folder"
+        )
+    return manifest
+
+
 def to_json(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
 
@@ -162,7 +173,7 @@ def open_folder(path: str, resume: bool) -> Iterator[Manifest | None]:
         raise FileError(f"cannot write {path}: it is not empty, there is {theirs[0]}; {remedy}")
     with _locked(path):
         try:
-            yield read_json(os.path.join(path, MANIFEST)) if MANIFEST in names else None
+            yield read_manifest(path) if MANIFEST in names else None
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(path, LOCK))
@@ -175,7 +186,7 @@ def open_folder(path: str, resume: bool) -> Iterator[Manifest | None]:
 def _locked(path: str) -> Iterator[None]:
     lock = os.path.join(path, LOCK)
     with _refused(path):
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

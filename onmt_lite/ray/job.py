@@ -67,7 +67,8 @@ def run_job(options: RayOptions) -> None:
                 task, ranges = plan(paths, kind, made, options, before)
                 work(ray, task, ranges, options.cluster)
             except REFUSALS:
-                folders.undo(files.output)
+                if before is None:
+                    folders.undo(files.output)
                 raise
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from onmt_lite.checkpoints import native
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import check_paths
+from onmt_lite.fingerprint import model_files
 from onmt_lite.training.options import TrainOptions
 
 STATE = "train_state.pt"
@@ -22,7 +23,9 @@ def check_files(options: TrainOptions) -> None:
         if data.init_from is not None and not os.path.exists(data.init_from):
             problems.append(f"{data.init_from} (no such model)")
         raise FileError(f"cannot read {', '.join(problems)}")
-    read += [("init_from", data.init_from)] if data.init_from else []
+    if data.init_from:
+        files = [Path(data.init_from), *model_files(Path(data.init_from))]
+        read += [("init_from", str(file)) for file in files]
     written = [("output", data.output), *([("log_file", log_file)] if log_file else [])]
     check_paths(read, written)
     begun = (out / STATE).exists()
@@ -33,10 +36,18 @@ def check_files(options: TrainOptions) -> None:
     if not begun and native.recognises(out):
         raise OptionError(f"output: {out} holds a model already; choose another directory")
     check_writable(out)
-    if log_file is not None and (folder := Path(log_file).absolute().parent) != out.absolute():
-        if not folder.is_dir():
-            raise FileError(f"cannot write {log_file}: there is no directory {folder}")
-        check_writable(folder)
+    if log_file is not None and Path(log_file).absolute().parent != out.absolute():
+        check_file_writable(log_file)
+
+
+def check_file_writable(path: str) -> None:
+    """Raise FileError unless a file can be made at `path`, or replaced there."""
+    folder = Path(path).absolute().parent
+    if os.path.isdir(path):
+        raise FileError(f"cannot write {path}: it is a directory")
+    if not folder.is_dir():
+        raise FileError(f"cannot write {path}: there is no directory {folder}")
+    check_writable(folder)
 
 
 def check_writable(folder: Path) -> None:

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.errors import OptionError
-from onmt_lite.options import TranslateOptions
-
 
 @pytest.fixture
 def many(tmp_path):
@@ -33,9 +30,16 @@ def test_another_ending(main, src):
     assert done.code == 2 and "expected a file that ends in .json or .html" in done.err
 
 
-def test_not_with_resume():
-    with pytest.raises(OptionError, match="dump_beam and resume exclude each other"):
-        TranslateOptions.of(dump_beam="a.json", resume=True)
+def test_a_file_in_the_way_stays(main, src, tmp_path):
+    for name in ("beam.json", "link.json"):
+        part = tmp_path / f"{name}.part"
+        if name == "beam.json":
+            part.write_text("mine")
+        else:
+            part.symlink_to("beam.json.part")
+        done = main("-src", src, "-output", "out", "-dump_beam", name)
+        assert done.code == 5 and f"{name}.part is in the way" in done.err
+        assert (tmp_path / "beam.json.part").read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["no/such.json", "folder.json"])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.files import descriptor_of, is_device
+from onmt_lite.interrupt import Interrupted
+from onmt_lite.output import Output
+from onmt_lite.shipped import DEFAULT_MODEL
 from tests.cli.conftest import redirected
 from tests.support.files import DATA
 
@@ -214,3 +218,49 @@ def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where
 def test_an_error_keeps_its_code_where_stderr_is_full(shell):
     assert shell("2> /dev/full", "-nope").code == 2
     assert shell("2> /dev/full", "-src", "none").code == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [
+        ("m.pt", "m.safetensors"),
+        ("c2", "c2/model/model.bin"),
+        ("mn/model.npz", "mn/vocab.spm"),
+        ("de-en", str(DEFAULT_MODEL / "model.json")),
+    ],
+)
+def test_no_file_beside_a_model_is_written_to(main, src, tmp_path, model, output):
+    if not Path(output).is_absolute():
+        for path in (tmp_path / model, tmp_path / output):
+            if not path.exists() and path.suffix:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("mine")
+    before = Path(output).read_bytes()
+    done = main("-src", src, "-model", model, "-output", output)
+    assert done.code == 2 and "is the same file as model" in done.err
+    assert Path(output).read_bytes() == before
+
+
+def test_a_job_may_write_into_the_folder_of_its_model(main, src, table, tmp_path, monkeypatch):
+    """Going on, again, and with what the shell has made for `>`."""
+    model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
+    monkeypatch.chdir(model)
+    argv = ["-src", src, "-model", ".", "-output", "out.txt", "-report", "notes"]
+    argv += ["-bucket_lines", 1, "-log_file", "job.log"]
+    append = Output.append
+
+    def until(self, done):
+        if self.n_done == 1:
+            raise Interrupted(signal.SIGTERM)
+        append(self, done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "append", until)
+        assert main(*argv).code == 143
+    assert (model / "out.txt.part").exists()
+    done = main(*argv, "-resume")
+    assert done.code == 0 and "going on after line 1" in done.err
+    if hasattr(os, "listxattr") and os.listxattr("out.txt"):  # the mark of a complete output
+        assert main(*argv).code == 0
+    with redirected(1, "fresh", os.O_TRUNC | os.O_CREAT):
+        assert main("-src", src, "-model", ".").code == 0

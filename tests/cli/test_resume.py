@@ -1,5 +1,6 @@
 """-resume and -report from the command line: stopped jobs go on, by the command that they print."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from onmt_lite import __main__ as program
 from onmt_lite import job as job_module
-from onmt_lite.cli import say_how_to_go_on, without
+from onmt_lite.cli import say_how_to_go_on
 from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
 from onmt_lite.interrupt import Interrupted
 from onmt_lite.options import OPTIONS, TranslateOptions
@@ -284,6 +285,10 @@ def test_a_stop_while_modules_are_loaded(main, lines, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:  # before the options are read
         patch.setattr(program, "prepare_environment", lambda: os.kill(os.getpid(), signal.SIGINT))
         is_stopped()
+        for asked in ("-plan", "-print_model"):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new process
+            done = main("-src", "src", asked)
+            assert (done.code, done.out) == (130, b"") and names(tmp_path) == ["src"]
     monkeypatch.setattr(job_module, "run_job", stops)
     is_stopped()
     done = main(stdin=LINES)
@@ -350,8 +355,32 @@ def test_a_pipe_is_not_read_to_compare(main, tmp_path):
     assert names(tmp_path) == ["out", "pipe"]
 
 
-def test_the_line_leaves_out_what_resume_refuses():
-    rest = ["translate.py", "-src", "a b", "-output", "-"]
-    for given in (["-dump_beam", "x.html"], ["--dump_beam", "-x.html"], ["--dump_beam=x.html"]):
-        assert without("dump_beam", [*rest[:3], *given, *rest[3:]]) == rest
-    assert without("dump_beam", rest) == rest
+def test_a_job_that_goes_on_shows_no_search(main, stop, lines, tmp_path):
+    argv = ["-src", "src", "-output", "out", "-dump_beam", "beam.json", *BUCKETS]
+    *_, command = stop(2, *argv).err.splitlines()
+    assert "-dump_beam" in shlex.split(command)
+    done = main(*argv, "-resume")
+    assert done.code == 0 and "NOTE: beam.json is not written: dump_beam has seen" in done.err
+    assert names(tmp_path) == ["out", "src"] and (tmp_path / "out").read_bytes() == GOLD
+    (tmp_path / "out").unlink()
+    assert main(*argv, "-resume").code == 0  # from the first line
+    assert len(json.loads((tmp_path / "beam.json").read_text())["scores"]) == 40
+
+
+@pytest.mark.timeout(60)
+def test_a_job_with_words_from_a_pipe_does_not_go_on(main, lines, tmp_path):
+    """Nobody could compare what stood in it."""
+    os.mkfifo(tmp_path / "pipe")
+    for more in ([], ["-resume"]):
+
+        def write():
+            with contextlib.suppress(OSError):
+                (tmp_path / "pipe").write_text("cat\n")
+
+        threading.Thread(target=write, daemon=True).start()
+        done = main("-src", "src", "-output", "out", "-ban_words", "pipe", *more)
+        if more:
+            assert done.code == 2
+            assert "resume: ban_words is pipe, which cannot be read again" in done.err
+        else:
+            assert done.code == 0 and names(tmp_path) == ["out", "pipe", "src"]

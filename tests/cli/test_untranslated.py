@@ -1,10 +1,13 @@
 """Exit code 7: a complete output in which some lines are blank."""
 
 import json
+import signal
 
 import pytest
 
 from onmt_lite import Translator
+from onmt_lite.interrupt import Interrupted
+from onmt_lite.part import Part
 
 NAN = [float("nan")] * 2
 
@@ -40,6 +43,23 @@ def test_the_output_is_complete(main, nan_table, tmp_path):
     records = list(map(json.loads, (tmp_path / "out").read_text("utf-8").splitlines()))
     assert [r["id"] for r in records if "not-a-number" in r["notes"]] == [1, 3, 5, 7, 9, 11]
     assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10, ...)" in done.err
+
+
+def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch):
+    """Whether its output is in its place already or was about to be put there."""
+    (tmp_path / "src").write_text("a\nbad\n" * 6, "utf-8")
+    options = ("-model", nan_table, "-src", "src", "-output", "out", "-report", "notes")
+
+    def stopped(self, *args):
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "place", stopped)
+        assert main(*options).code == 143
+    for _ in range(2):
+        done = main(*options, "-resume")
+        assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10" in done.err
+        assert "is complete; nothing is left to do" in done.err
 
 
 def test_one_line_and_other_notes(main, nan_table, tmp_path):
