@@ -25,7 +25,7 @@ class LengthOptions:
     )
     block_ngram_unit: Literal["tokens", "words"] = opt(
         "tokens",
-        "Count the rows of block_ngram_repeat in tokens, or in words, so that none comes again "
+        "Count the n-grams of block_ngram_repeat in tokens, or in words, so that none comes again "
         "whatever pieces spell it; ignore_when_blocking then names words",
         needs="-block_ngram_repeat",
         example="words -block_ngram_repeat 3",

@@ -9,8 +9,7 @@ from onmt_lite.schema import Foreign
 ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
 ONE_PROCESS = (
-    "without effect here; one process translates: for several GPUs start a job on each, with "
-    "lines of its own"
+    "without effect here; gpu names the GPUs, such as -gpu 0 1, and each has a process of its own"
 )
 TEXT_ONLY = "only text is translated; leave it out"
 NO_FEATURES = "models with word features are not read; leave it out"

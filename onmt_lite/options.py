@@ -208,7 +208,8 @@ class SearchOptions:
     )
     max_length_ratio: float = opt(
         2.0,
-        "Stop after X*S+5 tokens in a line of S source tokens; 0 sets no such limit",
+        "Stop after X*S+5 tokens in a line of S source tokens (tensor2tensor, tensorflow: X*S+50, "
+        "marian: X*S), unless max_length of these three is given; 0 sets no such limit",
         min=0,
         max=1000,
         example="1.5",
@@ -233,7 +234,7 @@ class SearchOptions:
     )
     ignore_when_blocking: tuple[str, ...] = opt(
         (),
-        "Let rows of tokens that hold one of these tokens repeat",
+        "Allow the repetition of n-grams that hold one of these tokens",
         value="TOKEN",
         needs="-block_ngram_repeat",
         example=". , -block_ngram_repeat 3",
@@ -453,7 +454,7 @@ class JobOptions:
     bucket_lines: int | None = opt(
         None,
         "Work in buckets of N lines, each sorted by length and written when it is done; without "
-        "it, 1,024 on a CPU and 8,192 on a GPU",
+        "it, 1,024 on a CPU, less for files of 64 to 4,095 lines, and 8,192 on a GPU",
         min=1,
         max=10_000_000,
         example="256",
@@ -528,13 +529,16 @@ def search_remark(name: str) -> str:
     if lack:
         word, searches = ("Only", have) if len(have) < len(lack) else ("Not", lack)
         remarks.append(f"{word} with -search {', '.join(searches)}")
-    brought: dict[str, list[str]] = {}  # by value
-    for search in have:
-        if name in PRESETS[search].defaults:
-            brought.setdefault(as_words(PRESETS[search].defaults[name]), []).append(search)
-    if brought:
-        shown = [f"{value} ({', '.join(names)})" for value, names in brought.items()]
-        remarks.append(f"Default of searches: {', '.join(shown)}")
+    brought = {search: PRESETS[search].defaults for search in have}
+    drawn = {search: PRESETS[search].sampling_defaults for search in have}
+    for where, defaults in (("of searches", brought), ("with -do_sample", drawn)):
+        searches: dict[str, list[str]] = {}  # by value
+        for search, values in defaults.items():
+            if name in values:
+                searches.setdefault(as_words(values[name]), []).append(search)
+        if searches:
+            shown = [f"{value} ({', '.join(names)})" for value, names in searches.items()]
+            remarks.append(f"Default {where}: {', '.join(shown)}")
     return ". ".join(remarks)
 
 
@@ -665,10 +669,19 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
     if block >= v["max_length"]:
         reasons["block_ngram_repeat"] = f"max_length {v['max_length']} leaves no room to repeat"
+    if preset.greedy_apart and v["beam_size"] == 1:
+        why = "beam_size is 1, and greedy search ends with the first end token"
+        reasons |= dict.fromkeys(("early_stopping", "patience"), why)
     one_left = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
     if sampling and topk == 1 and not sampling.is_asked_for(v):
         reasons["seed"] = one_left
     elif sampling and sampling.is_asked_for(v):
+        if not sampling.blocks_ngrams and v["block_ngram_unit"] == "tokens":
+            why = f"-search {name} blocks no n-grams of tokens where it draws them"
+            reasons |= dict.fromkeys(("block_ngram_repeat", "ignore_when_blocking"), why)
+        if not sampling.covers:
+            why = f"-search {name} has no coverage penalty where it draws tokens"
+            reasons |= dict.fromkeys(("coverage_penalty", "beta", "stepwise_penalty"), why)
         if sampling.chains == "n_best" and v["beam_size"] not in (1, v["n_best"]):
             reasons["beam_size"] = "tokens are drawn, and n_best says how many samples there are"
         if sampling.draws == "rows" or v["beam_size"] == 1:  # samples that do not compete
@@ -712,11 +725,6 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         )
     if v["report"] == "-":
         problems.append("report: standard output is for translations; give a file")
-    if v["dump_beam"] and v["resume"]:
-        problems.append(
-            "dump_beam and resume exclude each other: how earlier lines were found is not kept; "
-            "leave one out"
-        )
     problems += check_shard(v)
     problems += [
         f"{name} is empty; give a path"

@@ -203,8 +203,7 @@ class TextOptions:
     )
     norm_numbers: bool = opt(
         True,
-        "Let `normalize` write a comma or a point for a space inside of a number that does not "
-        "break",
+        "Let `normalize` replace a non-breaking space inside a number by a comma or a point",
         needs="-transforms normalize",
         example="false -transforms normalize",
     )

@@ -99,11 +99,15 @@ class TestHelp:
 
     def test_needs(self):
         said = " ".join(help_on(["beta"], OPTIONS).split())
-        assert "Needs -coverage_penalty wu or summary." in said
+        assert "Effective only with -coverage_penalty wu or summary." in said
         assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
         assert "Default of searches: 1 (fairseq, ctranslate2)." in " ".join(
             help_on(["min_length"], OPTIONS).split()
         )
+        said = " ".join(help_on(["random_sampling_topk"], OPTIONS).split())
+        drawn = "Default with -do_sample: 50 (transformers-2, transformers, transformers-5)."
+        assert drawn in said
+        assert load_options("-search transformers -do_sample".split())[0].sampling.random_sampling_topk == 50
 
     @every_option
     def test_every_example_parses_and_says_the_same_in_yaml(self, program, name, tmp_path):

@@ -150,9 +150,10 @@ def description(option: Option, with_default: bool = True) -> str:
         sentences.append(f"One of {', '.join(option.choices)}")
     if with_default and option.default not in (None, (), "") and option.default is not False:
         sentences.append(f"Default: {_show(option.default)}")
-    for condition in (option.needs, option.requires):
-        if condition:
-            sentences.append(f"Needs {condition}")
+    if option.needs:
+        sentences.append(f"Effective only with {option.needs}")
+    if option.requires:
+        sentences.append(f"Requires {option.requires}")
     if option.remark:
         sentences.append(option.remark)
     return " ".join(f"{sentence}." for sentence in sentences)
