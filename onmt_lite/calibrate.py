@@ -27,6 +27,7 @@ from onmt_lite.cli import print_out, run_program
 from onmt_lite.errors import OptionError
 from onmt_lite.records import Confidence, Example, Line, Translation, mean_log_prob
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.text.unknown import is_one_word
 
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
@@ -84,8 +85,15 @@ def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resol
 
 def cross_check(v: dict[str, Any]) -> list[str]:
     problems = [f"{name} is missing; give a path" for name in ("model", "valid") if not v[name]]
-    wrong = [pair for pair in v["words"] if len(pair.split("=")) != 2]
-    return problems + [f"words: {pair!r} is not of the form mark=word" for pair in wrong]
+    wrong = [(n, word) for n in ("names", "numbers") for word in v[n] if not is_one_word(word)]
+    problems += [
+        f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
+    ]
+    for pair in v["words"]:
+        sides = pair.split("=")
+        if len(sides) != 2 or not all(map(is_one_word, sides)):
+            problems.append(f"words: {pair!r} is not of the form mark=word")
+    return problems
 
 
 def calibrate(options: CalibrateOptions) -> None:
@@ -234,6 +242,8 @@ def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[s
         shared = source.unique.keys() & target.unique.keys()
         places = attended(translator, example, tokens) if shared else []
         for word in shared:
+            if target.unique[word] not in target.of_token:
+                continue  # it begins inside a token, which has no step of its own for it
             n_shared += 1
             t = target.of_token.index(target.unique[word])
             for layer, heads in enumerate(places):

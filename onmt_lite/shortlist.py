@@ -5,6 +5,7 @@ model's own translations, whose words are those that the search will want.  The 
 IBM model 1 (Brown et al. 1993, "The Mathematics of Statistical Machine Translation").
 """
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 from onmt_lite.cli import run_program
 from onmt_lite.errors import DataError
+from onmt_lite.files import check_paths
 from onmt_lite.records import Line
 from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
@@ -90,9 +92,7 @@ def load_shortlist_options(argv: Sequence[str]) -> tuple[ShortlistOptions, Resol
 
 
 def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("src", "output") if not v[name]]
-    read = [name for name in ("src", "tgt") if v[name] and v[name] == v["output"]]
-    return problems + [f"output is the same file as {name}; choose another" for name in read]
+    return [f"{name} is missing; give a path" for name in ("src", "output") if not v[name]]
 
 
 def shortlist(options: ShortlistOptions) -> None:
@@ -101,6 +101,7 @@ def shortlist(options: ShortlistOptions) -> None:
     from onmt_lite.checkpoints.shortlist import write_vocabulary_map
     from onmt_lite.translator import Translator
 
+    check_files(options)
     src = read(options.src)
     tgt = read(options.tgt) if options.tgt else None
     if tgt is not None and len(tgt) != len(src):
@@ -126,6 +127,17 @@ def shortlist(options: ShortlistOptions) -> None:
         f"each of {len(src_vocab)} tokens, and {len(frequent)} tokens for all lines",
         file=sys.stderr,
     )
+
+
+def check_files(options: ShortlistOptions) -> None:
+    """Raise OptionError where the output is one of the files that are read, or FileError where it
+    cannot be written.  In the directory of the model it may be: as its vmap.txt."""
+    from onmt_lite.training.checks import check_file_writable
+
+    given = {"src": options.src, "tgt": options.tgt, "model": options.model}
+    named = [(name, path) for name, path in given.items() if path and not os.path.isdir(path)]
+    check_paths(named, [("output", options.output)])
+    check_file_writable(options.output)
 
 
 def read(path: str) -> list[str]:

@@ -140,7 +140,8 @@ class Trainer:
         self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
         same = [pair for path in data.train_same for pair in read_same(path)]
         values = as_table(options)
-        self.settled = {name: values[name] for name in SETTLED} | {"train": digest(self.pairs)}
+        self.settled = {name: values[name] for name in SETTLED}
+        self.settled |= {"train": digest(self.pairs), "valid": " ".join(map(digest, held_out))}
         state = self._read_state() if learning.resume else None
         self.pieces = self._pieces(corpora[0] if data.train_in_turn else self.pairs)
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
@@ -462,9 +463,9 @@ class Trainer:
         except Exception as error:  # pickled data fail in many ways
             raise DataError(f"cannot resume from {path}: {_reason(error)}") from None
         changed = [
-            f"{name} ({settled[name]} before, {now} now)"
-            if name != "train"
-            else "train (other pairs)"
+            f"{name} (other pairs)"
+            if name in ("train", "valid")
+            else f"{name} ({settled[name]} before, {now} now)"
             for name, now in self.settled.items()
             if settled[name] != now
         ]

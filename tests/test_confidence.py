@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import sacrebleu
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.calibrate import Point, chrf, fit, load_calibrate_options, rare_marks, table
+from onmt_lite.calibrate import (
+    Point,
+    best_attention,
+    chrf,
+    fit,
+    load_calibrate_options,
+    rare_marks,
+    table,
+)
 from onmt_lite.calibrate import calibrate as run
 from onmt_lite.checkpoints import load_checkpoints, native
 from onmt_lite.errors import CheckpointError, OptionError
@@ -235,9 +244,28 @@ class TestCalibrate:
             load_calibrate_options(["-words", "&"])
         assert len(caught.value.problems) == 3
 
+    @pytest.mark.parametrize(
+        "words",
+        [["-names", "Ann", "Tom Smith"], ["-numbers", ""], ["-numbers", "1\u20092"]]
+        + [["-names", "\udcff"], ["-words", "&="], ["-words", "=und"], ["-words", "&=und so"]],
+    )
+    def test_what_a_description_would_not_hold(self, words):
+        with pytest.raises(OptionError, match=f"{words[0][1:]}: "):
+            load_calibrate_options(["-model", "x", "-valid", "y", *words])
+
     def test_other_models_are_refused(self, tmp_path):
         with pytest.raises(CheckpointError, match="not a model of our format"):
             run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
+
+    def test_words_that_begin_inside_a_token_are_passed_over(self, monkeypatch):
+        """No step of a decoder makes them alone."""
+        tokens = ["▁a-b"]
+        example = SimpleNamespace(src_tokens=tokens)
+        translator = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
+        made = SimpleNamespace(id=0, src="a-b", hyps=[SimpleNamespace(tokens=tokens)])
+        monkeypatch.setattr("onmt_lite.calibrate.attended", lambda *_: [[[0, 0]]])
+        config = {"align_layer": 1, "align_head": 0, "align_late": False}
+        assert best_attention(translator, [made]) == (config, 1, 1)
 
     def test_the_table(self):
         """Ten bins, those without lines left out."""

@@ -67,12 +67,16 @@ def read_pipe(pieces, **options):
         os.close(reading)
 
 
-@pytest.mark.parametrize("text", ["GUTEN TAG!", "ÄRGER", "UM 14 UHR", "DAS HAUS."])
+@pytest.mark.parametrize(
+    "text", ["GUTEN TAG!", "ÄRGER", "UM 14 UHR", "DAS HAUS.", "GROß", "STRAẞE"]
+)
 def test_lines_in_capitals(text):
     assert in_capitals(text)
 
 
-@pytest.mark.parametrize("text", ["", "I", "ABC", "14:35", "Guten Tag", "IBM ist da", "你好吗朋友"])
+@pytest.mark.parametrize(
+    "text", ["", "I", "ABC", "14:35", "Guten Tag", "IBM ist da", "ßßßß", "你好吗朋友"]
+)
 def test_lines_not_in_capitals(text):
     assert not in_capitals(text)
 

@@ -193,6 +193,13 @@ class TestSearch:
         assert_alike(found, expected_of(translator_of(), lines, prefixes, **options))
         assert all(t.text.startswith(p) for t, p in zip(found, prefixes))
 
+    def test_banned_words_in_a_beam_wider_than_the_candidates(self, path):
+        """Places of the beam that none has taken name columns beyond the shortlist."""
+        lines = some_lines(12)
+        options = dict(beam_size=40, n_best=3, max_length=4, ban_words="w9\tw20")
+        found = translator_of(shortlist=str(path)).translate(lines, **options)
+        assert_alike(found, expected_of(translator_of(), lines, **options))
+
     def test_coverage_attention_and_unknown_tokens(self, path):
         lines = some_lines(12)
         options = dict(coverage_penalty="wu", beta=0.3, beam_size=4, n_best=4, max_length=9)
@@ -467,7 +474,11 @@ class TestLearning:
         "more, code, words",
         [
             ([], 2, "src is missing"),
-            (["-src", "{src}", "-output", "{src}"], 2, "output is the same file as src"),
+            (["-src", "{src}", "-output", "{dir}/./src"], 2, "is the same file as src"),
+            (["-src", "{src}", "-tgt", "{two}", "-output", "{two}"], 2, "is the same file as tgt"),
+            (["-src", "{src}", "-model", "{two}", "-output", "{two}"], 2, "same file as model"),
+            (["-src", "{src}", "-output", "{dir}"], 5, "it is a directory"),
+            (["-src", "{no}", "-output", "{no}/x"], 5, "there is no directory"),
             (["-src", "{no}", "-output", "{out}"], 5, "cannot read"),
             (["-src", "{src}", "-tgt", "{two}", "-output", "{out}"], 3, "1 lines of src but 2"),
             (["-src", "{blank}", "-output", "{out}"], 3, "no line that can be translated"),
@@ -476,6 +487,7 @@ class TestLearning:
     )
     def test_errors(self, tiny_checkpoint, tmp_path, more, code, words, capfd):
         paths = {name: str(tmp_path / name) for name in ("src", "two", "blank", "no", "out")}
+        paths["dir"] = str(tmp_path)
         for name, text in {"src": "der hund\n", "two": "a\nb\n", "blank": "\n\n"}.items():
             (tmp_path / name).write_text(text)
         argv = ["-model", str(tiny_checkpoint), *(word.format(**paths) for word in more)]

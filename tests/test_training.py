@@ -87,6 +87,14 @@ def test_a_process_beside_that_is_gone_is_told(corpus, tmp_path):
             next(epochs)
 
 
+@pytest.mark.parametrize("more", [[], ["-prepare"]])
+def test_an_epoch_without_pairs_is_told(corpus, tmp_path, more):
+    given = options(corpus, tmp_path / "run", "-train_weights", "0.0001", *more)
+    with pytest.raises(DataError, match="train_weights leave no pair"):
+        train(given)
+    assert multiprocessing.active_children() == []
+
+
 def test_it_learns_and_its_model_translates(corpus, tmp_path):
     train(options(corpus, tmp_path / "run", "-train_steps", "400", "-dropout", "0"))
     translator = Translator.from_pretrained(tmp_path / "run", device="cpu")
@@ -287,6 +295,10 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
         (["-droput", "0.3"], "dropout"),
         (["-train_weights", "1", "2"], "2 weights for 1 files"),
         (["-train_weights", "0"], "above 0"),
+        (["-train_weights", "1e9"], "at most 10,000"),
+        (["-seed", str(2**63)], "seed: .* at most"),
+        (["-threads", "999"], "at most 256"),
+        (["-vocab_size", "99999999999"], "at most 500000"),
         (["-save_bits", "4"], "8 or 16"),
         (["-train_in_turn", "-train_weights", "1"], "train_weights: with train_in_turn"),
         (["-same_lines", "3"], "train_same"),
@@ -501,9 +513,11 @@ def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(corpus, t
     torch.testing.assert_close(logits[1][..., :n], logits[0])
     again = ["-init_from", str(tmp_path / "done"), "-all_characters"]
     train(options(corpus, tmp_path / "done", *start, "-all_characters", "-train_steps", "2"))
-    assert Trainer(options(corpus, tmp_path / "again", *again)).sp.vocab_size() == len(
-        more.model.output.weight
-    )
+    same = Trainer(options(corpus, tmp_path / "again", *again))
+    assert same.sp.vocab_size() == len(more.model.output.weight)
+    # Bytes that the start has learned stay
+    done = Translator.from_pretrained(tmp_path / "done", device="cpu").model
+    assert torch.equal(same.model.output.weight, done.output.weight)
 
 
 @pytest.mark.parametrize(

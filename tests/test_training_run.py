@@ -181,6 +181,7 @@ REFUSED = [
     ([], "-output file/run", FileError, "file/run"),
     ([], "-output /proc/run", FileError, "/proc"),
     ([], "-log_file no/folder/log", FileError, "no/folder"),
+    ([], "-log_file .", FileError, "it is a directory"),
     ([], "-log_file file", OptionError, "log_file .* is the same file as train .*"),
     ([], "-resume", OptionError, "leave -resume out"),
     ([], "-device cuda:7", OptionError, "usable GPU"),
@@ -248,12 +249,22 @@ def test_settings_of_another_run_are_named(run, options, tmp_path):
             r"d_model \(32 before, 64 now\), vocab_size \(30 before, 29",
         ),
         (f"-train {other}", r"train \(other pairs\)"),
+        (f"-valid {other}", r"[^,]*: valid \(other pairs\);"),
     ]:
         with pytest.raises(OptionError, match=named):
             train(options("-resume", *words.split()))
         assert everything(folder) == there
     # Where to stop and how fast to learn may be another
     train(options("-resume", "-train_steps", "3", "-matrix_lr", "0.01", "-dropout", "0.3"))
+    assert table(folder)[-1]["step"] == "3"
+
+
+def test_a_state_that_knows_no_held_out_pairs_goes_on(run, options):
+    folder = run("-train_steps", "2")
+    state = torch.load(folder / "train_state.pt", weights_only=True)
+    del state["settled"]["valid"]
+    torch.save(state, folder / "train_state.pt")
+    train(options("-resume", "-train_steps", "3"))
     assert table(folder)[-1]["step"] == "3"
 
 

@@ -11,7 +11,7 @@ from onmt_lite import Translator
 from onmt_lite.errors import OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
-from onmt_lite.text.restoring import Aligned, put_back
+from onmt_lite.text.restoring import Aligned, Units, put_back
 from onmt_lite.text.unknown import Reader, Unknown
 from tests.support import tables, tiny
 
@@ -47,6 +47,7 @@ READINGS = [
     ("%s hat %2$s gesehen", "Tom hat Boston gesehen", ["%s", "%2$s"]),
     ("%d Tage", "14 Tage", ["%d"]),
     ("Hallo %(name)s, du", "Hallo Tom, du", ["%(name)s"]),
+    ("Es gibt 3 %s und 1 %d hier", "Es gibt 3 Tom und 1 14 hier", ["%s", "%d"]),
     ("Siehe https://a.de/b?c=d.", "Siehe Tom.", ["https://a.de/b?c=d"]),
     ("Mail an max@a.de!", "Mail an Tom!", ["max@a.de"]),
     ("Alles steht auf uni-jena.de.", "Alles steht auf Tom.", ["uni-jena.de"]),
@@ -66,6 +67,9 @@ READINGS = [
     ("M&auml;dchen&nbsp;da", "Mädchen da", []),
     ("Tom & Maria", "Tom und Maria", []),
     ("Tom &amp; Maria", "Tom und Maria", []),
+    ("MAX & MORITZ", "MAX UND MORITZ", []),
+    ("<b>MAX</b> &amp; MORITZ", "MAX UND MORITZ", ["<b>", "</b>"]),
+    ("A & B", "A und B", []),  # too short to be in capitals
 ]
 
 
@@ -83,6 +87,7 @@ def test_what_the_model_reads(line, text, taken):
     [
         "Guten Tag.",
         "Es sind 50 % mehr",
+        "Es sind 3 % der 4 %igen und 5 %-e",
         "Um 14:30 Uhr",
         "",
         "123",
@@ -119,6 +124,12 @@ def test_lines_that_a_model_can_read_are_left_alone(line):
 def test_lines_without_words_that_the_model_knows(line, passes):
     reading = read(line)
     assert (reading is not None and reading.passes) is passes
+
+
+@pytest.mark.timeout(30)  # time that grew with the square of their number would be minutes
+def test_a_long_row_of_digits_is_read_at_once():
+    zeros = "0" * 200_000
+    assert read(f"Das ist %{zeros} Mal").text == f"Das ist {zeros} Mal"
 
 
 def restored(line: str, translation: str, links: dict[str, str], case=str) -> str:
@@ -158,6 +169,35 @@ def test_where_it_comes_out(line, translation, links, expected):
     pairs = dict(link.split(":") for link in links.split())
     found = restored(line, translation, pairs)
     assert found == expected or (expected is None and "Łódźs" in found)
+
+
+def test_signs_that_combine_with_letters_are_in_their_words():
+    units = Units("▁हिन्दी ▁दिल्ली में , ▁Cafe\u0301 ▁3 . 5".split())
+    assert list(units.unique) == ["हिन्दी", "दिल्लीमें", "Cafe\u0301", "3.5"]
+
+
+def bytes_of(char: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in char.encode("utf-8")]
+
+
+def test_bytes_take_the_place_of_their_character():
+    tokens = ["▁", *bytes_of("日"), "n", *bytes_of("é"), "▁a", "<0xC3>", "▁<0x41>"]
+    units = Units(tokens)
+    assert list(units.unique) == ["日né", "a", "0x41"]
+    assert units.of_token[:8] == [0] * 4 + [0] * 3 + [1]
+    assert units.n_places == len("日néa\ufffd<0x41>")
+
+
+def test_markup_is_put_back_behind_bytes():
+    def cut(text: str) -> list[str]:
+        return [t for c in encode(text) for t in ([c] if c.isascii() or c == "▁" else bytes_of(c))]
+
+    reading = Reader(cut, lambda token: token in KNOWN or len(token) == 6, GERMAN).read(
+        "日本語 dog <b>red</b> cat."
+    )
+    tokens = cut(reading.text)
+    aligned = Aligned(tokens, tokens, range(len(tokens)))
+    assert put_back(reading, cut, aligned, reading.text) == "日本語 dog <b>red</b> cat."
 
 
 def test_capitals_are_not_put_on_what_is_put_back():
@@ -308,6 +348,19 @@ def test_the_shipped_model():
     for translation, expected in zip(found, SHIPPED.values()):
         assert all(translation.text.count(item) == 1 for item in expected.split(" "))
         assert "sex" not in translation.text  # what the model makes of an unknown token
+
+
+@pytest.mark.parametrize(
+    "line, plain",
+    [
+        ("ICH BIN MÜDE & HUNGRIG", "ich bin müde und hungrig"),
+        ("DIE STRAßE IST GROß.", "die straße ist groß."),
+        ("DIE STRAẞE IST GROẞ.", "die straße ist groß."),
+    ],
+)
+def test_the_shipped_model_reads_capitals(line, plain):
+    found, expected = Translator.from_pretrained(device="cpu").translate([line, plain])
+    assert found.text == expected.text.upper() and "capitals" in found.notes
 
 
 @pytest.mark.parametrize("rule", ["copy", "drop", "model"])

@@ -26,7 +26,7 @@ from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.records import Confidence
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
-from onmt_lite.text.unknown import Unknown, UnknownRule
+from onmt_lite.text.unknown import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.vocab import Vocab
 
 # By the bits of a matrix's weights; 8-bit weights are stored as `rows` says
@@ -154,14 +154,10 @@ def _read_unknown(description: Description) -> Unknown:
     names, numbers = part.get("names") or [], part.get("numbers") or []
     words = part.get("words") or {}
     fits = (type(names), type(numbers), type(words)) == (list, list, dict)
-    if not fits or not all(map(_is_word, [*names, *numbers, *words, *words.values()])):
+    if not fits or not all(map(is_one_word, [*names, *numbers, *words, *words.values()])):
         raise CheckpointError(f"{description.path}: unknown: names, numbers or words are none")
     rule, rare = part.choice("rule", rules, "model"), part.text("rare", "")
     return Unknown(rule, tuple(names), tuple(numbers), words, rare)
-
-
-def _is_word(text: Any) -> bool:
-    return isinstance(text, str) and bool(text) and not any(map(str.isspace, text))
 
 
 def _read_confidence(description: Description) -> Confidence | None:

@@ -182,9 +182,12 @@ def _checked(text: object, place: str) -> str:
 
 
 def in_capitals(text: str) -> bool:
-    """Whether a line of at least four letters is all capitals: GUTEN TAG, but not ABC."""
+    """Whether a line of at least four letters is all capitals: GUTEN TAG, but not ABC.
+
+    ß is hardly ever written as a capital, and may be a part of such a line: GROßE STRAßE.
+    """
     n_letters = sum(char.isalpha() for char in text)
-    return text.isupper() and n_letters > 3
+    return text.replace("ß", "").isupper() and n_letters > 3
 
 
 def count_lines(path: str) -> int:

@@ -4,45 +4,79 @@ A place is a number of characters without spaces: these are the same in a text a
 """
 
 import re
+import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 
 from onmt_lite.records import Item, Reading
 from onmt_lite.text.unknown import CLOSING, SPACER
 
-UNIT = re.compile(r"\d+(?:[.,:]\d+)+|\w+(?:['’]\w+)*|[^\w\s]")
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
+COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
+UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
 
 class Units:
     """Words and punctuation marks in the text of some tokens, with their places."""
 
     def __init__(self, tokens: Sequence[str]):
-        text = "".join(tokens).replace(SPACER, " ")
+        texts = texts_of(tokens)
+        text = "".join(texts)
         n_before = [0]  # characters without spaces, before each character
         for char in text:
             n_before.append(n_before[-1] + (not char.isspace()))
-        matches = list(UNIT.finditer(text))
-        spans = [(n_before[m.start()], n_before[m.end()]) for m in matches]
-        words = [match[0] for match in matches]
+        found = [match.span() for match in UNIT.finditer("".join(map(_as_combining, text)))]
+        spans = [(n_before[start], n_before[end]) for start, end in found]
+        words = [text[start:end] for start, end in found]
         n_times = Counter(words)
         # Words and numbers that occur once
         self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and n_times[w] == 1}
         self.starts, self.ends = [start for start, _ in spans], [end for _, end in spans]
         self.n_places = n_before[-1]
-        self.of_token, at = [], 0
-        for token in tokens:
-            self.of_token.append(self.at(at))
-            at += n_places(token)
+        self.of_token, at = list[int](), 0
+        for added in texts:
+            # Further bytes of a character go with its first
+            self.of_token.append(self.at(at) if added else self.of_token[-1])
+            at += n_places(added)
 
     def at(self, place: int) -> int:
         """Index of the unit at a place, or of the last unit before; -1 if there is none."""
         return bisect_right(self.starts, place) - 1
 
 
-def n_places(token: str) -> int:
-    return sum(not char.isspace() and char != SPACER for char in token)
+def _as_combining(char: str) -> str:
+    """The character, or COMBINING for a vowel sign or an accent of its own: दिल्ली is one word."""
+    return COMBINING if unicodedata.category(char) in ("Mn", "Mc") else char
+
+
+def texts_of(tokens: Sequence[str]) -> list[str]:
+    """What each token adds to the text; of a character that bytes spell, all is its first byte's.
+
+    Bytes that spell nothing are a mark each, as sentencepiece has them.
+    """
+    texts = list[str]()
+    while len(texts) < len(tokens):
+        rest = tokens[len(texts) : len(texts) + 4]
+        run = bytes(int(token[3:5], 16) for token in takewhile(BYTE.fullmatch, rest))
+        char, n = _first_character(run) if run else (rest[0].replace(SPACER, " "), 1)
+        texts += [char, *[""] * (n - 1)]
+    return texts
+
+
+def _first_character(run: bytes) -> tuple[str, int]:
+    """The character at the start of some bytes, and of how many it is."""
+    for n in range(1, len(run) + 1):
+        with suppress(UnicodeDecodeError):
+            return run[:n].decode("utf-8"), n
+    return "\ufffd", 1
+
+
+def n_places(text: str) -> int:
+    return sum(not char.isspace() for char in text)
 
 
 class Aligned:
@@ -186,7 +220,7 @@ def put_back(
     """
     places, at = [], 0
     for part, item in zip(reading.parts, reading.items):
-        at += sum(map(n_places, encode(part)))
+        at += sum(map(n_places, texts_of(encode(part))))
         places.append(at)
         at += n_places(item.stand_in)
     edits = Editor(reading.items, places, aligned, text).edits()

@@ -34,6 +34,7 @@ from functools import lru_cache
 from typing import Literal
 
 from onmt_lite.records import Item, Reading
+from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
@@ -49,7 +50,8 @@ SITE = (
 MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
 BRACES = r"[$#]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
 PRINTF = (
-    r"(?<![\w%])(?<!\d )%(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]*[0-9]*(?:\.[0-9]+)?l{0,2}"
+    r"(?<![\w%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
+    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?l{0,2}"
     r"[sdifuxXgec@](?!\w)"
 )
 VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
@@ -134,6 +136,14 @@ class Unknown:
     rare: str = ""
 
 
+def is_one_word(text: object) -> bool:
+    """Whether it may stand in for something: a string, not empty, that has no spaces and no
+    halves of characters, which UTF-8 cannot encode."""
+    if not isinstance(text, str) or not text:
+        return False
+    return not any(char.isspace() or unicodedata.category(char) == "Cs" for char in text)
+
+
 def _unescaped(mark: str) -> str:
     return html.unescape(mark) if mark[-1] == ";" else mark
 
@@ -178,14 +188,19 @@ class Reader:
 
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents."""
-        line = MARK_ALONE.sub(
-            lambda mark: self.unknown.words.get(_unescaped(mark[0]), mark[0]), line
-        )
+        words = self._words(line)
+        line = MARK_ALONE.sub(lambda mark: words.get(_unescaped(mark[0]), mark[0]), line)
         line = LOOSE_ACCENTS.sub(self._composed, re.sub(ENTITY, self._character, line))
         chars: list[str] = []
         for char in line:
             chars.append(self._plain_char(char, chars[-1] if chars else ""))
         return "".join(chars)
+
+    def _words(self, line: str) -> Mapping[str, str]:
+        """Words for marks, in capitals where the text of the line is."""
+        words = self.unknown.words
+        capitals = bool(words) and in_capitals(PATTERNS.sub("", line))
+        return {mark: word.upper() for mark, word in words.items()} if capitals else words
 
     def _character(self, entity: re.Match[str]) -> str:
         char = _unescaped(entity[0])

@@ -54,8 +54,11 @@ class Epochs:
         return pairs
 
     def __call__(self, epoch: int) -> Batches:
+        """Raises DataError where nothing is left to learn from."""
         rng = Random(f"{self.seed} {epoch}")
         pairs = self.pairs(epoch, rng)
+        if not pairs:
+            raise DataError("train_weights leave no pair for an epoch; give larger ones")
         examples = tokenize(self.sp, pairs, self.src_sampling, self.tgt_sampling, rng)
         examples = fitting(examples, self.max_length)
         unk = self.sp.unk_id()  # never to be learned as something to say
@@ -68,7 +71,7 @@ class Epochs:
 def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
     """Yield `make(first)`, `make(first + 1)`, ..., each made while the caller uses the one before.
 
-    Another process makes them.  Raises DataError where that process has died.
+    Another process makes them.  Raises DataError where `make` does, or that process has died.
     """
     spawn = multiprocessing.get_context("spawn")  # a fork may deadlock in torch's threads
     pipe, far_end = spawn.Pipe()
@@ -79,6 +82,8 @@ def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
         pipe.send(first)
         for epoch in itertools.count(first):
             batches = pipe.recv()
+            if isinstance(batches, DataError):
+                raise batches
             pipe.send(epoch + 1)
             yield batches
     except (EOFError, OSError):
@@ -91,8 +96,15 @@ def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
 
 
 def _serve(make: Callable[[int], Batches], pipe: Connection) -> None:
-    """Make epochs until the other end is closed.  The parent process handles a Ctrl-C."""
+    """Make epochs until the other end is closed.  The parent process handles a Ctrl-C.
+
+    In place of an epoch that cannot be made it sends the DataError that says why.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
-            pipe.send(make(pipe.recv()))
+            epoch = pipe.recv()
+            try:
+                pipe.send(make(epoch))
+            except DataError as error:
+                pipe.send(error)

@@ -59,7 +59,12 @@ def with_pieces(
     random: equal rows would stay equal.
     """
     n, unk = new.vocab_size(), old.unk_id()
-    spelled = [[unk] if new.is_byte(i) else spell(new.id_to_piece(i), old) for i in range(n)]
+    pieces = [new.id_to_piece(i) for i in range(n)]
+    # The name of a byte, such as <0xE6>, is no text that could be spelled
+    spelled = [
+        [old.piece_to_id(piece)] if new.is_byte(i) else spell(piece, old)
+        for i, piece in enumerate(pieces)
+    ]
     unlike = [i for i, ids in enumerate(spelled) if ids == [unk] and i != new.unk_id()]
 
     def rows(table: Tensor) -> Tensor:

@@ -116,6 +116,7 @@ class DataOptions:
         "Make N pieces, in one sentencepiece model for both sides; by default the number grows "
         "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
+        max=500_000,
         needs="no -init_from or -new_pieces",
         example="8000",
     )
@@ -227,7 +228,11 @@ class LearningOptions:
         example="10",
     )
     seed: int = opt(
-        1, "Seed the random weights, the order of the pairs and dropout", min=0, example="2"
+        1,
+        "Seed the random weights, the order of the pairs and dropout",
+        min=0,
+        max=2**63 - 1,
+        example="2",
     )
     device: str = opt(
         "auto",
@@ -243,7 +248,7 @@ class LearningOptions:
         example="bf16",
     )
     threads: int | None = opt(
-        None, "Use N CPU threads; by default one per core", min=1, example="4"
+        None, "Use N CPU threads; by default one per core", min=1, max=256, example="4"
     )
     prepare: bool = opt(
         False,
@@ -271,6 +276,7 @@ class TrainOptions:
     notes: tuple[str, ...] = field(default=(), compare=False)  # options without effect, for the log
 
 
+MAX_WEIGHT = 10_000  # an epoch is a list of all pairs, as often as it has them
 PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
 BEFOREHAND = (
     "recipes/de_en/text.py, in the repository, writes such text, a file for each epoch; name "
@@ -331,6 +337,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
         )
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")
+    if any(weight > MAX_WEIGHT for weight in v["train_weights"]):
+        problems.append(f"train_weights: each must be at most {MAX_WEIGHT:,}")
     if v["save_bits"] not in (8, 16):
         problems.append(f"save_bits {v['save_bits']} is not 8 or 16; give one of these")
     if not v["train_steps"] and not v["train_minutes"]:
