@@ -14,7 +14,6 @@ from onmt_lite.text.stream import STANDARD_INPUT
 
 MATCH = "they must match line by line"
 
-LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
 

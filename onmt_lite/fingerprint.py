@@ -1,5 +1,6 @@
 """What the output of a job depends on, and in what two jobs differ."""
 
+import glob
 import hashlib
 import json
 import os
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite import __version__
-from onmt_lite.files import LABEL
 from onmt_lite.options import KINDS, TranslateOptions
 from onmt_lite.shipped import find_model, model_paths
 
+LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations
@@ -122,7 +123,8 @@ def model_files(path: Path) -> list[Path]:
     elif path.suffix == ".npz":  # its vocabularies and its decoder.yml lie beside it
         found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
     else:
-        found = [path, path.with_suffix(".safetensors")]
+        parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
+        found = [path, path.with_suffix(".safetensors"), *parts]
     return sorted({f for f in found if f.is_file() and not is_written(f)})
 
 

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from onmt_lite.errors import FileError
-from onmt_lite.files import LABEL, journal_of, part_of
-from onmt_lite.fingerprint import Job, digest
+from onmt_lite.files import journal_of, part_of
+from onmt_lite.fingerprint import LABEL, Job, digest
 from onmt_lite.journal import Journal, Record, foreign, write_all
 from onmt_lite.reports import LOG, Summary, read_summary
 

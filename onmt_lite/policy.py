@@ -82,6 +82,8 @@ class Sampling:
     implied      a filter that is given switches drawing on
     one_is_beam  unless it is a top-k of 1, the default of 2018, which leaves a beam as it is
     chains       in `rows`: how many are drawn; of beam_size of them, the n_best are returned
+    blocks_ngrams  n-grams of tokens are blocked where tokens are drawn, too
+    covers       a coverage penalty counts there, too
     """
 
     draws: Literal["rows", "beam"]
@@ -93,6 +95,8 @@ class Sampling:
     implied: bool = False
     one_is_beam: bool = False
     chains: Literal["beam_size", "n_best"] = "beam_size"
+    blocks_ngrams: bool = True
+    covers: bool = True
 
     def is_asked_for(self, values: Mapping[str, Any]) -> bool:
         """Whether these options draw."""
@@ -165,6 +169,8 @@ class Preset:
     free_end       a model may say that the last token is the end token, whose probability then
                    does not count
     sees_start     the start token is part of what penalties for repetition look at
+    greedy_apart   a beam of one is a loop of its own, which ends with the first end token, whatever
+                   the stop rule says, and applies the penalty for repetition to logits
     """
 
     system: str
@@ -187,3 +193,17 @@ class Preset:
     mean_sums_to_one: bool = False
     asks_model: Literal["transformers", "marian"] | None = None
     counts_forced: bool = False
+    greedy_apart: bool = False
+
+    def stop_with(self, values: Mapping[str, Any]) -> Stop:
+        """The stop rule under these values of options."""
+        return next(stop for text, stop in self.stops.items() if holds(text, values))
+
+
+def holds(condition: str, values: Mapping[str, Any]) -> bool:
+    """Whether "name=value name=value" is so; "" is.  Numbers are compared as numbers."""
+    wanted = (pair.split("=") for pair in condition.split())
+    return all(
+        value == float(text) if isinstance(value, (int, float)) else str(value) == text
+        for value, text in ((values[name], text) for name, text in wanted)
+    )

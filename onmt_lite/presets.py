@@ -117,7 +117,7 @@ PRESETS = {
         sees_start=True,
         mean_sums_to_one=True,
         forms=("none", "wu", "avg"),
-        sampling=OPENNMT_SAMPLING,
+        sampling=replace(OPENNMT_SAMPLING, blocks_ngrams=False, covers=False),
     ),
     "tensor2tensor": Preset(
         "tensor2tensor, commit bafdc1b",
@@ -154,6 +154,7 @@ PRESETS = {
         free_end=True,
         sees_start=True,
         asks_model="transformers",
+        greedy_apart=True,
         counts_forced=True,
     ),
     "transformers": Preset(
@@ -172,6 +173,7 @@ PRESETS = {
         free_end=True,
         sees_start=True,
         asks_model="transformers",
+        greedy_apart=True,
         counts_forced=True,
     ),
     "transformers-5": Preset(
@@ -190,6 +192,7 @@ PRESETS = {
         free_end=True,
         sees_start=True,
         asks_model="transformers",
+        greedy_apart=True,
         counts_forced=True,
     ),
     # The first k to finish win
@@ -234,6 +237,7 @@ PRESETS = {
         prefix_counts="length",
         coverage_forms=("none", "wu"),
         counts_forced=True,
+        greedy_apart=True,
     ),
     # The beam narrows with each hypothesis that ends
     "marian": Preset(

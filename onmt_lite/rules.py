@@ -14,7 +14,7 @@ from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.models.narrow import narrowed
 from onmt_lite.options import TranslateOptions, no_such_option
 from onmt_lite.phrase_options import FORCED_AND_DRAWN
-from onmt_lite.policy import Exhausted, Policy, Preset, Sampling, Stop
+from onmt_lite.policy import Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.presets import PRESETS
 from onmt_lite.records import Example, Found, Line
 from onmt_lite.runtime import precision_of
@@ -39,6 +39,7 @@ class SearchRules:
         self.unk_later = options.text.replace_unk and options.attention.chosen
         self._check_attention(options)
         self.sampling = self._sampling()
+        self.greedy_apart = self.preset.greedy_apart and self.search.beam_size == 1
         self.policy, self.stop = self._policy_and_stop()
         of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
         self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
@@ -54,7 +55,8 @@ class SearchRules:
             self.policy = replace(self.policy, forced_then_end="any")  # words are not forced
         self.n_rows = self.beam_size * max(1, self.n_alternatives)  # of a line, at once
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
-        self.plan = self._of_words(self._plan(options.text.replace_unk and not self.unk_later))
+        plan = self._plan(options.text.replace_unk and not self.unk_later)
+        self.plan = self._as_drawn(self._of_words(plan))
         self.wishes: dict[tuple[Any, ...], Wishes] = {}
 
     @property
@@ -133,9 +135,9 @@ class SearchRules:
         values = {**vars(self.search), "alpha": self._alpha()}
         if self.search.coverage_penalty == "none":
             values["beta"] = 0.0
-        stop = next(stop for text, stop in self.preset.stops.items() if holds(text, values))
-        if self.preset.asks_model == "transformers" and self.search.beam_size == 1:
-            policy = replace(policy, repetition="logits")  # transformers has a loop of its own
+        stop = self.preset.stop_with(values)
+        if self.greedy_apart:
+            policy, stop = replace(policy, repetition="logits"), Full()
         if self.sampling is None:
             return policy, stop
         if self.sampling.draws == "beam":
@@ -187,7 +189,7 @@ class SearchRules:
             coverage_penalty=search.coverage_penalty,
             beta=search.beta,
             stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
-            patience=search.patience or 1.0,
+            patience=1.0 if self.greedy_apart else search.patience or 1.0,
             never_ids=never,
             banned_ids=banned,
             sees_start=(self.preset.sees_start, *[n_given > 0] * self.n_forced),
@@ -195,6 +197,9 @@ class SearchRules:
             prefix_counts=self.preset.prefix_counts,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
+            ngram_unit=self.lengths.block_ngram_unit,
+            bounds_words=self.lengths.bounds,
+            word_penalty=self.lengths.word_penalty,
             repetition_penalty=search.repetition_penalty,
             force_end=force_end,
             sampling=self.sampling,
@@ -210,12 +215,6 @@ class SearchRules:
     def _of_words(self, plan: Plan) -> Plan:
         """With the rules about words.  OptionError where the model copies parts of words."""
         lengths = self.lengths
-        plan = replace(
-            plan,
-            bounds_words=lengths.bounds,
-            word_penalty=lengths.word_penalty,
-            ngram_unit=lengths.block_ngram_unit,
-        )
         if not plan.minds_words:
             return plan
         exempt = fingerprints(self.search.ignore_when_blocking).tolist()
@@ -229,6 +228,14 @@ class SearchRules:
             wanted["word_penalty"] = lengths.word_penalty != 0
             names = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
             raise OptionError(f"{names}: the model copies parts of words; leave it out")
+        return plan
+
+    def _as_drawn(self, plan: Plan) -> Plan:
+        """Without what the system leaves out where it draws tokens."""
+        if self.sampling and not self.sampling.covers:
+            plan = replace(plan, coverage_penalty="none", stepwise_penalty=False)
+        if self.sampling and not self.sampling.blocks_ngrams and plan.ngram_unit == "tokens":
+            plan = replace(plan, block_ngram_repeat=0)
         return plan
 
     def word_limits(self, example: Example) -> WordLimits | None:
@@ -389,12 +396,3 @@ def model_notes(
     if options.speed.precision == "int8" and precision_of(model) != "int8":
         notes.append("precision int8: this torch cannot do so here; the model runs in fp32")
     return notes
-
-
-def holds(condition: str, values: dict[str, Any]) -> bool:
-    """Whether "name=value name=value" is so; "" is.  Numbers are compared as numbers."""
-    wanted = (pair.split("=") for pair in condition.split())
-    return all(
-        value == float(text) if isinstance(value, (int, float)) else str(value) == text
-        for value, text in ((values[name], text) for name, text in wanted)
-    )

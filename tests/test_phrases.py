@@ -20,7 +20,7 @@ from onmt_lite.text.detokenize import join_joiner, join_pieces
 from onmt_lite.text.phrases import occurs, parse_phrases
 from onmt_lite.text.surfaces import Surfaces
 from onmt_lite.text.vocab import Vocab
-from tests.support.tables import make_source
+from tests.support.tables import make_checkpoint, make_source
 
 BAN = [name for name, preset in PRESETS.items() if "ban_words" in preset.options]
 PIECES = "</s> ▁cat egory s ▁the ▁ c at . ▁a".split()
@@ -136,6 +136,7 @@ def test_pieces_of_tokens_make_the_text(kind, data):
 
 class TestBanned:
     @pytest.mark.parametrize("search", BAN)
+    @pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
     @settings(deadline=None, max_examples=10)
     @given(
         kind=st.sampled_from([*KINDS]),
@@ -166,6 +167,18 @@ class TestBanned:
                 assert hyp.log_prob == pytest.approx(want, abs=1e-4)
         (alone,) = translator.translate(lines[:1], ban_words=[banned], **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
+
+    @pytest.mark.parametrize("n_lines", [1, 4])
+    def test_beside_rows_that_no_candidate_has_taken(self, n_lines):
+        """The beam is wider than what may follow: no line of `a` says `a a` twice."""
+        checkpoint = make_checkpoint([make_source({}, [0.0, 1.0], {}, 2)] * n_lines)
+        translator = Translator(checkpoint, TranslateOptions.of(device="cpu"))
+        lines = [f"s{i} s{i}" for i in range(n_lines)]
+        options = dict(beam_size=5, n_best=5, max_length=5, block_ngram_repeat=2)
+        for found in translator.translate(lines, ban_words="a a a a", **options):
+            assert {h.text for h in found.hyps} == {"", "a", "a a"}
+        for found in translator.translate(lines, ban_words="a a", **options):
+            assert {h.text for h in found.hyps} == {"", "a"}
 
     def test_are_parts_of_other_words_in_a_beam(self):
         first = [-9.0] * len(PIECES)

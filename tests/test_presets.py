@@ -45,6 +45,13 @@ TURNED = {
     "random_sampling_topp": (0.5, {"do_sample": True}),
 }
 
+# Whose beam of one is a loop of its own, with the choices of early_stopping
+GREEDY = {
+    "transformers-2": ("true", "false"),
+    "transformers": ("true", "false", "never"),
+    "transformers-5": ("true", "false", "never"),
+}
+
 
 def make_translator(group) -> Translator:
     return Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
@@ -269,6 +276,41 @@ class TestSwitches:
         (early,) = found_by([source], **{**options, "beam_size": 2}, early_stopping=True)
         assert late[0][0] == "b b"
         assert early[0][1] <= late[0][1]
+
+    @pytest.mark.parametrize(
+        "name, options",
+        [
+            *((name, dict(early_stopping=early)) for name in GREEDY for early in GREEDY[name]),
+            ("ctranslate2", dict(min_length=0, patience=3.0)),
+            ("ctranslate2", dict(min_length=0, patience=0.3)),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
+    @settings(deadline=None, max_examples=20)
+    @given(
+        source=sources(vocab_sizes=[3, 4], holes=False),
+        alpha=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
+        limit=st.integers(1, 6),
+    )
+    def test_greedy_search_ends_with_the_first_end_token(self, name, options, source, alpha, limit):
+        """Whatever the stop rule of a beam is: the originals leave their loop there."""
+        (found,) = make_translator([source]).translate(
+            lines_of([source]),
+            search=name,
+            beam_size=1,
+            alpha=alpha,
+            max_length=limit + name.startswith("transformers"),  # with its start token
+            max_length_ratio=0,
+            **options,
+        )
+        words, tokens = "$ a b c d e f".split(), list[int]()
+        while len(tokens) < limit and (not tokens or tokens[-1] != 0):
+            row = source.logits(tuple(tokens))
+            tokens.append(row.index(max(row)))
+        ended = tokens[-1] == 0
+        (hyp,) = found.hyps
+        assert hyp.ended == ended
+        assert hyp.tokens == [words[y] for y in tokens[: len(tokens) - ended]]
 
     def test_patience_waits_for_more_hypotheses(self):
         source = make_source({"": logits(0.4, 0.35, 0.25)}, logits(0.3, 0.4, 0.3))

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from onmt_lite.options import TranslateOptions
 from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p, line_seed
 from tests.support.tables import logits, make_checkpoint, make_source
 
+TABLE = Path(__file__).resolve().parents[1] / "data" / "searches.json"
 P = (0.1, 0.5, 0.3, 0.1)  # of the end token, a, b, c, whatever came before
 SOURCE = make_source({}, logits(*P))
 N = 3000
@@ -198,12 +200,37 @@ class TestNgramBlocking:
             for hyp in t.hyps:
                 yield Counter(zip(hyp.tokens, hyp.tokens[1:]))
 
-    @pytest.mark.parametrize("name", SYSTEMS)
+    @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "opennmt-3"])
     def test_no_sample_repeats_a_bigram(self, name):
         assert all(set(counts.values()) <= {1} for counts in self.bigrams(name))
 
-    @pytest.mark.parametrize("name", ["opennmt", "opennmt-3"])
-    def test_a_sample_repeats_what_may_repeat_alone(self, name):
-        found = list(self.bigrams(name, ignore_when_blocking=("a",)))
+    def test_words_are_blocked_where_tokens_are_not(self):
+        """Which the original does not know."""
+        found = list(self.bigrams("opennmt-3", block_ngram_unit="words"))
+        assert all(set(counts.values()) <= {1} for counts in found)
+
+    def test_a_sample_repeats_what_may_repeat_alone(self):
+        found = list(self.bigrams("opennmt", ignore_when_blocking=("a",)))
         repeated = {pair for counts in found for pair, n in counts.items() if n > 1}
         assert repeated and all("a" in pair for pair in repeated)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(block_ngram_repeat=2),
+        dict(block_ngram_repeat=2, ignore_when_blocking=("d",)),
+        dict(coverage_penalty="summary", beta=0.5),
+        dict(coverage_penalty="summary", beta=0.5, stepwise_penalty=True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
+def test_opennmt_3_draws_without_blocking_and_coverage(options):
+    """What GreedySearch of OpenNMT-py 3.5.1 returned for this table, keep_topk 1 and each of
+    these: it asks for n-grams that it never notes, and no global scorer."""
+    table = Translator.from_pretrained(TABLE, device="cpu")
+    given = dict(random_sampling_topk=1, beam_size=1, min_length=7, max_length=8)
+    (found,) = table.translate(["x"], search="opennmt-3", max_length_ratio=0, **given, **options)
+    assert found.hyps[0].tokens == "c a d a a a a a".split()
+    assert found.hyps[0].score == pytest.approx(-0.8987, abs=1e-4)

@@ -132,8 +132,7 @@ class Held:
         best = values.max(2).indices[self.steered]  # of each row: no row is left without heir
         rows = torch.arange(k, device=best.device).expand(z, k)
         row, token, bank = self.wanted.unbind(2)
-        # What is no candidate may name any row of the batch
-        of_row = torch.cat([own.row - first, rows, row], 1).clamp(0, k - 1)
+        of_row = torch.cat([own.row - first, rows, row.clamp(min=0)], 1)  # of what is none, any
         tokens = torch.cat([own.token, best, token], 1)
         banks = torch.cat([self.banks.gather(1, of_row[:, : n + k]), bank], 1)
         log_prob = values[self.steered[:, None], of_row, tokens]
@@ -296,10 +295,13 @@ class Keeper:
         old = self._states(slot, wishes)
         states: list[State] = []
         for score, parent, token in zip(line[:k], line[k : 2 * k], line[2 * k : 3 * k]):
-            before = old[int(parent) - b * k]
-            alive = score > -math.inf and token != self.plan.eos_id and before is not None
-            own = int(token) if self.ids is None else self.ids[int(token)]
-            states.append(wishes.after(before, own) if alive else None)
+            alive = score > -math.inf and token != self.plan.eos_id
+            # A place that no candidate has taken may name a token that there is not
+            before = old[int(parent) - b * k] if alive else None
+            if before is not None:
+                own = int(token) if self.ids is None else self.ids[int(token)]
+                before = wishes.after(before, own)
+            states.append(before)
         self.states[slot.number] = states
 
 

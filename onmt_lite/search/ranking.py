@@ -45,6 +45,7 @@ class Ranker:
         """n_slots: the most sentences that are ranked at once."""
         self.plan, self.vocab_size, self.device = plan, vocab_size, device
         self.block = 1 << (vocab_size.bit_length() // 2)
+        self.any_sign = plan.word_penalty > 0  # of totals
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]
         self.own_places = torch.arange(self.block, device=device)
         self.places: dict[int, Tensor] = {}
@@ -117,7 +118,8 @@ class Ranker:
         places = torch.sub(places, own_row[:, :, None], alpha=missing)
         row = self.sentences[: len(blocks)] * k + own_row[:, :, None]
         beyond = places >= (row + 1) * w
-        return places.masked_fill_(beyond, 0), beyond
+        firsts = self.places[k * w][: len(blocks), :, :1]  # of their own sentences
+        return torch.where(beyond, firsts, places), beyond
 
     def _without_worst(self, ranked: Ranked, n_rows: int, first: Tensor | None) -> Ranked:
         """fairseq never takes the last of all candidates, of which a first step has V."""
@@ -133,14 +135,20 @@ class Ranker:
 
         topk leaves equals in any order, and a stable sort takes twenty times longer.  So totals go
         to float64, where float32 leaves 29 bits free, and each is lowered by its column: in
-        proportion where it is negative, as sums of log-probabilities are, and 0 by next to nothing.
+        proportion to its size, and 0 by next to nothing.  Sums of log-probabilities are negative,
+        so that one product does it; with what words add they may be positive.
         """
         m = totals.size(1)
         if m not in self.orders:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
-            self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
-        lowered, more = self.orders[m]
-        return torch.addcmul(lowered, totals, more).topk(n, dim=1).indices
+            share = 2.0**-51 * column
+            self.orders[m] = -1e-200 * column, -share if self.any_sign else 1 + share
+        lowered, factor = self.orders[m]
+        if self.any_sign:
+            keys = torch.addcmul(totals + lowered, totals.abs(), factor)
+        else:
+            keys = torch.addcmul(lowered, totals, factor)
+        return keys.topk(n, dim=1).indices
 
     def _diverse(
         self,
