@@ -59,6 +59,8 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     if checkpoint.text_end and name != "space":  # a line of tokens may have it already
         checkpoint = _with_text_end(checkpoint)
     if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
+        if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
+            tokenizer = _split_by(checkpoint.tokenizers["space"], tokenizer)
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":
         join = DETOKENIZERS[options.text.detokenizer]
@@ -165,12 +167,23 @@ def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
 
 
 def _of_transforms(text: TextOptions) -> TransformTokenizer:
-    names = text.performed
-    kind = next((name for name in names if name in SUBWORDS), "")
+    names, kind = text.performed, _subword_kind(text)
     uncut = names[: names.index(kind)] if kind else ()  # these meet the line while it is text
     src = _affixes(names, uncut, text.src_prefix, text.src_suffix)
     tgt = _affixes(names, uncut, text.tgt_prefix, text.tgt_suffix)
     return TransformTokenizer(*_cut_and_join(kind, text), src, tgt)
+
+
+def _subword_kind(text: TextOptions) -> str:
+    """The transform that cuts words into subwords; "" for none."""
+    return next((name for name in text.performed if name in SUBWORDS), "")
+
+
+def _split_by(spaces: Tokenizer, others: TransformTokenizer) -> TransformTokenizer:
+    """The transforms, where lines are split as the toolkit of the model splits lines of tokens."""
+    return TransformTokenizer(
+        spaces.encode, spaces.encode_target, others.join, others.src, others.tgt
+    )
 
 
 def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
@@ -179,7 +192,7 @@ def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
         return _of_onmt(text)
     if kind:
         return _of_files(kind, text)
-    spaces = SpaceTokenizer()
+    spaces = SpaceTokenizer()  # until the model is known
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
 

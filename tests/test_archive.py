@@ -238,6 +238,8 @@ class TestRefused:
             dict(size=(-2, 2)),
             dict(size=(2,)),
             dict(size=(2**50,), stride=(1,)),
+            dict(size=(2**47, 2**47, 0), stride=(1, 2**47, 1)),
+            dict(size=(1,) * 17, stride=(1,) * 17),
             dict(size=("2", 2)),
             dict(size=(True, 2)),
             dict(storage=("storage", torch.FloatStorage, "0", "cpu", 5)),

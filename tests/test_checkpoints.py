@@ -556,6 +556,8 @@ class TestSafetensors:
             one(shape=[-1]),
             one(shape=[True]),
             one(shape="1"),
+            with_header({"a": dict(dtype="F32", shape=[2**47, 2, 0], data_offsets=[0, 0])}),
+            with_header({"a": dict(dtype="F32", shape=[2**47] * 2 + [0], data_offsets=[0, 0])}),
             one(dtype="I64"),
             one(dtype=["F32"]),
             one(data_offsets=[0, 8]),

@@ -257,6 +257,19 @@ class TestRefused:
         change(copy, edit)
         assert_refused(copy, words)
 
+    @pytest.mark.parametrize("n", [0, 2])
+    @pytest.mark.parametrize("copy", ["old_float32"], indirect=True)
+    @pytest.mark.parametrize("name", ["with_source_eos", "user_decoder_start_tokens"])
+    def test_flags_that_are_not_one_number(self, copy, name, n):
+        change(copy, lambda stored: stored.variables.update({name: ([n], INT8, bytes(n))}))
+        assert_refused(copy, "model.bin", f"{name} has the shape [{n}]")
+
+    @pytest.mark.parametrize("copy", ["marian_int8"], indirect=True)
+    def test_scales_that_are_not_of_the_rows(self, copy):
+        scale = {"x": ([], INT8, b"\1"), "x_scale": ([1], FLOAT32, struct.pack("<f", 1))}
+        change(copy, lambda stored: stored.variables.update(scale))
+        assert_refused(copy, "'x' has [1] scales")
+
     @pytest.mark.parametrize(
         "values, word",
         [
@@ -290,6 +303,7 @@ class TestRefused:
         for rest in (
             name + struct.pack("<BIIBI", 2, 1 << 14, 1 << 15, 0, 1 << 31),
             name + struct.pack("<BIBI", 1, (1 << 30) - 1, 0, (1 << 32) - 4),
+            name + struct.pack("<B4IBI", 4, *[(1 << 32) - 1] * 3, 0, 0, 0) + struct.pack("<I", 0),
             name + b"\xff" * 2000,
             struct.pack("<H", 65535),
         ):

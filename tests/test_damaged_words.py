@@ -90,6 +90,26 @@ def test_an_added_token_with_the_id_of_a_piece(tmp_path):
     assert_refused(path, "has the id of")
 
 
+@pytest.mark.parametrize("listed", [5, {"a": 1}, "x", ["a"]], ids=str)
+def test_added_tokens_that_are_no_list_of_tables(listed, tmp_path):
+    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
+    for file, change in (
+        ("tokenizer.json", {"added_tokens": listed}),
+        ("tokenizer_config.json", {"added_tokens_decoder": None}),
+    ):
+        said = json.loads((path / file).read_text("utf-8"))
+        (path / file).write_text(json.dumps(said | change), "utf-8")
+    assert_refused(path, "tokenizer.json", "added")
+
+
+@pytest.mark.parametrize("values", [dict(d_kv=-1), dict(d_kv=0), dict(num_heads=-1)], ids=str)
+def test_sizes_of_t5_that_are_not_above_0(values, tmp_path):
+    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    (path / "config.json").write_text(json.dumps(config | values), "utf-8")
+    assert_refused(path, "config.json", *values, "not above 0")
+
+
 class TestSentencepieceModels:
     """Every byte that is neither text nor number: tags, lengths, types."""
 

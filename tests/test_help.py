@@ -107,7 +107,8 @@ class TestHelp:
         said = " ".join(help_on(["random_sampling_topk"], OPTIONS).split())
         drawn = "Default with -do_sample: 50 (transformers-2, transformers, transformers-5)."
         assert drawn in said
-        assert load_options("-search transformers -do_sample".split())[0].sampling.random_sampling_topk == 50
+        options, _ = load_options("-search transformers -do_sample".split())
+        assert options.sampling.random_sampling_topk == 50
 
     @every_option
     def test_every_example_parses_and_says_the_same_in_yaml(self, program, name, tmp_path):

@@ -216,6 +216,17 @@ class TestVocabulary:
         (copy / "source.spm").write_bytes(b"\xff\xfenothing")
         assert_refused(copy, "source.spm")
 
+    @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
+    def test_sentencepiece_models_that_are_cut_off(self, copy, name):
+        """Between two pieces, where the library takes the rest for all."""
+        data, ends, at = (MARIAN / name).read_bytes(), [], 0
+        while data[at] == 0x0A:  # a piece, of fewer than 128 bytes
+            at += 2 + data[at + 1]
+            ends.append(at)
+        for end in (0, ends[len(ends) // 2], ends[-1]):
+            (copy / name).write_bytes(data[:end])
+            assert_refused(copy, name, "damaged")
+
 
 class TestGeneration:
     def test_start_end_and_what_is_never_said(self):

@@ -4,6 +4,8 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import zipfile
 from random import Random
 
@@ -32,13 +34,13 @@ def student(tmp_path):
     return shutil.copytree(NPZ / "student", tmp_path / "student")
 
 
-def array(tensor):
-    """The bytes of a .npy file, as Marian writes it."""
+def array(tensor, claimed=""):
+    """The bytes of a .npy file, as Marian writes it; `claimed`: a shape other than the tensor's."""
     kind = {torch.float32: "<f4", torch.int8: "<i1"}[tensor.dtype]
-    shape = ",".join(map(str, tensor.shape))
+    shape = claimed or ",".join(map(str, tensor.shape))
     head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape},), }}"
     head += " " * (-(len(head) + 11) % 16) + "\n"
-    numbers = bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
+    numbers = bytes(tensor.flatten().view(torch.uint8).tolist())
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head.encode() + numbers
 
 
@@ -105,12 +107,27 @@ class TestVocabulary:
     @pytest.mark.parametrize(
         "text",
         ["", "[]", "a: b", "</s>: 0\n<unk>: 2", "</s>: 0\n</s>: 1", "</s>: 0\na: 0", "a: 0\nb: 1",
-         "</s>: {}", "</s>: 0\n? [a]\n: 1", "{", "\t", "</s>: -1",
+         "</s>: {}", "</s>: 0\n? [a]\n: 1", "{", "\t", "</s>: -1", "x", "</s>: 0\n---\na: 1",
          "\n".join(f"{'</s>' if i == 0 else i}: {i}" for i in range(27))],
     )  # fmt: skip
     def test_that_make_no_sense(self, opus, text):
         (opus / "opus.spm32k.vocab.yml").write_text(text, "utf-8")
         assert_refused(opus, "opus.spm32k.vocab.yml")
+
+    @pytest.mark.parametrize("text", ["[", "{a: ", "- ", "? ", "a: &b [*b, "])
+    def test_that_nest_without_end(self, opus, text):
+        """In a process of its own: a full stack ends it."""
+        (opus / "opus.spm32k.vocab.yml").write_text(text * 50_000, "utf-8")
+        code = (
+            "from onmt_lite.checkpoints import load_checkpoint\n"
+            "from onmt_lite.errors import CheckpointError\n"
+            "try:\n"
+            f"    load_checkpoint({str(opus)!r})\n"
+            "except CheckpointError as error:\n"
+            "    print(error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0 and "not a vocabulary of Marian" in done.stdout
 
     def test_of_sentencepiece(self, opus):
         """Its ids are the model's, and it cuts lines."""
@@ -294,6 +311,12 @@ class TestRefused:
             ),
             (
                 lambda parts: parts.update(
+                    {"Wemb.npy": array(torch.zeros(0), f"{2**70},0")}
+                ),
+                "not an array",
+            ),
+            (
+                lambda parts: parts.update(
                     {"Wemb.npy": array(torch.full((26, 16), torch.nan))}
                 ),
                 "not finite",
@@ -305,6 +328,17 @@ class TestRefused:
         edit(parts)
         store(opus / OPUS, parts)
         assert_refused(opus, words)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (26,), (0, 16), (1, 1, 1)], ids=str)
+    @pytest.mark.parametrize(
+        "name",
+        ["Wemb", "encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_W", "Wpos"],
+    )
+    def test_tables_that_are_no_matrices(self, student, name, shape):
+        parts = members(student / "model.npz")
+        parts[f"{name}.npy"] = array(torch.ones(shape))
+        store(student / "model.npz", parts)
+        assert_refused(student, "model.npz", "has the shape")
 
     def test_archives(self, opus):
         parts = members(opus / OPUS)

@@ -131,11 +131,26 @@ class TestVocabulary:
             {"src": multi(src), "tgt": multi(tgt), "indices": Record("x")},
             {"src": [("src", field(src))], "tgt": [("tgt", field(tgt))]},
             {"src": [("src", multi(src))], "tgt": [("tgt", multi(tgt))]},
-            [("src", vocab(src)), ("tgt", vocab(tgt)), ("indices", vocab([]))],
+            [("src", vocab(src)), ("tgt", vocab(tgt)), ("indices", vocab([])), ([], 1)],
         ]
         for stored in ways:
             found = read_vocabularies(stored, DATA)
             assert (found[0].tokens, found[1].tokens, found[2]) == (src, tgt, 2)
+
+    def test_pairs_of_0_x_make_a_checkpoint(self, store, root):
+        checkpoint = load_checkpoint(store(vocab=[*root["vocab"].items()]))
+        assert checkpoint.version == "0.x"
+        assert checkpoint.tgt_vocab.tokens == load_checkpoint(SMALL).tgt_vocab.tokens
+
+    @pytest.mark.parametrize("name", ["onmt351_transformer", "m23_tf_step_2", "m12_cnn_step_2"])
+    def test_where_lines_of_tokens_are_split(self, name):
+        """By 3 at spaces alone, `strip().split(" ")`; before that at any white space."""
+        spaces = load_checkpoint(DATA / f"{name}.pt").tokenizers["space"]
+        line = "\u00a0 a\u00a0b  c\u3000d\te \u202f f\u00a0"
+        whole = ["a\u00a0b", "c\u3000d\te", "\u202f", "f"]
+        expected = whole if name == "onmt351_transformer" else line.split()
+        assert spaces.encode(line) == spaces.encode_target(line) == expected
+        assert spaces.encode("") == spaces.encode(" \u3000 ") == []
 
     def test_special_tokens_are_found_by_their_text(self, store):
         tokens = [f"t{i}" for i in range(12)]
@@ -177,11 +192,31 @@ class TestStorage:
         weights = {**root["model"], **{f"generator.{n}": w for n, w in root["generator"].items()}}
         del root["model"], root["generator"]
         path = store()
-        assert_refused(path, "x.safetensors")
+        assert_refused(path, "x.safetensors", "x.00.safetensors")
         (tmp_path / "x.safetensors").write_bytes(safetensors.dump(weights))
         assert torch.equal(logits(path), logits(SMALL))
         (tmp_path / "x.safetensors").write_bytes(b"damaged")
         assert_refused(path, "x.safetensors")
+
+    def test_weights_in_parts(self, root, tmp_path):
+        """As 3.5.1 looks for them; a whole file beside them wins."""
+        weights = {**root["model"], **{f"generator.{n}": w for n, w in root["generator"].items()}}
+        del root["model"], root["generator"]
+        path, names = tmp_path / "x[1].pt", sorted(weights)
+        torch.save(root, path)
+
+        def store_part(i, names):
+            part = safetensors.dump({name: weights[name] for name in names})
+            (tmp_path / f"x[1].0{i}.safetensors").write_bytes(part)
+
+        store_part(0, names[:5])
+        assert_refused(path, "lack")
+        store_part(1, names[5:])
+        assert torch.equal(logits(path), logits(SMALL))
+        store_part(2, names[4:6])
+        assert_refused(path, "x[1].02.safetensors", repr(names[4]))
+        (tmp_path / "x[1].safetensors").write_bytes(safetensors.dump(weights))
+        assert torch.equal(logits(path), logits(SMALL))
 
     def test_the_old_format_of_torch(self, tmp_path, root):
         torch.save(root, tmp_path / "x.pt", _use_new_zipfile_serialization=False)

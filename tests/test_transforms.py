@@ -470,6 +470,16 @@ class TestOwnSwitches:
         assert tokenizer.decode(tokens) == expected[name]
         assert tokenizer.encode("a  b") == ["a", "b"]
 
+    @pytest.mark.parametrize("transforms", [["prefix"], ["suffix", "normalize"]], ids=str)
+    def test_without_subwords_lines_are_split_as_the_model_does(self, transforms):
+        line = "a\u00a0b  c\u3000d e"
+        of_3, of_2 = ["a\u00a0b", "c\u3000d", "e"], ["a", "b", "c", "d", "e"]
+        for path, expected in ((SMALL, of_3), (DATA / "m23_tf_step_2.pt", of_2)):
+            options = TranslateOptions.of(transforms=transforms)
+            found = fit(load_checkpoint(path), options, read_own(options))
+            tokenizer = next(iter(found.tokenizers.values()))
+            assert tokenizer.encode(line) == tokenizer.encode_target(line) == expected
+
     def test_print_model_says_which(self, run):
         text = f"model: {SMALL}\nprint_model: true\n"
         _, out, _ = run(text)

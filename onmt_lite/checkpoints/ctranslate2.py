@@ -102,7 +102,7 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
         if "decoder_start_token" not in config:  # none is said by null
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return Description(config, path)
-    flags = Description({n: variables.pop(n).item() for n in OLD_FLAGS & variables.keys()}, path)
+    flags = _read_flags(path, variables)
     config = OLD_TOKENS | (read_json(path) if path.is_file() else {})
     config["add_source_bos"] = flags.flag("with_source_bos")
     config["add_source_eos"] = flags.flag("with_source_eos")
@@ -111,6 +111,17 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
     if flags.flag("user_decoder_start_tokens"):
         config["decoder_start_token"] = None
     return Description(config, path)
+
+
+def _read_flags(path: Path, variables: dict[str, Tensor]) -> Description:
+    """Take the flags of old files out of the variables.  CheckpointError unless each is one
+    number."""
+    flags = {name: variables.pop(name) for name in sorted(OLD_FLAGS & variables.keys())}
+    for name, flag in flags.items():
+        if flag.numel() != 1:
+            file = path.with_name(MODEL)
+            raise CheckpointError(f"{file}: {name} has the shape {list(flag.shape)}")
+    return Description({name: flag.item() for name, flag in flags.items()}, path)
 
 
 # -- vocabulary and tokens ------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.safetensors import MAX_DIMS, MAX_TENSORS
+from onmt_lite.checkpoints.pickled import is_shape
+from onmt_lite.checkpoints.safetensors import MAX_TENSORS
 from onmt_lite.errors import CheckpointError
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7
@@ -81,8 +82,8 @@ class _Fields:
     def variable(self, name: str) -> Tensor:
         shape = [self.number("I") for _ in range(self.number("B"))]
         kind, n_bytes = self.number("B"), self.number("I")
-        if len(shape) > MAX_DIMS or kind >= len(TYPES):
-            raise ValueError(f"{name[:80]!r} has {len(shape)} dimensions and type {kind}")
+        if not is_shape(shape) or kind >= len(TYPES):
+            raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and type {kind}")
         if math.prod(shape) * TYPES[kind].itemsize != n_bytes:
             raise ValueError(f"{name[:80]!r} does not have the size it claims")
         data = self.bytes(n_bytes)
@@ -126,7 +127,7 @@ def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         if scale is not None:
             rows = scale.view(-1, *[1] * (stored.dim() - 1)) if scale.dim() else scale
-            if scale.dim() > 1 or scale.dim() == 1 and len(scale) != len(stored):
+            if scale.shape not in ((), stored.shape[:1]):
                 raise ValueError(f"{name[:80]!r} has {list(scale.shape)} scales")
             if not (scale > 0).all():
                 raise ValueError(f"{name[:80]!r} has a scale that is not above 0")

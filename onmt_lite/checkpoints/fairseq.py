@@ -114,13 +114,16 @@ def _choose_family(weights: Weights, options: Description) -> Callable:
 
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
     """Read the dictionaries of source and target."""
-    source, target = options.get("source_lang"), options.get("target_lang")
+    names = ("source_lang", "target_lang")
     files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
-    if source is None and target is None:
+    if all(options.get(name) is None for name in names):
         source, target = _guess_languages(path, files)
+    else:
+        source, target = map(options.text, names)
     for language in (source, target):
         if language not in files:
-            raise CheckpointError(f"{path}: there is no dict.{str(language)[:30]}.txt")
+            name = f"dict.{language[:30]}.txt"
+            raise CheckpointError(f"{path}: there is no {name!r}")
     return read_dictionary(files[source]), read_dictionary(files[target])
 
 

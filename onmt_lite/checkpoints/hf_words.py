@@ -69,6 +69,8 @@ class Words:
 
     def _added_to_fast(self) -> dict[int, Added]:
         listed = self.fast.get("added_tokens") or []
+        if not isinstance(listed, list):
+            raise CheckpointError(f"{self.path / FAST}: its added_tokens are not a list")
         return self._checked(((token["id"], token) for token in listed), FAST)
 
     def _added_alone(self) -> dict[int, Added]:

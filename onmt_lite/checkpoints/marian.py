@@ -6,20 +6,18 @@ nothing here.
 
 from pathlib import Path
 
-import sentencepiece as spm
 from torch import Tensor
 
 from onmt_lite.checkpoints.bart import literal, read_transformer
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
 from onmt_lite.checkpoints.hf_directory import Directory, banned_ids, forces_eos, token_id
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.subwords import SIDES, read_pieces
 from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
-
-SIDES = ("source", "target")
 
 
 def load(directory: Directory) -> Checkpoint:
@@ -33,9 +31,9 @@ def load(directory: Directory) -> Checkpoint:
     if not 0 <= start < len(tgt_vocab):
         raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
     tokenizers: dict[str, Tokenizer] = {"space": SpaceTokenizer()}
-    missing = [path / f"{side}.spm" for side in SIDES if not (path / f"{side}.spm").exists()]
-    if path / "source.spm" not in missing:
-        pieces = MarianTokenizer(_read_pieces(path, "source"), _read_pieces(path, "target"))
+    missing = [path / name for name in SIDES if not (path / name).exists()]
+    if path / SIDES[0] not in missing:
+        pieces = MarianTokenizer(*(read_pieces(str(path / name)) for name in SIDES))
         tokenizers = {"sentencepiece": pieces, **tokenizers}
     eos = tgt_vocab.eos_id
     assert eos is not None
@@ -136,14 +134,3 @@ def _never_ids(config: Description, start: int, vocab_size: int) -> tuple[int, .
     """The pad token where it starts the decoder, and what `bad_words_ids` lists."""
     never = {start} if start == config.number("pad_token_id") else set()
     return tuple(sorted(never.union(banned_ids(config, vocab_size))))
-
-
-def _read_pieces(path: Path, side: str) -> spm.SentencePieceProcessor:
-    pieces = spm.SentencePieceProcessor()
-    try:
-        pieces.load_from_serialized_proto((path / f"{side}.spm").read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}/{side}.spm: {error.strerror}") from None
-    except (RuntimeError, ValueError, TypeError):
-        raise CheckpointError(f"{path}/{side}.spm: not a sentencepiece model") from None
-    return pieces

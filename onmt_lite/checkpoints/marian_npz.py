@@ -32,6 +32,11 @@ START = "<start>"  # a vector of zeros, which is no token of Marian's
 MAX_POSITIONS = 2048  # as many as CTranslate2 gives a model that computes them
 MAX_YAML = 64 << 20
 LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C one where PyYAML has it
+# The events of a file with one table, around the texts in it
+TABLE = (
+    *(yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent),
+    *(yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent),
+)
 NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # in names of other YAML files
 TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
@@ -49,6 +54,8 @@ RULES = (
     (r"(en|de)coder_emb_ln_(\w+)", r"\1coder.emb.\2"),
     (r"decoder_ff_logit_out_(W|b)", r"output.\1"),
 )
+EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
+OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
 SHORTLIST = "shortlist in decoder.yml: without effect; give its text file with -shortlist"
 BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
@@ -201,13 +208,29 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
 def _read_ids(path: Path) -> dict[int, str]:
     """Every key is text as it stands, also what YAML takes for a number, a truth or nothing."""
     try:
-        root: Any = yaml.compose(_read(path), Loader=LOADER)
-        ids = {int(value.value): key.value for key, value in root.value}
-        if len(ids) < len(root.value) or len(set(ids.values())) < len(ids):
+        scalars = _read_scalars(_read(path))
+        tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
+        if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
             raise ValueError("an id or a token twice")
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
+    except (yaml.YAMLError, ValueError):
         raise CheckpointError(f"{path}: not a vocabulary of Marian: `token: id` lines") from None
-    return ids
+    return dict(zip(ids, tokens))
+
+
+def _read_scalars(data: bytes) -> list[str]:
+    """Keys and values, in turn, of the only table.  ValueError for YAML that has more than that.
+
+    Events are read and no nodes: the C loader follows the nesting of these until the stack is full.
+    """
+    scalars, n = [], 0
+    for event in yaml.parse(data, Loader=LOADER):
+        if isinstance(event, yaml.ScalarEvent):
+            scalars.append(event.value)
+        elif n < len(TABLE) and isinstance(event, TABLE[n]):
+            n += 1
+        else:
+            raise ValueError("not one table of texts")
+    return scalars
 
 
 def _vocab(tokens: list[str], path: Path) -> Vocab:
@@ -317,6 +340,9 @@ def _build(options: Description, weights: Weights) -> Transformer:
 
 def _tables(weights: Weights) -> dict[str, Tensor]:
     """Embeddings of both sides and the output layer, of which a file has those that differ."""
+    for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
+        if name in weights:
+            weights.shape(name)
     both = weights.take("Wemb") if "Wemb" in weights else None
     src, tgt = (
         both if both is not None else weights.take(f"{side}_Wemb")
@@ -324,7 +350,7 @@ def _tables(weights: Weights) -> dict[str, Tensor]:
     )
     ours = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
     ours["output.weight"] = tgt
-    for name in ("output.weight", "decoder_ff_logit_out_Wt"):
+    for name in OUTPUTS:
         if name in weights:
             ours["output.weight"] = weights.take(name)
     if "output.bias" in weights:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
-from onmt_lite.checkpoints.safetensors import MAX_DIMS, MAX_TENSORS
+from onmt_lite.checkpoints.pickled import is_shape
+from onmt_lite.checkpoints.safetensors import MAX_TENSORS
 
 MAX_HEADER = 4096
 HEADER = re.compile(
@@ -62,7 +63,7 @@ def _array(name: str, data: bytes) -> Tensor:
     if header is None or dtype is None:
         raise wrong
     shape = [int(size) for size in header[2].replace(b" ", b"").split(b",") if size]
-    if len(shape) > MAX_DIMS or math.prod(shape) * dtype.itemsize != len(data) - start - n:
+    if not is_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
         raise wrong
     numbers = torch.frombuffer(bytearray(data[start + n :]) or bytearray(8), dtype=dtype)
     return numbers[: math.prod(shape)].view(shape)

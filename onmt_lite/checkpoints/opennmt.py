@@ -1,9 +1,11 @@
 """Reads checkpoints of OpenNMT-py 1, 2 and 3: one `.pt` file, the weights in it or beside it.
 
 The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the training options) and
-`optim` (not needed).  From 3.3 on the weights may be in a `.safetensors` file of the same name.
+`optim` (not needed).  From 3.3 on the weights of `X.pt` may be beside it: in `X.safetensors`, or in
+parts, `X.00.safetensors` and so on.
 """
 
+import glob
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,21 +62,26 @@ def load(path: Path) -> Checkpoint:
         rows, _ = weights.shape(f"{name}.embeddings.make_embedding.emb_luts.0.weight")
         if rows != len(vocab):
             raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
+    version = _version(root["vocab"])
     return Checkpoint(
         _build(family, weights, opt, src_vocab, tgt_vocab),
         src_vocab=src_vocab,
         tgt_vocab=tgt_vocab,
-        tokenizers={"space": SpaceTokenizer()},
+        tokenizers={"space": SpaceTokenizer(only_spaces=version == "3")},
         start_id=start_id,
         src_end=_source_end(opt, src_vocab),
         toolkit="opennmt",
-        version=_version(root["vocab"]),
+        version=version,
     )
 
 
 def _version(vocab: Any) -> str:
-    """Tell the version by the vocabularies: before 3.0, fields of torchtext."""
-    return "3" if isinstance(vocab["src"], list) else "1 or 2"
+    """Tell the version by the vocabularies: lists of tokens, before 3.0 fields of torchtext."""
+    if isinstance(vocab, list):
+        return "0.x"
+    src = vocab["src"]
+    of_tokens = isinstance(src, list) and all(isinstance(token, str) for token in src[:1])
+    return "3" if of_tokens else "1 or 2"
 
 
 def _build(
@@ -166,12 +173,31 @@ def _refusal(path: Path, reason: str) -> CheckpointError:
 def _read_weights(file: Archive, root: dict[str, Any]) -> dict[str, Tensor]:
     """Read all weights; names of the output layer's begin with `generator.`"""
     if "model" not in root:
-        path = file.path.with_suffix(".safetensors")
-        if not path.is_file():
-            raise CheckpointError(f"{file.path}: its weights should be in {path.name} beside it")
-        return safetensors.read(path)
+        return _read_beside(file.path)
     tensors = file.tensors(root["model"])
     generator = {} if root.get("generator") is None else file.tensors(root["generator"])
     for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight
         tensors["generator." + name.removeprefix("0.")] = tensor
+    return tensors
+
+
+def _read_beside(path: Path) -> dict[str, Tensor]:
+    """Read what lies beside the file, whole or in parts.
+
+    Raises CheckpointError where nothing does, and where two parts have a tensor.
+    """
+    whole = path.with_suffix(".safetensors")
+    parts = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
+    files = [whole] if whole.is_file() else parts
+    if not files:
+        raise CheckpointError(
+            f"{path}: its weights should be beside it, in {whole.name} or in parts, "
+            f"{path.stem}.00.safetensors and so on"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = safetensors.read(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file}: {twice[0][:100]!r} is in a part before it too")
+        tensors |= found
     return tensors

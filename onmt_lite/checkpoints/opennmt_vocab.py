@@ -21,7 +21,7 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     Raises CheckpointError where the target lacks a start or end token.
     """
     if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
-        stored = {pair[0]: pair[1] for pair in stored if _is_pair(pair)}
+        stored = {p[0]: p[1] for p in stored if _is_pair(p) and isinstance(p[0], str)}
     if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):
         raise CheckpointError(f"{path}: it holds no vocabularies 'src' and 'tgt'")
     if stored.get("src_feats"):

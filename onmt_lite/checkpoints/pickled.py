@@ -6,9 +6,10 @@ An object of a class becomes a `Record` with the name of the class.  A name that
 refused, although nothing would be called: such a file is not a model.
 """
 
+import math
 import pickletools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ ALLOWED = re.compile(
 MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
 MAX_DEPTH = 1000  # of marks
 MAX_DIMS = 16
+MAX_SIZE = 1 << 48
 DTYPES = {
     "Double": torch.float64,
     "Float": torch.float32,
@@ -219,7 +221,7 @@ class _Machine:
     def op_binpersid(self, _: None) -> None:
         kind, storage_type, key, _, numel, *view = self.stack.pop()
         dtype = DTYPES[storage_type.path.removeprefix("torch.").removesuffix("Storage")]
-        if kind != "storage" or type(key) is not str or not _is_size(numel) or any(view):
+        if kind != "storage" or type(key) is not str or not is_size(numel) or any(view):
             raise ValueError("a storage has a description that is not understood")
         storage = Storage(dtype, key, numel)
         if self.storages.setdefault(key, storage) != storage:
@@ -277,10 +279,8 @@ def _table(pairs: Iterable[tuple[Any, Any]] = ()) -> dict[Any, Any]:
 
 def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple) -> StoredTensor:
     """Check a view.  Raises ValueError unless all elements lie in the storage, none twice."""
-    if len(size) > MAX_DIMS:
-        raise ValueError(f"a tensor has {len(size)} dimensions")
-    whole = _is_size(offset) and len(size) == len(stride) and all(map(_is_size, (*size, *stride)))
-    if not whole or not isinstance(storage, Storage):
+    whole = is_size(offset) and len(size) == len(stride) and all(map(is_size, stride))
+    if not whole or not is_shape(size) or not isinstance(storage, Storage):
         raise ValueError("a tensor has a description that is not understood")
     last, reached = offset, 1
     for step, n in sorted(zip(stride, size)):
@@ -293,5 +293,15 @@ def _tensor(storage: Storage, offset: int, size: tuple, stride: tuple) -> Stored
     return StoredTensor(storage, offset, tuple(size), tuple(stride))
 
 
-def _is_size(n: Any) -> bool:
-    return type(n) is int and 0 <= n < 1 << 48
+def is_shape(sizes: Sequence[Any]) -> bool:
+    """Whether a tensor can have these sizes.
+
+    PyTorch multiplies those beside a 0 too, and fails where they are too large.
+    """
+    if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
+        return False
+    return math.prod(max(1, n) for n in sizes) < MAX_SIZE
+
+
+def is_size(n: Any) -> bool:
+    return type(n) is int and 0 <= n < MAX_SIZE

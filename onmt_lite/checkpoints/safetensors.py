@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import parse_json
+from onmt_lite.checkpoints.pickled import is_shape, is_size
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
-MAX_SIZE = 1 << 48
-MAX_TENSORS, MAX_DIMS = 20_000, 16
+MAX_TENSORS = 20_000
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -110,8 +110,6 @@ def _read_entry(name: str, entry: Any) -> Entry:
         raise wrong from None
     if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         raise wrong
-    if len(shape) > MAX_DIMS:
-        raise wrong
-    if not all(type(n) is int and 0 <= n < MAX_SIZE for n in shape + offsets):
+    if not is_shape(shape) or not all(map(is_size, offsets)):
         raise wrong
     return dtype, shape, offsets

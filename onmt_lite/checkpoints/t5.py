@@ -90,6 +90,8 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     ours, factor = _tables(directory, weights)
     vocab_size, d_model = ours["tgt_embedding.token.weight"].shape
     heads, width = config.number("num_heads"), config.number("d_kv", 64)
+    if min(heads, width) < 1:
+        raise CheckpointError(f"{config.path}: num_heads is {heads} and d_kv {width}, not above 0")
     activation, gated = _activation(directory)
     layers = {}
     for side in ("encoder", "decoder"):

@@ -23,9 +23,18 @@ class Tokenizer(Protocol):
 
 
 class SpaceTokenizer:
-    """Splits a line that holds tokens at white space."""
+    """Splits a line that holds tokens at white space.
+
+    only_spaces  at spaces alone, as OpenNMT-py 3: others, such as a no-break space, are inside of
+                 a token; not at the ends of a line
+    """
+
+    def __init__(self, only_spaces: bool = False):
+        self.only_spaces = only_spaces
 
     def encode(self, text: str) -> list[str]:
+        if self.only_spaces:
+            return [token for token in text.strip().split(" ") if token]
         return text.split()
 
     encode_target = encode

@@ -327,7 +327,8 @@ def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
     for name in ("config.json", "weights.bin", "source.spm", ".hidden"):
         (tmp_path / name).write_bytes(b"")
         (tmp_path / "model" / name).write_bytes(name.encode())
-    for name in ("m.pt", "m.safetensors", "other.pt", "n.npz", "vocab.yml"):
+    parts = ("m.00.safetensors", "m.01.safetensors", "mm.00.safetensors")
+    for name in ("m.pt", "m.safetensors", *parts, "other.pt", "n.npz", "vocab.yml"):
         (tmp_path / name).write_bytes(name.encode())
 
     def files(*models):
@@ -341,6 +342,7 @@ def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
     }
     assert files("m.pt", "n.npz") == {
         *("m.pt of model 1", "m.safetensors of model 1"),
+        *("m.00.safetensors of model 1", "m.01.safetensors of model 1"),
         *("n.npz of model 2", "vocab.yml of model 2", "source.spm of model 2"),
     }
 
