@@ -206,9 +206,9 @@ def why_not_resumed(options: TranslateOptions) -> str:
         if not rereads(path):
             shown = "standard input" if path == "-" else path
             return f"{name} is {shown}, which cannot be read again; give a file"
-    for name, path in (("output", data.output), ("report", options.jobs.report)):
-        if path is not None and not replaces_a_file(path) and not os.path.isdir(path):
-            return f"{name} is {name_of(path)}, which is no file to go on with; give a file"
+    for name, sink in (("output", data.output), ("report", options.jobs.report)):
+        if sink is not None and not replaces_a_file(sink) and not os.path.isdir(sink):
+            return f"{name} is {name_of(sink)}, which is no file to go on with; give a file"
     return ""
 
 

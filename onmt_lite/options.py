@@ -532,12 +532,12 @@ def search_remark(name: str) -> str:
     brought = {search: PRESETS[search].defaults for search in have}
     drawn = {search: PRESETS[search].sampling_defaults for search in have}
     for where, defaults in (("of searches", brought), ("with -do_sample", drawn)):
-        searches: dict[str, list[str]] = {}  # by value
+        by_value: dict[str, list[str]] = {}
         for search, values in defaults.items():
             if name in values:
-                searches.setdefault(as_words(values[name]), []).append(search)
-        if searches:
-            shown = [f"{value} ({', '.join(names)})" for value, names in searches.items()]
+                by_value.setdefault(as_words(values[name]), []).append(search)
+        if by_value:
+            shown = [f"{value} ({', '.join(names)})" for value, names in by_value.items()]
             remarks.append(f"Default {where}: {', '.join(shown)}")
     return ". ".join(remarks)
 
