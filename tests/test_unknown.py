@@ -67,6 +67,7 @@ READINGS = [
     ("M&auml;dchen&nbsp;da", "Mädchen da", []),
     ("Tom & Maria", "Tom und Maria", []),
     ("Tom &amp; Maria", "Tom und Maria", []),
+    ("Tom &amp;lt; Maria", "Tom Maria", ["&amp;lt;"]),
     ("MAX & MORITZ", "MAX UND MORITZ", []),
     ("<b>MAX</b> &amp; MORITZ", "MAX UND MORITZ", ["<b>", "</b>"]),
     ("A & B", "A und B", []),  # too short to be in capitals
