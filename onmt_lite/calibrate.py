@@ -71,6 +71,13 @@ class CalibrateOptions:
     words: tuple[str, ...] = opt(
         (), "Read marks that stand alone as words, such as `&=und`", example="&=und"
     )
+    retry_repeats: int | None = opt(
+        None,
+        "Let the option of this name be N with the model where it is not given; without it, what "
+        "it was before",
+        min=0,
+        example="3",
+    )
 
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
@@ -123,7 +130,8 @@ def calibrate(options: CalibrateOptions) -> None:
         vocab = checkpoint.src_vocab
         known = {char for token in vocab.tokens for char in token}
         unknown = replace(unknown, rare=rare_marks(known, seen))
-    checkpoint = replace(checkpoint, unknown=unknown)
+    retries = checkpoint.retry_repeats if options.retry_repeats is None else options.retry_repeats
+    checkpoint = replace(checkpoint, unknown=unknown, retry_repeats=retries)
     translator = Translator(checkpoint, TranslateOptions.of())
     made = translator.translate([src for src, _ in pairs])
     config, n_found, n_shared = best_attention(translator, made)
@@ -133,7 +141,7 @@ def calibrate(options: CalibrateOptions) -> None:
         if t.hyps[0].token_log_probs
     ]
     curve = fit(points)
-    native.describe(path, config, unknown, curve)
+    native.describe(path, config, unknown, curve, retries)
     print_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
         f"at {curve.threshold:.3f} per token\n{table(points, curve)}"

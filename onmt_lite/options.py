@@ -239,6 +239,15 @@ class SearchOptions:
         needs="-block_ngram_repeat",
         example=". , -block_ngram_repeat 3",
     )
+    retry_repeats: int | None = opt(
+        None,
+        "Search a line whose translation repeats itself (note `repeats`) once more, with "
+        "block_ngram_repeat N, and 2 where that is not enough; 0 does not; by default, under "
+        "-search opennmt, what the model asks for: the shipped one 3, others 0",
+        min=0,
+        needs=NO_DRAWING,
+        example="3",
+    )
     repetition_penalty: float = opt(
         1.0,
         "Multiply the log-probabilities of tokens that the translation already holds by X",
@@ -766,6 +775,8 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     name, preset = v["search"], PRESETS[v["search"]]
     absent = [n for n in SWITCHES if n not in preset.options and v[n] != OPTIONS[n].default]
     problems = [no_such_option(n, name) for n in absent]
+    if v["retry_repeats"] and "block_ngram_repeat" not in preset.options:
+        problems.append(no_such_option("block_ngram_repeat", name, "retry_repeats"))
     if v["length_penalty"] not in preset.forms:
         forms = " and ".join(preset.forms)
         problems.append(

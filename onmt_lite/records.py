@@ -200,13 +200,15 @@ class Found:
     trace       of an example that is traced: the search itself, see `onmt_lite.trace`
     n_complete  hypotheses, before those with the same text or tokens were left out
     unfit       hypotheses whose texts break rules about words were left out, since something became
-                of them after the search: how many words more each has than its tokens"""
+                of them after the search: how many words more each has than its tokens
+    retried     of a second search, since the translation of the first repeated itself"""
 
     hyps: list[Hypothesis]
     note: str = ""
     trace: Trace | None = None
     n_complete: int = 0
     unfit: tuple[int, ...] = ()
+    retried: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ IDLE = [
     ("beam_size", "-beam_size 8 -score_only -tgt a", "nothing is searched"),
     ("min_length", "-min_length 8 -score_only -tgt a", "nothing is searched"),
     ("n_best_unique", "-n_best_unique", "n_best is 1"),
+    ("retry_repeats", "-retry_repeats 3 -do_sample", "do_sample is true"),
     ("report_bleu", "-report_bleu", "tgt is not given"),
     ("report_bleu", "-report_bleu -tgt a -tgt_file_prefix", "tgt_file_prefix is true"),
     ("report_bleu", "-report_bleu -tgt a -score_only", "score_only is true"),

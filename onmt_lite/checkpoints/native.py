@@ -1,9 +1,9 @@
 """Format of onmt_lite: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
 
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
-directory loads as it was written or is refused.  Two entries are optional: "unknown", the handling
-of unknown characters (`onmt_lite.text.unknown.Unknown`), and "confidence", the curve from score to
-confidence (`onmt_lite.records.Confidence`).
+directory loads as it was written or is refused.  Three entries are optional: "unknown", the
+handling of unknown characters (`onmt_lite.text.unknown.Unknown`), "confidence", the curve from
+score to confidence (`onmt_lite.records.Confidence`), and "retry_repeats", that option's default.
 """
 
 import dataclasses
@@ -81,13 +81,18 @@ def replace_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def describe(
-    path: Path, config: dict[str, Any], unknown: Unknown, confidence: Confidence | None
+    path: Path,
+    config: dict[str, Any],
+    unknown: Unknown,
+    confidence: Confidence | None,
+    retry_repeats: int = 0,
 ) -> None:
-    """Update the description of a model: fields of `config`, unknown characters, confidence."""
+    """Update the description of a model: fields of `config`, and the optional entries."""
     manifest = _read_manifest(path / MANIFEST)
     manifest["config"] |= config
     manifest["unknown"] = dataclasses.asdict(unknown)
     manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
+    manifest["retry_repeats"] = retry_repeats
     manifest["sha256"] = _checksum(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     replace_files(path, {MANIFEST: text.encode("utf-8")})
@@ -118,6 +123,7 @@ def load(path: Path) -> Checkpoint:
         checkpoint(model, sp, f"(format {manifest['format']})"),
         unknown=_read_unknown(description),
         confidence=_read_confidence(description),
+        retry_repeats=_read_retry(description),
     )
 
 
@@ -168,6 +174,13 @@ def _read_confidence(description: Description) -> Confidence | None:
     if curve.per_nat <= 0:
         raise CheckpointError(f"{description.path}: confidence: per_nat is not above 0")
     return curve
+
+
+def _read_retry(description: Description) -> int:
+    n = description.number("retry_repeats", 0)
+    if n < 0:
+        raise CheckpointError(f"{description.path}: retry_repeats is below 0")
+    return n
 
 
 def _unique_weights(model: Transformer) -> dict[str, Tensor]:

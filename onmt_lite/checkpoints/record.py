@@ -76,6 +76,7 @@ class Checkpoint:
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     unknown    what becomes of characters that the model does not know
     confidence  how the score of a translation tells whether it is right, if that is known
+    retry_repeats  what -retry_repeats is if it is not given
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
     missing    files without which lines cannot become tokens as the model's own tokenizer does it
@@ -97,6 +98,7 @@ class Checkpoint:
     lower_capitals: bool = False
     unknown: Unknown = Unknown()
     confidence: Confidence | None = None
+    retry_repeats: int = 0
     forced_eos: bool = False
     toolkit: str = "onmt_lite"
     version: str = ""

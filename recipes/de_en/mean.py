@@ -44,6 +44,7 @@ class MeanOptions:
     output: str = opt(
         "", "Write to this directory, which must not exist yet", value="PATH", example="runs/mean"
     )
+    save_bits: int = opt(16, "Write weights in 16 or 8 bits, as the trainer does", example="8")
 
 
 OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
@@ -91,7 +92,7 @@ def write_mean(options: MeanOptions) -> None:
         output.mkdir(parents=True)
     except OSError as error:
         raise FileError(f"cannot write {output}: {error.strerror}") from None
-    native.save(output, model, pieces)
+    native.save(output, model, pieces, options.save_bits)
     print_out(f"model: {output}\n")
 
 

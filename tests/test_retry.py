@@ -1,0 +1,131 @@
+"""-retry_repeats: what repeats itself is searched again, and equals a search with n-gram block."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from onmt_lite import Translator
+from onmt_lite.calibrate import calibrate, load_calibrate_options
+from onmt_lite.checkpoints import native
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.options import TranslateOptions
+from onmt_lite.presets import PRESETS
+from onmt_lite.text.unknown import Unknown
+from tests.support import tables, tiny
+
+LINES = ["s0", "s1", "s2"]
+LOOPS = [True, False, True]  # of their translations
+ROWS = (
+    (0.05, 0.8, 0.15),  # a a a a ...
+    (0.8, 0.1, 0.1),
+    (0.1, 0.2, 0.7),  # b b b b ...
+)
+BLOCKING = [name for name, preset in PRESETS.items() if "block_ngram_repeat" in preset.options]
+USUAL = dict(max_length=7, max_length_ratio=0.0, beam_size=4, n_best=4)
+
+
+def translator(wish=0):
+    sources = [tables.make_source({}, tables.logits(*row)) for row in ROWS]
+    checkpoint = replace(tables.make_checkpoint(sources), retry_repeats=wish)
+    return Translator(checkpoint, TranslateOptions.of(device="cpu", **USUAL))
+
+
+def hyps(translations):
+    return [t.hyps for t in translations]
+
+
+def noted(translations, note):
+    return [note in t.notes for t in translations]
+
+
+@pytest.mark.parametrize("search", BLOCKING)
+@pytest.mark.parametrize("n", [2, 3])
+def test_lines_that_repeat_are_those_of_a_search_with_block(search, n):
+    model = translator()
+    plain = model.translate(LINES, search=search)
+    found = model.translate(LINES, search=search, retry_repeats=n)
+    expected = plain
+    for size in (n, 2):
+        blocked = model.translate(LINES, search=search, block_ngram_repeat=size)
+        cured = [
+            was and not still
+            for was, still in zip(noted(expected, "repeats"), noted(blocked, "repeats"))
+        ]
+        expected = [b if is_cured else e for e, b, is_cured in zip(expected, blocked, cured)]
+    assert hyps(found) == hyps(expected)
+    was, still = noted(plain, "repeats"), noted(found, "repeats")
+    assert noted(found, "retried") == [a and not b for a, b in zip(was, still)]
+    if search == "opennmt":
+        assert was == noted(found, "retried") == LOOPS and not any(still)
+
+
+@pytest.mark.parametrize("search", sorted(set(PRESETS) - set(BLOCKING)))
+def test_a_search_without_block_refuses_it(search):
+    with pytest.raises(OptionError, match=f"retry_repeats: -search {search} has no such option"):
+        TranslateOptions.of(search=search, retry_repeats=3)
+
+
+def test_the_models_wish_is_for_our_own_search():
+    model, plain = translator(wish=2), translator()
+    asked = plain.translate(LINES, retry_repeats=2)
+    assert model.translate(LINES) == asked != plain.translate(LINES)
+    assert model.translate(LINES, retry_repeats=0) == plain.translate(LINES)
+    for search in set(PRESETS) - {"opennmt"}:
+        assert model.translate(LINES, search=search) == plain.translate(LINES, search=search)
+
+
+def test_a_line_is_the_same_alone():
+    model = translator(wish=2)
+    together = model.translate(LINES)
+    for line, found in zip(LINES, together, strict=True):
+        (alone,) = model.translate([line])
+        assert alone.hyps == found.hyps and alone.notes == found.notes
+
+
+@pytest.mark.parametrize("given", [dict(do_sample=True), dict(block_ngram_repeat=2)])
+def test_nothing_is_searched_again_where_that_cannot_help(given):
+    """Tokens that are drawn may repeat; a block that is as strict has done what it can."""
+    assert translator(wish=2).translate(LINES, **given) == translator().translate(LINES, **given)
+
+
+def test_what_repeats_in_each_search_is_as_at_first():
+    """Here the model has one token only, which must come five times."""
+    source = tables.make_source({}, tables.logits(0.4, 0.6))
+    model = Translator(tables.make_checkpoint([source]), translator().options)
+    given = dict(min_length=4, beam_size=1, n_best=1)
+    (plain,), (found,) = (model.translate(["s0"], retry_repeats=n, **given) for n in (0, 3))
+    assert found.hyps == plain.hyps and "repeats" in found.notes and "retried" not in found.notes
+
+
+def test_texts_differ_where_they_must():
+    found = translator(wish=2).translate(LINES, n_best_unique=True)
+    for each in found:
+        assert len({hyp.text for hyp in each.hyps}) == len(each.hyps) == USUAL["n_best"]
+    assert noted(found, "retried") == LOOPS
+
+
+def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
+    native.save(tmp_path, tiny.make_model(), tiny_pieces)
+    assert native.load(tmp_path).retry_repeats == 0
+    native.describe(tmp_path, {}, Unknown(), None, 3)
+    assert native.load(tmp_path).retry_repeats == 3
+    native.describe(tmp_path, {}, Unknown(), None, -1)
+    with pytest.raises(CheckpointError, match="retry_repeats is below 0"):
+        native.load(tmp_path)
+
+
+def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
+    native.save(tmp_path, tiny.make_model(), tiny_pieces)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
+    monkeypatch.setattr("onmt_lite.calibrate.fit", lambda points: None)
+    monkeypatch.setattr("onmt_lite.calibrate.table", lambda points, curve: "")
+    for words, expected in ((["-retry_repeats", "4"], 4), ([], 4), (["-retry_repeats", "0"], 0)):
+        argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
+        try:
+            calibrate(load_calibrate_options(argv)[0])
+        except AttributeError:  # there is no curve to be shown
+            pass
+        said = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+        assert said["retry_repeats"] == expected
