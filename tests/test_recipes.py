@@ -192,7 +192,16 @@ def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, caps
     argv += ["-output", str(tmp_path / "new" / "mean")]
     assert mean.main([*argv, "-weights", *map(str, shares)]) == 0
     assert capsys.readouterr().out == f"model: {tmp_path / 'new' / 'mean'}\n"
+    argv[-1] += "8"
+    assert mean.main([*argv, "-weights", *map(str, shares), "-save_bits", "8"]) == 0
+    large, small = (tmp_path / "new" / name / native.WEIGHTS for name in ("mean", "mean8"))
+    assert small.stat().st_size < 0.8 * large.stat().st_size
+    packed = native.load(tmp_path / "new" / "mean8").model.state_dict()
     found = native.load(tmp_path / "new" / "mean").model.state_dict()
+    for name, tensor in found.items():  # half a step of 127 at most
+        torch.testing.assert_close(
+            packed[name], tensor, rtol=0, atol=tensor.abs().max().item() / 250
+        )
     first, second, _ = (model.state_dict() for model in models)
     for name, tensor in found.items():
         expected = 0.25 * first[name].half().double() + 0.75 * second[name].half().double()
@@ -207,6 +216,7 @@ def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, caps
         ("-models {0} {0} -weights 1 -output {out}", "weights: 1 weights for 2 models"),
         ("-models {0} {0} -weights 1 -1 -output {out}", "weights: none may be below 0"),
         ("-models {0} {0} -weights 0 0 -output {out}", "weights: none may be below 0"),
+        ("-models {0} {0} -save_bits 4 -output {out}", "save_bits is not 8 or 16"),
         ("-models {0} {0} -output {0}", "exists already"),
         ("-models {0} {wide} -output {out}", "wide has other sizes or pieces than"),
         ("-models {0} data/toy.json -output {out}", "no model of the project's own format"),
@@ -291,7 +301,7 @@ def test_loops_are_found(output, loops):
 
 def commands():
     """The commands of all runs in order, as the configurations give them."""
-    names = [f"{number}.{kind}" for number in range(1, 17) for kind in ("text", "train")]
+    names = [f"{number}.{kind}" for number in range(1, 19) for kind in ("text", "train")]
     names.insert(names.index("7.text"), "back.train")
     for name in names:
         said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
@@ -314,7 +324,7 @@ def test_means_are_of_models_that_there_are():
             models.add(data.output)
         elif "translate.py" in words:
             assert words[words.index("-model") + 1] in models
-    assert {"runs/de-en-16", "runs/back", "runs/de-en"} <= models
+    assert {"runs/de-en-18", "runs/back", "runs/de-en"} <= models
 
 
 def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
@@ -332,7 +342,7 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
                 continue
             assert list(data.train) == made and data.train_in_turn
             models.add(data.output)
-    assert len(models) == 16
+    assert len(models) == 18
 
 
 def test_the_readme_has_the_commands_of_the_configurations():

@@ -8,6 +8,7 @@ import pytest
 from onmt_lite import Translator
 from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
@@ -110,6 +111,7 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     assert native.load(tmp_path).retry_repeats == 0
     native.describe(tmp_path, {}, Unknown(), None, 3)
     assert native.load(tmp_path).retry_repeats == 3
+    assert "asks for           -retry_repeats 3\n" in describe(native.load(tmp_path), "model")
     native.describe(tmp_path, {}, Unknown(), None, -1)
     with pytest.raises(CheckpointError, match="retry_repeats is below 0"):
         native.load(tmp_path)

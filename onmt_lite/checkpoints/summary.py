@@ -44,6 +44,8 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         codes = [code or "none" for code in checkpoint.languages.default]
         facts["languages"] = " ".join(checkpoint.languages.ids)
         facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
+    if checkpoint.retry_repeats:
+        facts["asks for"] = f"-retry_repeats {checkpoint.retry_repeats}"
     lines = [_printable(name)]
     lines += [f"  {fact:<{WIDTH}} {_printable(value)}" for fact, value in facts.items()]
     return "\n".join(lines) + "\n"

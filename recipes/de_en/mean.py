@@ -60,6 +60,7 @@ def load_mean_options(argv: Sequence[str]) -> tuple[MeanOptions, Resolved]:
 def cross_check(v: dict[str, Any]) -> list[str]:
     models, weights = v["models"], v["weights"]
     problems = [] if len(models) > 1 else ["models: give two models or more"]
+    problems += [] if v["save_bits"] in (8, 16) else ["save_bits is not 8 or 16; give one of these"]
     problems += [] if v["output"] else ["output is missing; give a path"]
     if weights and len(weights) != len(models):
         problems.append(f"weights: {len(weights)} weights for {len(models)} models")
