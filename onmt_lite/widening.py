@@ -6,6 +6,7 @@ from onmt_lite.alternatives import Decode, alternatives
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.notes import loops
 from onmt_lite.records import Example, Found
+from onmt_lite.rendering import unmet
 from onmt_lite.rules import SearchRules
 
 WIDEST = 1000  # what beam_size takes
@@ -23,7 +24,7 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
             blocking = rules.with_search(block_ngram_repeat=n)
             second = enough([group[i] for i in again], n_slots, blocking, decode)
             for i, each in zip(again, second, strict=True):
-                if not each.note and not repeats(each, group[i]):
+                if cures(each, found[i], group[i], rules):
                     found[i] = replace(each, retried=True)
     return found
 
@@ -31,6 +32,15 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
 def repeats(found: Found, example: Example) -> bool:
     """Whether the best hypothesis says the same again and again."""
     return bool(found.hyps) and loops(found.hyps[0].text, example.line.text)
+
+
+def cures(second: Found, first: Found, example: Example, rules: SearchRules) -> bool:
+    """Whether what was found last takes the place of what repeats itself: nothing is wrong with it,
+    and it holds as many of the phrases that it should."""
+    if second.note or repeats(second, example) or rules.breaks(second.hyps[0].text, example):
+        return False
+    n_unmet = [len(unmet(each.hyps[0].text, example.line.forced)) for each in (second, first)]
+    return n_unmet[0] <= n_unmet[1]
 
 
 def blocks(rules: SearchRules) -> list[int]:

@@ -99,6 +99,13 @@ def test_what_repeats_in_each_search_is_as_at_first():
     assert found.hyps == plain.hyps and "repeats" in found.notes and "retried" not in found.notes
 
 
+def test_forced_phrases_are_kept():
+    """A phrase that says the same three times is more than a search with block can hold."""
+    for phrase, again in (("a a a", False), ("b", True)):
+        (found,) = translator(wish=2).translate(["s0"], force_words=phrase)
+        assert ("retried" in found.notes) == again and not found.unmet
+
+
 def test_texts_differ_where_they_must():
     found = translator(wish=2).translate(LINES, n_best_unique=True)
     for each in found:
