@@ -96,6 +96,8 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     problems += [
         f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
     ]
+    if v["retry_repeats"] == 1:
+        problems.append("retry_repeats 1 would forbid any token twice; give 2 or more, or 0")
     for pair in v["words"]:
         sides = pair.split("=")
         if len(sides) != 2 or not all(map(is_one_word, sides)):

@@ -17,15 +17,19 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     further searches find for those for which that is not enough."""
     if rules.n_alternatives:
         return alternatives(group, n_slots, rules, decode)
+    stricter = blocking(rules)
     found = enough(group, n_slots, rules, decode)
-    for n in blocks(rules):
+    for second in stricter:
         again = [i for i, each in enumerate(found) if repeats(each, group[i])]
-        if again:
-            blocking = rules.with_search(block_ngram_repeat=n)
-            second = enough([group[i] for i in again], n_slots, blocking, decode)
-            for i, each in zip(again, second, strict=True):
-                if cures(each, found[i], group[i], rules):
-                    found[i] = replace(each, retried=True)
+        if not again:
+            break
+        try:
+            others = enough([group[i] for i in again], n_slots, second, decode)
+        except MemoryExhausted:
+            break
+        for i, other in zip(again, others, strict=True):
+            if cures(other, found[i], group[i], rules):
+                found[i] = replace(other, retried=True)
     return found
 
 
@@ -35,23 +39,37 @@ def repeats(found: Found, example: Example) -> bool:
 
 
 def cures(second: Found, first: Found, example: Example, rules: SearchRules) -> bool:
-    """Whether what was found last takes the place of what repeats itself: nothing is wrong with it,
-    and it holds as many of the phrases that it should."""
-    if second.note or repeats(second, example) or rules.breaks(second.hyps[0].text, example):
+    """Whether what was found last takes the place of what repeats itself: it says something, does
+    not repeat itself, keeps to the rules about words, is complete if the first one is, and holds as
+    many of the phrases that it should."""
+    if second.note or repeats(second, example):
         return False
-    n_unmet = [len(unmet(each.hyps[0].text, example.line.forced)) for each in (second, first)]
+    new, old = second.hyps[0], first.hyps[0]
+    if not new.text.strip() or rules.breaks(new.text, example) or (old.ended and not new.ended):
+        return False
+    n_unmet = [len(unmet(hyp.text, example.line.forced)) for hyp in (new, old)]
     return n_unmet[0] <= n_unmet[1]
 
 
-def blocks(rules: SearchRules) -> list[int]:
-    """The n-gram blocks with which lines are searched again whose translation repeats itself
-    (-retry_repeats), the mildest first; with 2 no words can come three times running."""
+def blocking(rules: SearchRules) -> list[SearchRules]:
+    """The searches for lines whose translation repeats itself (-retry_repeats), the mildest first:
+    they block N tokens in a row, then 2, whichever tokens.  None where tokens are drawn, or blocked
+    as strictly already."""
     n, blocked = rules.search.retry_repeats, rules.plan.block_ngram_repeat
     if n is None:  # other searches equal their originals
         n = rules.checkpoint.retry_repeats if rules.search.search == "opennmt" else 0
-    if rules.sampling is not None:
+    if n == 0 or rules.sampling is not None:
         return []
-    return [size for size in sorted({n, min(n, 2)}, reverse=True) if 0 < size < (blocked or n + 1)]
+    sizes = [size for size in sorted({n, 2}, reverse=True) if not 0 < blocked <= size]
+    lengths = replace(rules.lengths, block_ngram_unit="tokens")
+    options = replace(rules.options, lengths=lengths)
+    search = replace(rules.search, ignore_when_blocking=())
+    return [
+        SearchRules(
+            replace(options, search=replace(search, block_ngram_repeat=size)), rules.checkpoint
+        )
+        for size in sizes
+    ]
 
 
 def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:

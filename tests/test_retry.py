@@ -9,10 +9,13 @@ from onmt_lite import Translator
 from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.summary import describe
-from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.options import TranslateOptions
+from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
+from onmt_lite.options import TranslateOptions, load_options
 from onmt_lite.presets import PRESETS
+from onmt_lite.records import NOTHING, Found, Line
+from onmt_lite.rules import SearchRules
 from onmt_lite.text.unknown import Unknown
+from onmt_lite.widening import cures
 from tests.support import tables, tiny
 
 LINES = ["s0", "s1", "s2"]
@@ -40,6 +43,12 @@ def noted(translations, note):
     return [note in t.notes for t in translations]
 
 
+def cured(old, new):
+    """Whether the second of two translations does without what is wrong with the first."""
+    complete = new.hyps[0].ended or not old.hyps[0].ended
+    return "repeats" in old.notes and "repeats" not in new.notes and new.text != "" and complete
+
+
 @pytest.mark.parametrize("search", BLOCKING)
 @pytest.mark.parametrize("n", [2, 3])
 def test_lines_that_repeat_are_those_of_a_search_with_block(search, n):
@@ -49,11 +58,7 @@ def test_lines_that_repeat_are_those_of_a_search_with_block(search, n):
     expected = plain
     for size in (n, 2):
         blocked = model.translate(LINES, search=search, block_ngram_repeat=size)
-        cured = [
-            was and not still
-            for was, still in zip(noted(expected, "repeats"), noted(blocked, "repeats"))
-        ]
-        expected = [b if is_cured else e for e, b, is_cured in zip(expected, blocked, cured)]
+        expected = [new if cured(old, new) else old for old, new in zip(expected, blocked)]
     assert hyps(found) == hyps(expected)
     was, still = noted(plain, "repeats"), noted(found, "repeats")
     assert noted(found, "retried") == [a and not b for a, b in zip(was, still)]
@@ -106,6 +111,49 @@ def test_forced_phrases_are_kept():
         assert ("retried" in found.notes) == again and not found.unmet
 
 
+def test_without_room_for_a_second_search_the_first_counts(monkeypatch):
+    plain, run = translator().translate(LINES), Translator._run
+
+    def small(self, model, group, n_slots, rules):
+        if rules.plan.block_ngram_repeat:
+            raise MemoryExhausted("out of memory")
+        return run(self, model, group, n_slots, rules)
+
+    monkeypatch.setattr(Translator, "_run", small)
+    assert translator(wish=2).translate(LINES) == plain
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("-retry_repeats 1", "give 2 or more, or 0"),
+        ("-retry_repeats 3 -search fairseq -replace_unk -report_align", "after all searches"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, problem):
+    with pytest.raises(OptionError, match=problem):
+        load_options(words.split())
+    with pytest.raises(OptionError, match="give 2 or more, or 0"):
+        load_calibrate_options("-model a -valid b -retry_repeats 1".split())
+
+
+def test_a_translation_gives_way_to_a_better_one_only():
+    """Neither to a blank one, nor to one that is cut off; and the words are counted, too."""
+    example = next(
+        iter(translator().examples_of([Line(0, "s0")], None, None, TranslateOptions.of()))
+    )
+    rules = SearchRules(translator().options, translator().checkpoint)
+
+    def found(text, ended=True, note=""):
+        return Found([replace(NOTHING, text=text, ended=ended)], note)
+
+    first = found("a a a")
+    assert cures(found("a b"), first, example, rules)
+    for worse in (found(""), found("a b", ended=False), found("b b b"), found("a", note="x")):
+        assert not cures(worse, first, example, rules)
+    assert cures(found("a b", ended=False), found("a a a", ended=False), example, rules)
+
+
 def test_texts_differ_where_they_must():
     found = translator(wish=2).translate(LINES, n_best_unique=True)
     for each in found:
@@ -119,9 +167,10 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     native.describe(tmp_path, {}, Unknown(), None, 3)
     assert native.load(tmp_path).retry_repeats == 3
     assert "asks for           -retry_repeats 3\n" in describe(native.load(tmp_path), "model")
-    native.describe(tmp_path, {}, Unknown(), None, -1)
-    with pytest.raises(CheckpointError, match="retry_repeats is below 0"):
-        native.load(tmp_path)
+    for wrong in (-1, 1):
+        native.describe(tmp_path, {}, Unknown(), None, wrong)
+        with pytest.raises(CheckpointError, match="retry_repeats is neither 0 nor 2"):
+            native.load(tmp_path)
 
 
 def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):

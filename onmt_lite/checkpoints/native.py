@@ -178,8 +178,8 @@ def _read_confidence(description: Description) -> Confidence | None:
 
 def _read_retry(description: Description) -> int:
     n = description.number("retry_repeats", 0)
-    if n < 0:
-        raise CheckpointError(f"{description.path}: retry_repeats is below 0")
+    if n < 0 or n == 1:
+        raise CheckpointError(f"{description.path}: retry_repeats is neither 0 nor 2 or more")
     return n
 
 
