@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -159,6 +160,10 @@ def test_texts_differ_where_they_must():
     for each in found:
         assert len({hyp.text for hyp in each.hyps}) == len(each.hyps) == USUAL["n_best"]
     assert noted(found, "retried") == LOOPS
+
+
+def test_the_shipped_model_asks_for_it():
+    assert native.load(Path("data/de-en")).retry_repeats == 3
 
 
 def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
