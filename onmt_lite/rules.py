@@ -69,9 +69,9 @@ class SearchRules:
         """Whether texts that must differ are fewer than n_best."""
         return self.search.n_best_unique and not found.note and len(found.hyps) < self.search.n_best
 
-    def with_search(self, **changes: Any) -> "SearchRules":
-        """The same with other options of the search."""
-        search = replace(self.search, **changes)
+    def wider(self, beam_size: int) -> "SearchRules":
+        """The same with another beam_size."""
+        search = replace(self.search, beam_size=beam_size)
         return SearchRules(replace(self.options, search=search), self.checkpoint)
 
     def keeping(self, n: int) -> "SearchRules":

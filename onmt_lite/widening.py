@@ -17,14 +17,13 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     further searches find for those for which that is not enough."""
     if rules.n_alternatives:
         return alternatives(group, n_slots, rules, decode)
-    stricter = blocking(rules)
     found = enough(group, n_slots, rules, decode)
-    for second in stricter:
+    for n in blocks(rules):
         again = [i for i, each in enumerate(found) if repeats(each, group[i])]
         if not again:
             break
         try:
-            others = enough([group[i] for i in again], n_slots, second, decode)
+            others = enough([group[i] for i in again], n_slots, blocking(rules, n), decode)
         except MemoryExhausted:
             break
         for i, other in zip(again, others, strict=True):
@@ -51,25 +50,22 @@ def cures(second: Found, first: Found, example: Example, rules: SearchRules) -> 
     return n_unmet[0] <= n_unmet[1]
 
 
-def blocking(rules: SearchRules) -> list[SearchRules]:
-    """The searches for lines whose translation repeats itself (-retry_repeats), the mildest first:
-    they block N tokens in a row, then 2, whichever tokens.  None where tokens are drawn, or blocked
-    as strictly already."""
+def blocks(rules: SearchRules) -> list[int]:
+    """How many tokens in a row the searches block for lines whose translation repeats itself
+    (-retry_repeats): N, then 2.  None where tokens are drawn, or blocked as strictly already."""
     n, blocked = rules.search.retry_repeats, rules.plan.block_ngram_repeat
     if n is None:  # other searches equal their originals
         n = rules.checkpoint.retry_repeats if rules.search.search == "opennmt" else 0
     if n == 0 or rules.sampling is not None:
         return []
-    sizes = [size for size in sorted({n, 2}, reverse=True) if not 0 < blocked <= size]
+    return [size for size in sorted({n, 2}, reverse=True) if not 0 < blocked <= size]
+
+
+def blocking(rules: SearchRules, n: int) -> SearchRules:
+    """The same search, in which no n tokens in a row may come twice, whichever they are."""
+    search = replace(rules.search, block_ngram_repeat=n, ignore_when_blocking=())
     lengths = replace(rules.lengths, block_ngram_unit="tokens")
-    options = replace(rules.options, lengths=lengths)
-    search = replace(rules.search, ignore_when_blocking=())
-    return [
-        SearchRules(
-            replace(options, search=replace(search, block_ngram_repeat=size)), rules.checkpoint
-        )
-        for size in sizes
-    ]
+    return SearchRules(replace(rules.options, search=search, lengths=lengths), rules.checkpoint)
 
 
 def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:
@@ -83,7 +79,7 @@ def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     group, found = reworded(group, found, n_slots, rules, decode)
     short = [i for i, each in enumerate(found) if rules.lacks(each)]
     while short and rules.beam_size < WIDEST:
-        narrow, rules = rules, rules.with_search(beam_size=min(WIDEST, 2 * rules.beam_size))
+        narrow, rules = rules, rules.wider(min(WIDEST, 2 * rules.beam_size))
         n_slots = max(1, n_slots * narrow.beam_size // rules.beam_size)  # as many rows as before
         try:
             again = decode([group[i] for i in short], n_slots, rules)
