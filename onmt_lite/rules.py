@@ -394,5 +394,5 @@ def model_notes(
     if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
         notes.append("precision: without effect; a table model has no weights")
     if options.speed.precision == "int8" and precision_of(model) != "int8":
-        notes.append("precision int8: this torch cannot do so here; the model runs in fp32")
+        notes.append("precision int8: no exact kernel for this processor; the model runs in fp32")
     return notes

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,28 @@ class TestGain:
         monkeypatch.setattr(Packed, "__call__", lambda self, x: 1.5 * right(self, x))
         assert gain("packed") == 0
 
+    def test_of_sums_that_are_cut_off(self, monkeypatch):
+        """As AVX2 without VNNI adds: two products of bytes in 16 bits."""
+
+        def cut_off(weight: torch.Tensor) -> Callable[[Bytes], torch.Tensor]:
+            scale = weight.abs().amax(1) / 127
+            values = (weight / scale[:, None]).round()
+
+            def product(rows: Bytes) -> torch.Tensor:
+                terms = rows.values.float()[:, None] * values  # (R, N, D)
+                pairs = terms.unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1)
+                return (pairs.sum(-1) - rows.zero * values.sum(1)) * scale
+
+            return product
+
+        monkeypatch.setattr(linear, "Int8Weight", cut_off)
+        monkeypatch.setattr(linear, "PROBE", linear.SMALL_PROBE)
+        monkeypatch.setattr(linear, "min_ratio", lambda *works: 1.0)
+        assert gain("int8") == 0
+        monkeypatch.setattr(linear, "large", torch.randn)
+        gain.cache_clear()
+        assert gain("int8") > 0  # small numbers do not show it
+
     def test_of_a_slow_one(self, monkeypatch):
         tried = []
 
@@ -212,8 +235,9 @@ class TestChoice:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
-def test_a_sentence_is_alone_in_int8(batch_size, german):
+def test_a_sentence_is_alone_in_int8(batch_size, german, monkeypatch):
     """A last bit may decide how a number is rounded to a byte, so all of them must be the same."""
+    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
     translator = Translator.from_pretrained(device="cpu", precision="int8", threads=1)
     batches = dict(batch_type="sents", batch_size=batch_size, n_best=2)
     order = random.Random(batch_size).sample(range(len(german)), len(german))
@@ -231,6 +255,7 @@ class TestAttentionInBfloat16:
     @pytest.fixture(autouse=True)
     def faster(self, monkeypatch):
         monkeypatch.setattr(attention, "attends_faster", lambda: True)
+        monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)
 
     def test_where_it_is_kept(self, monkeypatch):
         def kept(precision: str, **sizes: int) -> torch.dtype:

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import translate
-from onmt_lite import OptionError, Translator
+from onmt_lite import OptionError, Translator, runtime
 from onmt_lite.opennmt_options import FOREIGN
 from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
 from tests.support.files import DATA
@@ -360,6 +360,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tgt.txt").write_text(TARGET, encoding="utf-8")
     (tmp_path / "phrases.txt").write_text("dog|||DOG\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
     yield tmp_path
     logging.getLogger("onmt_lite").handlers.clear()
 
