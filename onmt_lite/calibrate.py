@@ -78,6 +78,13 @@ class CalibrateOptions:
         min=0,
         example="3",
     )
+    split_longer: int | None = opt(
+        None,
+        "Let the option of this name be N with the model where it is not given; without it, what "
+        "it was before",
+        min=0,
+        example="100",
+    )
 
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
@@ -132,8 +139,13 @@ def calibrate(options: CalibrateOptions) -> None:
         vocab = checkpoint.src_vocab
         known = {char for token in vocab.tokens for char in token}
         unknown = replace(unknown, rare=rare_marks(known, seen))
-    retries = checkpoint.retry_repeats if options.retry_repeats is None else options.retry_repeats
-    checkpoint = replace(checkpoint, unknown=unknown, retry_repeats=retries)
+    wishes = {
+        name: getattr(checkpoint, name)
+        if getattr(options, name) is None
+        else getattr(options, name)
+        for name in ("retry_repeats", "split_longer")
+    }
+    checkpoint = replace(checkpoint, unknown=unknown, **wishes)
     translator = Translator(checkpoint, TranslateOptions.of())
     made = translator.translate([src for src, _ in pairs])
     config, n_found, n_shared = best_attention(translator, made)
@@ -143,7 +155,7 @@ def calibrate(options: CalibrateOptions) -> None:
         if t.hyps[0].token_log_probs
     ]
     curve = fit(points)
-    native.describe(path, config, unknown, curve, retries)
+    native.describe(path, config, unknown, curve, **wishes)
     print_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
         f"at {curve.threshold:.3f} per token\n{table(points, curve)}"

@@ -12,6 +12,7 @@ AGAINST = {
     "replace_unk": "words that differ may be equal once they are replaced; ban_unk_token has none "
     "to replace",
     "dump_beam": "several searches find the alternatives of a line",
+    "split_longer": "the words that may follow are those of the whole line",
     "retry_repeats": "several searches find the alternatives of a line",
     "min_words": "it may ask for other words than these",
     "max_words": "it may ask for other words than these",

@@ -79,6 +79,15 @@ class TextOptions:
         value="FILE",
         example="phrases.txt -replace_unk",
     )
+    split_longer: int | None = opt(
+        None,
+        "Translate the sentences of a line of more than N characters one by one; 0 does not; lines "
+        "with a prefix, a reference, forced phrases or a language's tag stay whole; by default, "
+        "under -search opennmt, what the model asks for: the shipped one 100, others 0",
+        min=0,
+        needs="no -tgt",
+        example="200",
+    )
     transforms: tuple[str, ...] = opt(
         (),
         "Apply these OpenNMT-py transforms to each line, in order, and to the output in reverse: "

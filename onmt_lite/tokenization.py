@@ -125,9 +125,13 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
     return fitted
 
 
-def forced_ids(checkpoint: Checkpoint, text: TextOptions) -> tuple[int, ...]:
-    """The words of tgt_prefix as the transform `prefix` has them before a blank line, or, without
-    the transform, as tokens of the target.  OptionError for a word that is no token."""
+def forced_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
+    """What all translations begin with, where tgt_file_prefix comes without tgt: the words of
+    tgt_prefix as the transform `prefix` has them before a blank line, or, without the transform, as
+    tokens of the target.  OptionError for a word that is no token."""
+    text = options.text
+    if not options.data.tgt_file_prefix or options.data.tgt is not None:
+        return ()
     if "prefix" not in text.performed:
         return _ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
     tokens = next(iter(checkpoint.tokenizers.values())).encode_target("")

@@ -26,6 +26,7 @@ from onmt_lite.models.base import AnyModel, EncoderDecoder
 from onmt_lite.models.captured import Captured, CudaRecorder, captures
 from onmt_lite.notes import notes_of, total, unsearched, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
+from onmt_lite.paragraphs import Paragraphs, longest
 from onmt_lite.parts import read_parts
 from onmt_lite.records import NOTHING, Example, Found, Line, Translation
 from onmt_lite.rendering import Renderer, unmet
@@ -302,6 +303,9 @@ class Translator:
         if prefixes is not None:
             rules.check_prefixes()
         rules.check_phrases(lines)
+        most = longest(options, self.checkpoint) if tgt_lines is prefixes is None else 0
+        paragraphs = Paragraphs(lines, most, self.checkpoint)
+        lines, progress = paragraphs.lines, paragraphs.counting(progress)
         with self.clock.phase("tokenise"):
             examples = self.examples_of(lines, tgt_lines, prefixes, options)
             copies = Copies(examples, rules.copies_are_equal)
@@ -331,7 +335,8 @@ class Translator:
         made = [self._translation(*each, rules) for each in zip(examples, found)]
         made = self.aligner.tables(examples, with_source(examples, made, options), options)
         made = self.aligner.gold(examples, made, options)
-        return copies.of_all(made if tgt_lines is None else map(with_gold, made, gold))
+        made = copies.of_all(made if tgt_lines is None else map(with_gold, made, gold))
+        return paragraphs.joined(made)
 
     def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
         curve = self.checkpoint.confidence
@@ -362,7 +367,7 @@ class Translator:
         """What the model reads of each line, its reference and its prefix."""
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
-        forced = self._forced(options) if prefixes is None else ()
+        forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
         direction, each = self._direction(options), zip(lines, targets, begin, strict=True)
         return [self.examples.make(*sides, forced, direction) for sides in each]
 
@@ -370,12 +375,6 @@ class Translator:
         """The languages of lines without a tag.  OptionError where they are not to be had."""
         given = Direction(options.model.src_lang, options.model.tgt_lang)
         return choose_languages(self.checkpoint.languages, given)
-
-    def _forced(self, options: TranslateOptions) -> tuple[int, ...]:
-        """What all translations begin with: tgt_prefix, if tgt_file_prefix comes without tgt."""
-        if not options.data.tgt_file_prefix or options.data.tgt is not None:
-            return ()
-        return forced_ids(self.checkpoint, options.text)
 
     def batches(
         self, examples: list[Example], speed: SpeedOptions, rules: SearchRules

@@ -382,6 +382,7 @@ class TestCommandLine:
             ("-replace_unk", "may be equal once they are replaced"),
             ("-dump_beam x.html", "several searches find"),
             ("-retry_repeats 3", "several searches find"),
+            ("-split_longer 90", "those of the whole line"),
             ("-search tensorflow", "has no such option"),
         ],
     )

@@ -39,7 +39,7 @@ RANKS = [
     ["onmt_lite.languages"],
     ["onmt_lite.rules", "onmt_lite.tokenization", "onmt_lite.examples"],
     ["onmt_lite.rendering", "onmt_lite.alternatives", "onmt_lite.parts", "onmt_lite.notes"],
-    ["onmt_lite.widening", "onmt_lite.copies"],
+    ["onmt_lite.widening", "onmt_lite.copies", "onmt_lite.paragraphs"],
     ["onmt_lite.tracing"],
     ["onmt_lite.alignment"],
     ["onmt_lite.translator"],

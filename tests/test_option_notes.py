@@ -51,6 +51,7 @@ IDLE = [
     ("n_best_unique", "-n_best_unique", "n_best is 1"),
     ("retry_repeats", "-retry_repeats 3 -do_sample", "tokens are drawn"),
     ("retry_repeats", "-retry_repeats 3 -block_ngram_repeat 2", "as strict already"),
+    ("split_longer", "-split_longer 90 -tgt a", "no tgt"),
     ("report_bleu", "-report_bleu", "tgt is not given"),
     ("report_bleu", "-report_bleu -tgt a -tgt_file_prefix", "tgt_file_prefix is true"),
     ("report_bleu", "-report_bleu -tgt a -score_only", "score_only is true"),

@@ -86,13 +86,14 @@ def describe(
     unknown: Unknown,
     confidence: Confidence | None,
     retry_repeats: int = 0,
+    split_longer: int = 0,
 ) -> None:
     """Update the description of a model: fields of `config`, and the optional entries."""
     manifest = _read_manifest(path / MANIFEST)
     manifest["config"] |= config
     manifest["unknown"] = dataclasses.asdict(unknown)
     manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
-    manifest["retry_repeats"] = retry_repeats
+    manifest["retry_repeats"], manifest["split_longer"] = retry_repeats, split_longer
     manifest["sha256"] = _checksum(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     replace_files(path, {MANIFEST: text.encode("utf-8")})
@@ -124,6 +125,7 @@ def load(path: Path) -> Checkpoint:
         unknown=_read_unknown(description),
         confidence=_read_confidence(description),
         retry_repeats=_read_retry(description),
+        split_longer=_read_split(description),
     )
 
 
@@ -180,6 +182,13 @@ def _read_retry(description: Description) -> int:
     n = description.number("retry_repeats", 0)
     if n < 0 or n == 1:
         raise CheckpointError(f"{description.path}: retry_repeats is neither 0 nor 2 or more")
+    return n
+
+
+def _read_split(description: Description) -> int:
+    n = description.number("split_longer", 0)
+    if n < 0:
+        raise CheckpointError(f"{description.path}: split_longer is below 0")
     return n
 
 

@@ -44,8 +44,9 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         codes = [code or "none" for code in checkpoint.languages.default]
         facts["languages"] = " ".join(checkpoint.languages.ids)
         facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
-    if checkpoint.retry_repeats:
-        facts["asks for"] = f"-retry_repeats {checkpoint.retry_repeats}"
+    wishes = {name: getattr(checkpoint, name) for name in ("retry_repeats", "split_longer")}
+    if asked := " ".join(f"-{name} {n}" for name, n in wishes.items() if n):
+        facts["asks for"] = asked
     lines = [_printable(name)]
     lines += [f"  {fact:<{WIDTH}} {_printable(value)}" for fact, value in facts.items()]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,197 @@
+"""-split_longer: sentences of a long line are translated as if each had a line of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.calibrate import calibrate, load_calibrate_options
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.summary import describe
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.options import TranslateOptions, load_options
+from onmt_lite.records import Confidence
+from onmt_lite.text.sentences import sentences_of
+from onmt_lite.text.unknown import Unknown
+from tests.support import tiny
+
+LINE = "Ich gehe nach Hause. Wo ist der Bahnhof? Morgen komme ich wieder!"
+PARTS = ["Ich gehe nach Hause.", "Wo ist der Bahnhof?", "Morgen komme ich wieder!"]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        PARTS,
+        ["Dr. Müller kam am 3. Mai, d. h. gestern, mit J. K. Lang bzw. Annegret.", "Sie blieben."],
+        [
+            "Er rief: „Komm her!“",
+            "„Nein“, sagte sie.",
+            "Dann schwieg er …",
+            "Warum?!",
+            "(Wer weiß.)",
+        ],
+        ["Das Wort ist alt... sehr alt.", "3 Leute wissen es.", "Ölöfen auch."],
+        ["Es gibt kein Ende ohne Punkt und es geht weiter."],
+        ["www.web.de ist kaputt.", "Version 1.2 auch."],
+    ],
+)
+def test_where_sentences_end(sentences):
+    assert sentences_of(" ".join(sentences)) == sentences
+
+
+def test_a_point_that_may_be_of_an_abbreviation_ends_nothing():
+    assert len(sentences_of("Guten Tag. Ich gehe.")) == 1
+    assert len(sentences_of("das ist gut. aber nicht genug.")) == 1
+
+
+@given(st.text(alphabet="aA.!? „“1\t…)", max_size=40))
+def test_sentences_are_the_line(text):
+    sentences = sentences_of(text)
+    assert " ".join(sentences).split() == text.split()
+    assert all(s == s.strip() and (s or not text.strip()) for s in sentences)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Translator.from_pretrained(device="cpu", threads=1)
+
+
+def make(model, **options):
+    options = TranslateOptions.of(device="cpu", threads=1, **options)
+    return Translator(model.checkpoint, options)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_best": 3}, {"search": "transformers"}])
+def test_a_line_is_its_sentences(model, options):
+    (whole, short) = make(model, split_longer=40).translate([LINE, PARTS[0]], **options)
+    parts = make(model, split_longer=0).translate(PARTS, **options)
+    assert short.hyps == parts[0].hyps and whole.src == LINE
+    assert whole.n_src_tokens == sum(part.n_src_tokens for part in parts)
+    assert whole.confidence == min(part.confidence for part in parts)
+    for hyp, *own in zip(whole.hyps, *(part.hyps for part in parts), strict=True):
+        assert hyp.text == " ".join(h.text for h in own)
+        assert hyp.tokens == [token for h in own for token in h.tokens]
+        assert hyp.token_log_probs == [x for h in own for x in h.token_log_probs]
+        assert hyp.log_prob == pytest.approx(sum(h.log_prob for h in own))
+        assert hyp.ended
+
+
+def test_the_score_of_a_mean_is_a_mean_and_that_of_a_sum_a_sum(model):
+    for penalty in ("avg", "none"):
+        (whole,) = make(model, split_longer=1).translate([LINE], length_penalty=penalty)
+        (hyp,) = whole.hyps
+        n = len(hyp.token_log_probs) if penalty == "avg" else 1
+        assert hyp.score == pytest.approx(hyp.log_prob / n)
+
+
+def test_a_line_is_split_above_that_length_alone(model):
+    texts = {n: make(model, split_longer=n).translate([LINE])[0].hyps for n in (0, 1, 64, 65)}
+    assert texts[1] == texts[64] and texts[0] == texts[65] and len(LINE) == 65
+    assert texts[64] != texts[65]
+
+
+def test_nothing_is_left_out_of_a_paragraph(model):
+    """What the model does by default; whole, the line loses some of its sentences."""
+    line = " ".join(f"Tom hat {n} Bücher." for n in range(10, 34))
+    default, whole = (make(model, **o).translate([line])[0].text for o in ({}, {"split_longer": 0}))
+    assert default.split(". ")[-1] == "Tom has 33 books." and default.count("books") == 24
+    assert whole.count("books") < 24
+
+
+def test_other_searches_keep_lines_whole(model):
+    found = [
+        make(model, search="ctranslate2", **o).translate([LINE * 4])[0].hyps
+        for o in ({}, {"split_longer": 0})
+    ]
+    assert found[0] == found[1]
+
+
+def test_alignments_are_moved_on(model):
+    given = dict(report_align=True, attn_debug=True)
+    (whole,) = make(model, split_longer=1, **given).translate([LINE])
+    parts = make(model, split_longer=0, **given).translate(PARTS)
+    assert whole.src_tokens == [token for part in parts for token in part.src_tokens]
+    pairs = [(whole.src_tokens[i], whole.hyps[0].tokens[j]) for i, j in whole.hyps[0].align]
+    assert pairs == [
+        (part.src_tokens[i], part.hyps[0].tokens[j])
+        for part in parts
+        for i, j in part.hyps[0].align
+    ]
+    src, tgt = LINE.split(), whole.text.split()
+    words = [(src[i], tgt[j]) for i, j in whole.hyps[0].word_align]
+    assert words == [
+        (part.src.split()[i], part.text.split()[j])
+        for part in parts
+        for i, j in part.hyps[0].word_align
+    ]
+    assert whole.attn_table == tuple(row for part in parts for row in part.attn_table)
+
+
+def test_what_stays_whole(model):
+    split, whole = make(model, split_longer=1), make(model, split_longer=0)
+    begun, forced = dict(prefixes=["I"]), dict(force_words=["station"])
+    for asked in (begun, forced):
+        assert split.translate([LINE], **asked) == whole.translate([LINE], **asked)
+    assert split.score([LINE], ["I go."]) == whole.score([LINE], ["I go."])
+
+
+def test_notes_of_sentences_are_those_of_the_line(model):
+    (found,) = make(model, split_longer=1).translate(
+        ["ICH GEHE NACH HAUSE. Das ist gut. WARTE HIER!"]
+    )
+    assert found.notes == ("capitals",)
+
+
+def test_lines_are_counted_once(model):
+    told = []
+    lines = [LINE, "Guten Tag.", LINE, "", LINE + " Ende gut, alles gut."]
+    make(model, split_longer=20).translate(
+        lines, progress=lambda n, _: told.append(n), batch_size=2, batch_type="sents"
+    )
+    assert len(told) > 2 and told[-1] == len(lines)
+
+
+def test_jsonl_keeps_the_fields_of_the_line(model, tmp_path):
+    src, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    src.write_text(json.dumps({"text": LINE, "key": 7}) + "\n", encoding="utf-8")
+    translator = make(model, split_longer=1)
+    translator.translate_file(src, out, output_format="jsonl", input_format="jsonl")
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["fields"] == {"key": 7} and record["src"] == LINE and len(record["hyps"]) == 1
+
+
+def test_alternatives_are_of_whole_lines(model):
+    given = dict(alternatives=2)
+    assert model.translate([LINE * 4], **given) == make(model, split_longer=0).translate(
+        [LINE * 4], **given
+    )
+    with pytest.raises(OptionError, match="words that may follow are those of the whole line"):
+        load_options("-split_longer 100 -alternatives 2".split())
+
+
+def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
+    assert native.load(Path("data/de-en")).split_longer == 100
+    native.save(tmp_path, tiny.make_model(), tiny_pieces)
+    assert native.load(tmp_path).split_longer == 0
+    native.describe(tmp_path, {}, Unknown(), None, 3, 70)
+    assert native.load(tmp_path).split_longer == 70
+    said = describe(native.load(tmp_path), "model")
+    assert "asks for           -retry_repeats 3 -split_longer 70\n" in said
+    native.describe(tmp_path, {}, Unknown(), None, 0, -1)
+    with pytest.raises(CheckpointError, match="split_longer is below 0"):
+        native.load(tmp_path)
+
+
+def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
+    native.save(tmp_path, tiny.make_model(), tiny_pieces)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
+    monkeypatch.setattr("onmt_lite.calibrate.fit", lambda points: Confidence(0.0, 1.0))
+    for words, expected in ((["-split_longer", "90"], 90), ([], 90), (["-split_longer", "0"], 0)):
+        argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
+        calibrate(load_calibrate_options(argv)[0])
+        assert native.load(tmp_path).split_longer == expected
