@@ -23,7 +23,8 @@ def longest(options: TranslateOptions, checkpoint: Checkpoint) -> int:
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
         n = checkpoint.split_longer if options.search.search == "opennmt" else 0
-    return 0 if options.editing.alternatives else n
+    whole = options.editing.alternatives or options.attention.gold_align or options.data.score_only
+    return 0 if whole else n
 
 
 class Paragraphs:
@@ -44,6 +45,7 @@ class Paragraphs:
         self.whole = lines
         self.parts = [cut(line) for line in lines]
         self.lines = [*chain(*self.parts)]
+        self.are_cut = len(self.lines) > len(lines)
 
     def counting(self, progress: Progress) -> Progress:
         """Counts whole lines where it is told of parts: as many as their share."""
@@ -57,6 +59,19 @@ class Paragraphs:
 
         return tell
 
+    def scored(
+        self,
+        translate: Callable[..., list[Translation]],
+        tgt_lines: Sequence[Line],
+        options: TranslateOptions,
+        progress: Progress,
+    ) -> list[Translation]:
+        """With references, which are of whole lines and so are scored apart."""
+        alone = replace(options, data=replace(options.data, score_only=True))
+        made = translate(self.whole, None, options, progress)
+        scored = translate(self.whole, tgt_lines, alone)
+        return [with_reference(*each) for each in zip(made, scored)]
+
     def joined(self, made: Sequence[Translation]) -> list[Translation]:
         """The translations of the whole lines, from those of `lines`."""
         each = iter(made)
@@ -65,6 +80,18 @@ class Paragraphs:
             found[0] if len(found) == 1 else join(line, found)
             for line, found in zip(self.whole, groups)
         ]
+
+
+def with_reference(made: Translation, scored: Translation) -> Translation:
+    """A translation with what is known of its reference, from a line of which that alone is."""
+    return replace(
+        made,
+        notes=tuple(dict.fromkeys((*made.notes, *scored.notes))),
+        gold_log_prob=scored.gold_log_prob,
+        has_gold=scored.has_gold,
+        n_gold_tokens=scored.n_gold_tokens,
+        gold_token_log_probs=scored.gold_token_log_probs,
+    )
 
 
 def join(line: Line, parts: Sequence[Translation]) -> Translation:

@@ -82,10 +82,10 @@ class TextOptions:
     split_longer: int | None = opt(
         None,
         "Translate the sentences of a line of more than N characters one by one; 0 does not; lines "
-        "with a prefix, a reference, forced phrases or a language's tag stay whole; by default, "
-        "under -search opennmt, what the model asks for: the shipped one 100, others 0",
+        "with a prefix, forced phrases or a language's tag stay whole; by default, under -search "
+        "opennmt, what the model asks for: the shipped one 100, others 0",
         min=0,
-        needs="no -tgt",
+        needs="no -score_only and no -tgt_file_prefix and no -gold_align",
         example="200",
     )
     transforms: tuple[str, ...] = opt(

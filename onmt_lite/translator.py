@@ -303,8 +303,10 @@ class Translator:
         if prefixes is not None:
             rules.check_prefixes()
         rules.check_phrases(lines)
-        most = longest(options, self.checkpoint) if tgt_lines is prefixes is None else 0
+        most = longest(options, self.checkpoint) if prefixes is None else 0
         paragraphs = Paragraphs(lines, most, self.checkpoint)
+        if paragraphs.are_cut and tgt_lines is not None:
+            return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         lines, progress = paragraphs.lines, paragraphs.counting(progress)
         with self.clock.phase("tokenise"):
             examples = self.examples_of(lines, tgt_lines, prefixes, options)

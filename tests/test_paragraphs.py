@@ -13,7 +13,7 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions, load_options
-from onmt_lite.records import Confidence
+from onmt_lite.records import Confidence, Line
 from onmt_lite.text.sentences import sentences_of
 from onmt_lite.text.unknown import Unknown
 from tests.support import tiny
@@ -137,6 +137,18 @@ def test_what_stays_whole(model):
     for asked in (begun, forced):
         assert split.translate([LINE], **asked) == whole.translate([LINE], **asked)
     assert split.score([LINE], ["I go."]) == whole.score([LINE], ["I go."])
+
+
+def test_references_are_scored_as_whole_lines(model):
+    """And the translation is the one without a reference."""
+    translator = make(model, split_longer=1)
+    lines = [Line(i, text) for i, text in enumerate([LINE, PARTS[0], LINE])]
+    references = [Line(i, text) for i, text in enumerate(["I go home.", "Yes.", ""])]
+    made = translator.translate_lines(lines, references)
+    assert [t.hyps for t in made] == [t.hyps for t in translator.translate_lines(lines)]
+    scores = translator.score([LINE, PARTS[0], LINE], ["I go home.", "Yes.", ""])
+    assert [t.gold_log_prob for t in made] == scores
+    assert all(t.has_gold for t in made) and made[0].n_gold_tokens == 5
 
 
 def test_notes_of_sentences_are_those_of_the_line(model):

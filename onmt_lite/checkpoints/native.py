@@ -1,9 +1,9 @@
 """Format of onmt_lite: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
 
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
-directory loads as it was written or is refused.  Three entries are optional: "unknown", the
-handling of unknown characters (`onmt_lite.text.unknown.Unknown`), "confidence", the curve from
-score to confidence (`onmt_lite.records.Confidence`), and "retry_repeats", that option's default.
+directory loads as it was written or is refused.  Four entries are optional: "unknown", the handling
+of unknown characters (`onmt_lite.text.unknown.Unknown`), "confidence", the curve from score to
+confidence (`onmt_lite.records.Confidence`), and the defaults of "retry_repeats" and "split_longer".
 """
 
 import dataclasses
@@ -209,7 +209,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         version = manifest["format"]
         if version not in FORMATS.values():
             known = " and ".join(FORMATS.values())
-            raise CheckpointError(f"{path}: format {version!r}, this version reads {known}")
+            raise CheckpointError(f"{path}: format {shown(version)}, this version reads {known}")
         if not isinstance(manifest["files"], dict):
             raise TypeError("files")
         if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
