@@ -1,6 +1,7 @@
 """Search options that a model brings as its own defaults: those of Hugging Face and of Marian."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from onmt_lite.errors import CheckpointError, OptionError
 FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
 FILES = ("config.json", "generation_config.json")  # the last one wins
 MAX_BYTES = 1 << 20
+MERGE = "tag:yaml.org,2002:merge"  # of the key <<
+# What PyYAML raises for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
+NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 
 def _same(value: Any) -> Any:
@@ -110,8 +114,7 @@ def read_decoder(
     model = Path(models[0])
     path = (model if model.is_dir() else model.parent) / "decoder.yml"
     table = _read(path)
-    named = [Path(str(name)).name for name in table.get("models") or []]
-    if not model.is_dir() and model.name not in named:
+    if not model.is_dir() and model.name not in file_names(table.get("models"), "models", path):
         return []
     options = {
         option: _checked(path, name, table[name], option, convert, check)
@@ -119,6 +122,14 @@ def read_decoder(
         if table.get(name) is not None
     }
     return [(options, f"of {path}")] if options else []
+
+
+def file_names(listed: Any, key: str, path: Path) -> list[str]:
+    """The files in a list of decoder.yml, without the folders before them."""
+    listed = listed or []
+    if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):
+        raise CheckpointError(f"{path}: {key} is not a list of files")
+    return [re.split(r"[/\\]", name)[-1] for name in listed]
 
 
 def _checked(
@@ -129,9 +140,12 @@ def _checked(
     convert: Callable[[Any], Any],
     check: Callable[[str, Any], Any],
 ) -> Any:
+    if not isinstance(value, (bool, int, float, str)):
+        # Not shown: a few bytes can nest lists without end
+        raise CheckpointError(f"{path}: {name}: expected one value, got a {type(value).__name__}")
     try:
         return check(option, convert(value))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path}: {name}: {error}") from None
 
 
@@ -140,7 +154,24 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)
-        table = yaml.safe_load(data) if path.suffix == ".yml" else json.loads(data)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        table = parse_yaml(data) if path.suffix == ".yml" else json.loads(data)
+    except (OSError, ValueError, RecursionError):
         return {}
     return table if isinstance(table, dict) else {}
+
+
+def parse_yaml(data: bytes) -> Any:
+    """Parse YAML of plain values.  Raises ValueError for anything else."""
+    try:
+        return _Loader(data).get_single_data()
+    except (yaml.YAMLError, RecursionError, *NO_SCALAR):
+        raise ValueError("not YAML that is understood") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Without merge keys: ten of them in a row make a table a thousand times as large."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == MERGE for key, _ in node.value):
+            raise yaml.YAMLError("a merge key")
+        super().flatten_mapping(node)

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints import load_checkpoint, native, rows, safetensors
+from onmt_lite.checkpoints.description import shown
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
 
@@ -63,6 +64,31 @@ def describe(checkpoint):
     pieces = checkpoint.tokenizers["sentencepiece"].processor.serialized_model_proto()
     ids = (checkpoint.start_id, checkpoint.src_end, checkpoint.never_ids)
     return checkpoint.model.cfg, weights, checkpoint.tgt_vocab, pieces, ids
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (nested(100_000), "a list"),  # also 2^100,000 elements, were they printed
+        ({"a": 1}, "a dict"),
+        ("x" * 99, repr("x" * 50)),
+        (-(10**39), f"-{10**39}"),
+        (1 << 20_000, "a whole number of more than 40 digits"),  # Python does not print it
+        (None, "None"),
+        (True, "True"),
+        (0.5, "0.5"),
+    ],
+    ids=["list", "dict", "text", "whole", "huge", "none", "true", "half"],
+)
+def test_any_value_of_a_file_is_shown_in_a_few_words(value, text):
+    assert shown(value) == text
 
 
 class TestNative:
@@ -210,8 +236,12 @@ class TestNative:
 
     def test_a_later_format(self, copy):
         manifest = json.loads((copy / "model.json").read_text())
-        (copy / "model.json").write_text(json.dumps({**manifest, "format": "onmt_lite-model-3"}))
-        assert_refused(copy, "onmt_lite-model-3")
+        for version, words in (
+            ("onmt_lite-model-3", "onmt_lite-model-3"),
+            (["x"], "format a list"),
+        ):
+            (copy / "model.json").write_text(json.dumps({**manifest, "format": version}))
+            assert_refused(copy, words)
 
 
 class TestRows:
@@ -467,6 +497,11 @@ class TestTable:
     def test_a_number_beyond_all_floats_is_refused(self, write):
         source = {**TABLE["sources"]["s0"], "default": [0, 10**400, 1]}
         assert_refused(write({**TABLE, "sources": {"s0": source}}), "not a table model")
+
+    def test_lists_are_not_shown(self, write):
+        assert_refused(write({**TABLE, "format": ["x"]}), "format a list")
+        source = {**TABLE["sources"]["s0"], "length": ["x"]}
+        assert_refused(write({**TABLE, "sources": {"s0": source}}), "length a list")
 
     def test_deep_nesting_is_refused(self, tmp_path):
         path = tmp_path / "deep.json"

@@ -232,6 +232,10 @@ class TestStrictness:
         with pytest.raises(CheckpointError, match="there"):
             wrap(copy_weights("mlp", d=8), reuse_copy_attn=True)
 
+    def test_a_kind_of_attention_that_is_a_list_is_not_shown(self):
+        with pytest.raises(CheckpointError, match="copy_attn_type is a list"):
+            wrap(copy_weights("mlp", d=8), copy_attn_type=["x"])
+
     def test_vocabularies_must_know_padding_and_unknown_words(self):
         inner = families.make_rnn()
         with pytest.raises(CheckpointError, match="padding"):

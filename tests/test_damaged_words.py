@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.marian import read_vocab
 from onmt_lite.checkpoints.subwords import read_pieces
 from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
 from onmt_lite.errors import CheckpointError
@@ -100,6 +101,59 @@ def test_added_tokens_that_are_no_list_of_tables(listed, tmp_path):
         said = json.loads((path / file).read_text("utf-8"))
         (path / file).write_text(json.dumps(said | change), "utf-8")
     assert_refused(path, "tokenizer.json", "added")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 5.5, "x", True, None], ids=str)
+@pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
+def test_ids_of_added_tokens_that_are_no_whole_numbers(file, value, tmp_path):
+    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
+    (path / "tokenizer_config.json").unlink()
+    said = json.loads((path / file).read_text("utf-8"))
+    if file == "tokenizer.json":
+        said["added_tokens"][-1]["id"] = value
+    else:
+        said[max(said, key=said.get)] = value
+        (path / "tokenizer.json").unlink()
+    (path / file).write_text(json.dumps(said), "utf-8")
+    assert_refused(path, file, "ids are no whole numbers")
+
+
+SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}
+
+
+@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+def test_scores_that_no_piece_has(score, tmp_path):
+    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
+    (path / "spiece.model").unlink()
+    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    said["model"]["vocab"][5][1] = score
+    (path / "tokenizer.json").write_text(json.dumps(said), "utf-8")
+    assert_refused(path, "tokenizer.json", "a piece without a text or a score")
+
+
+def test_lists_in_the_place_of_texts_that_are_only_shown_or_compared(tmp_path):
+    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
+    lists = {"transformers_version": ["x"], "tokenizer_class": ["small100"]}
+    for file in ("config.json", "generation_config.json"):
+        said = json.loads((path / file).read_text("utf-8"))
+        (path / file).write_text(json.dumps(said | lists), "utf-8")
+    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    assert load_checkpoint(path).version == ""
+    said["added_tokens"][0]["content"], said["added_tokens"][0]["id"] = ["x"], 5
+    with pytest.raises(CheckpointError, match="an added token without a text"):
+        as_sentencepiece(said, "<unk>", path)
+
+
+def test_ids_that_no_message_could_hold(tmp_path):
+    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
+    (path / "tokenizer_config.json").unlink()
+    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    said["added_tokens"][-1]["id"] = 10**400
+    (path / "tokenizer.json").write_text(json.dumps(said), "utf-8")
+    assert_refused(path, "has the id a whole number of more than 40 digits")
+    (path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
+    with pytest.raises(CheckpointError, match="id a list of 'a' cannot be"):
+        read_vocab(path / "vocab.json", 2, 0, 0)
 
 
 @pytest.mark.parametrize("values", [dict(d_kv=-1), dict(d_kv=0), dict(num_heads=-1)], ids=str)
@@ -245,6 +299,16 @@ class TestCTranslate2:
         stored.variables[name] = shape, kind, bytes(4) + numbers[4:]
         (path / "model.bin").write_bytes(stored.dump())
         assert_refused(path, "above 0")
+
+    def test_no_start_token_is_not_the_word_none(self, tmp_path):
+        path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")
+        tokens = json.loads((path / "shared_vocabulary.json").read_text("utf-8"))
+        tokens[-1] = "None"
+        (path / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
+        config = json.loads((path / "config.json").read_text("utf-8"))
+        config |= {"bos_token": None, "add_source_bos": False}
+        (path / "config.json").write_text(json.dumps(config), "utf-8")
+        assert load_checkpoint(path).tgt_vocab.bos_id is None
 
     def test_a_name_of_config_json_is_gone(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")

@@ -161,6 +161,10 @@ class TestFiles:
         change_options(student / "model.npz", **{"transformer-guided-alignment-layer": layer})
         assert load_checkpoint(student).model.cfg.align_layer == ours
 
+    def test_a_version_that_is_no_text_is_not_shown(self, student):
+        change_options(student / "model.npz", version=["x"])
+        assert load_checkpoint(student).version == ""
+
     def test_the_npz_file_itself(self, opus):
         expected = everything(opus)
         assert everything(opus / OPUS) == expected
@@ -227,10 +231,23 @@ class TestDefaultsOfDecoderYml:
         assert self.resolved("-model", str(student), "-search", "marian")["alpha"][0] == alpha
 
     def test_values_that_cannot_be(self, student):
-        for values in ({"beam-size": "many"}, {"beam-size": 0}, {"normalize": [1]}):
+        for values, words in (
+            ({"beam-size": "many"}, "beam-size"),
+            ({"beam-size": 0}, "beam-size"),
+            ({"beam-size": [[1]]}, "beam-size: expected one value, got a list"),
+            ({"normalize": [1]}, "normalize"),
+            ({"normalize": 10**400}, "normalize"),
+        ):
             change_decoder(student, **{"beam-size": 1, "normalize": 1} | values)
-            with pytest.raises(CheckpointError, match="decoder.yml"):
+            with pytest.raises(CheckpointError, match=f"decoder.yml: {words}"):
                 load_options(["-model", str(student), "-search", "marian"])
+
+    @pytest.mark.parametrize("models", [5, [5], [["model.npz"]]], ids=str)
+    def test_models_that_are_no_list_of_files(self, student, models):
+        change_decoder(student, models=models)
+        with pytest.raises(CheckpointError, match="models is not a list of files"):
+            load_options(["-model", str(student / "model.npz"), "-search", "marian"])
+        assert_refused(student, "models is not a list of files")
 
 
 class TestRefused:
@@ -252,12 +269,18 @@ class TestRefused:
             ({"transformer-heads": None}, "transformer-heads"),
             ({"enc-depth": 3}, "encoder"),
             ({"enc-depth": 1}, "encoder"),
+            ({"dim-vocabs": [1 << 62, 1 << 62]}, "dim-vocabs is not a list of sizes"),
+            ({"transformer-guided-alignment-layer": [["x"]]}, "alignment-layer is a list"),
         ],
         ids=str,
     )
     def test_other_kinds_by_name(self, opus, values, words):
         change_options(opus / OPUS, **values)
         assert_refused(opus, OPUS, words)
+
+    def test_sizes_that_are_only_claimed_cost_nothing(self, opus):
+        change_options(opus / OPUS, **{"dim-vocabs": [1 << 47, 1 << 47]})
+        assert_refused(opus, "vocab.yml", "whose ids are not those of a model with")
 
     def test_a_shortlist_is_passed_over_with_a_note(self, opus):
         change_decoder(opus, shortlist=["lex.s2t", 100, 100])
@@ -351,6 +374,15 @@ class TestRefused:
                     archive.writestr(name, parts[name])
         (opus / OPUS).write_bytes(data.getvalue())
         assert_refused(opus, "twice")
+
+    @pytest.mark.parametrize(
+        "more", ["x: {<<: {a: 1}}", "x: !!bool 5", 'x: !!int ""', f"x: {'1:' * 200}1.5"]
+    )
+    def test_yaml_that_is_no_plain_value(self, opus, more):
+        text = (opus / "decoder.yml").read_text()
+        (opus / "decoder.yml").write_text(f"{text}\n{more}\n")
+        load_options(["-model", str(opus), "-search", "marian"])
+        assert_refused(opus, "decoder.yml", "not YAML")
 
     def test_options_that_are_no_yaml(self, opus):
         parts = members(opus / OPUS)

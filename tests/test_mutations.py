@@ -103,6 +103,9 @@ class TestSizesThatNoModelHas:
     def test_pickles(self, tmp_path):
         self.refuse(tmp_path, b"(" * 100_000, "nested deeper")
 
+    def test_names_that_are_lists(self, tmp_path):
+        self.refuse(tmp_path, b"]]\x93", "damaged")
+
     def test_long_pickles(self, tmp_path, monkeypatch):
         monkeypatch.setattr(pickled, "MAX_OPERATIONS", 1000)
         self.refuse(tmp_path, b")" + b"\x85" * 1001, "longer than any")

@@ -203,6 +203,11 @@ class TestStrictness:
         with pytest.raises(CheckpointError, match="context_gate"):
             build(opennmt_rnn, rnn_weights(context_gate="source"), {})
 
+    @pytest.mark.parametrize("name", ["generator_function", "global_attention", "context_gate"])
+    def test_an_option_that_is_a_list_is_not_shown(self, name):
+        with pytest.raises(CheckpointError, match=rf"{name} (is )?a list"):
+            build(opennmt_rnn, rnn_weights(context_gate="source"), {name: ["x"]})
+
     def test_coverage_weights_have_no_effect(self):
         plain, covering = rnn_weights(), rnn_weights()
         covering["decoder.attn.linear_cover.weight"] = torch.ones(8, 1)

@@ -7,6 +7,7 @@ A package of Argos Translate is such a directory, `model`, beside sentencepiece.
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -137,12 +138,13 @@ def _read_vocabularies(
     src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
     if zero_start:
         src, tgt = [*src, START] if one_table else src, [*tgt, START]
-    bos = START if zero_start else str(config.get("bos_token"))
+    bos: Any = START if zero_start else config.get("bos_token")
     found = []
     for tokens in (src, tgt):
         ids = Vocab(tokens).ids
+        bos_id = ids.get(bos) if isinstance(bos, str) else None
         eos, unk = (ids.get(config.text(name)) for name in ("eos_token", "unk_token"))
-        found.append(Vocab(tokens, eos_id=eos, bos_id=ids.get(bos), unk_id=unk))
+        found.append(Vocab(tokens, eos_id=eos, bos_id=bos_id, unk_id=unk))
     if found[1].eos_id is None:
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
     if not config.flag("add_source_eos", None):

@@ -9,6 +9,7 @@ from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
 
 MAX_JSON = 64 << 20
+MAX_SHOWN, MAX_DIGITS = 50, 40  # of a text and of a whole number in a message
 
 
 class Description:
@@ -57,6 +58,11 @@ class Description:
             raise self._wrong(name, "a text")
         return value
 
+    def label(self, name: str) -> str:
+        """A text that is only shown to people, cut short; "" for anything else."""
+        value = self.get(name)
+        return value[:20] if isinstance(value, str) else ""
+
     def choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
         """The value in `choices` under the option's text."""
         value = self.text(name, default)
@@ -74,7 +80,7 @@ class Description:
 
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
-        return CheckpointError(f"{self.path}: {name} is {_short(value)}, not {expected}")
+        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {expected}")
 
 
 def check_spelling(name: str, values: Any, path: Path) -> None:
@@ -93,9 +99,17 @@ def one_letter_apart(one: str, other: str) -> bool:
     return one[1:] in (other, other[1:]) or one == other[1:]
 
 
-def _short(value: Any) -> str:
-    plain = isinstance(value, (str, float, bool, type(None))) or type(value) is int
-    return repr(value)[:50] if plain else f"a {type(value).__name__}"
+def shown(value: Any) -> str:
+    """A value of a model file in a message: short, whatever it is.
+
+    Lists are named by their kind: a few bytes of a file can nest them without end.
+    """
+    if type(value) is int and abs(value) >= 10**MAX_DIGITS:  # Python refuses to print the longest
+        return f"a whole number of more than {MAX_DIGITS} digits"
+    if isinstance(value, str):
+        return repr(value[:MAX_SHOWN])
+    plain = isinstance(value, (int, float, bool, type(None)))
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

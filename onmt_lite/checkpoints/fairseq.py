@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints import archive, fairseq_fconv, fairseq_transformer
-from onmt_lite.checkpoints.description import Description, checked_tokens
+from onmt_lite.checkpoints.description import Description, checked_tokens, shown
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
@@ -105,7 +105,7 @@ def _choose_family(weights: Weights, options: Description) -> Callable:
         if weight in weights:
             return family
     raise CheckpointError(
-        f"{weights.path}: fairseq: a model of architecture {str(name)[:50]!r}, which is not read"
+        f"{weights.path}: fairseq: a model of architecture {shown(name)}, which is not read"
     )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.building import MAX_POSITIONS, finished
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
@@ -58,12 +58,12 @@ def build_model(weights: Weights, options: Description) -> Transformer:
 
 def _check_kind(weights: Weights, options: Description) -> None:
     """CheckpointError for relatives that have the same weights but compute something else."""
-    name = str(options.get("arch") or options.get("_name") or "transformer")
+    name = options.get("arch") or options.get("_name") or "transformer"
     found = [option for option in NOT_READ if options.flag(option)]
     if "decoder.adaptive_softmax.head.weight" in weights:
         found.append("adaptive softmax")
-    if not re.match("transformer(?!_lm)|m?bart", name):
-        found.append(f"architecture {name[:50]!r}")
+    if not isinstance(name, str) or not re.match("transformer(?!_lm)|m?bart", name):
+        found.append(f"architecture {shown(name)}")
     if found:
         raise CheckpointError(
             f"{weights.path}: fairseq: a Transformer with {found[0]}, which is not read"

@@ -81,7 +81,7 @@ class Directory:
 
     @property
     def version(self) -> str:
-        return str(self.config.get("transformers_version") or "")[:20]
+        return self.config.label("transformers_version")
 
     @property
     def notes(self) -> tuple[str, ...]:

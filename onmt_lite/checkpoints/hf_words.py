@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
+from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
 from onmt_lite.checkpoints.hf_directory import TOKENIZER, Directory, token_id
 from onmt_lite.checkpoints.subwords import FAST, processor, read_pieces
 from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
@@ -83,11 +83,13 @@ class Words:
     def _checked(self, listed: Any, name: str) -> dict[int, Added]:
         try:
             return {
-                int(i): Added(_text_of(token["content"]), bool(token.get("special", True)))
+                _id_of(i): Added(_text_of(token["content"]), bool(token.get("special", True)))
                 for i, token in listed
             }
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise CheckpointError(f"{self.path / name}: added tokens without id or text") from None
+            raise CheckpointError(
+                f"{self.path / name}: added tokens whose ids are no whole numbers, or without text"
+            ) from None
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
         """The pieces by id, and the added tokens.  CheckpointError where both claim an id."""
@@ -109,7 +111,8 @@ class Words:
         for i, text in ids.items():
             if not 0 <= i < size:
                 raise CheckpointError(
-                    f"{self.path}: {text[:50]!r} has the id {i}, but the weights have {size} rows"
+                    f"{self.path}: {text[:50]!r} has the id {shown(i)}, but the weights "
+                    f"have {size} rows"
                 )
             tokens[i] = text
         eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
@@ -142,6 +145,15 @@ def default_language(description: Description, name: str, known: Mapping[str, in
     if not isinstance(code, str):
         return ""
     return next((c for c in (code, code.strip("_")) if c in known), "")
+
+
+def _id_of(value: Any) -> int:
+    """An id, which a table of JSON has as text where it is the name of an entry."""
+    if type(value) is str and value.isdecimal():
+        return int(value)
+    if type(value) is not int:
+        raise ValueError("an id that is no whole number")
+    return value
 
 
 def _text_of(token: Any) -> str:

@@ -85,7 +85,8 @@ def _other_kind(directory: Directory) -> str:
     """What the model is, in words, where it is none that is read; else ""."""
     config, kind = directory.model, directory.family
     architectures = config.get("architectures")
-    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    listed = architectures if isinstance(architectures, list) else []
+    names = [name for name in listed if isinstance(name, str)]
     files = [name for name in QUANTISED if (directory.path / name).is_file()]
     if config.get("quantization_config") is not None or files:
         return "a quantised model; give the one it was made from"
@@ -106,4 +107,5 @@ def _is_small_100(directory: Directory) -> bool:
         return True
     names = [directory.tokenizer.get("tokenizer_class"), directory.model.get("tokenizer_class")]
     names.append(directory.model.get("_name_or_path"))
-    return any("small100" in str(name).lower().replace("-", "") for name in names)
+    texts = (name for name in names if isinstance(name, str))
+    return any("small100" in text.lower().replace("-", "") for text in texts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from onmt_lite.checkpoints.bart import literal, read_transformer
-from onmt_lite.checkpoints.description import Description, checked_tokens, read_json
+from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
 from onmt_lite.checkpoints.hf_directory import Directory, banned_ids, forces_eos, token_id
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
@@ -118,7 +118,7 @@ def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
     taken = set()
     for token, i in read_json(path).items():
         if type(i) is not int or not 0 <= i < size or i in taken:
-            raise CheckpointError(f"{path}: id {str(i)[:20]} of {token[:50]!r} cannot be")
+            raise CheckpointError(f"{path}: id {shown(i)} of {token[:50]!r} cannot be")
         taken.add(i)
         tokens[i] = token
     if len(taken) <= max(taken, default=0):

@@ -16,11 +16,13 @@ from onmt_lite.checkpoints import npz
 from onmt_lite.checkpoints.bart import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens
+from onmt_lite.checkpoints.pickled import is_size
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.generation import DECODER as DEFAULTS
+from onmt_lite.generation import file_names, parse_yaml
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
@@ -111,7 +113,7 @@ def load(path: Path) -> Checkpoint:
         missing=missing,
         notes=(SHORTLIST,) if files.decoder.get("shortlist") else (),
         toolkit="marian-npz",
-        version=str(options.get("version") or "")[:20],
+        version=options.label("version"),
     )
 
 
@@ -156,11 +158,7 @@ def _find(path: Path) -> Files:
 
 
 def _names(decoder: Description, key: str) -> list[str]:
-    """The files of a list, without the folders before them."""
-    listed = decoder.get(key) or []
-    if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):
-        raise CheckpointError(f"{decoder.path}: {key} is not a list of files")
-    return [re.split(r"[/\\]", name)[-1] for name in listed]
+    return file_names(decoder.get(key), key, decoder.path)
 
 
 def _read(path: Path) -> bytes:
@@ -173,8 +171,8 @@ def _read(path: Path) -> bytes:
 
 def _parse(data: bytes, path: Path) -> Any:
     try:
-        return yaml.safe_load(data)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return parse_yaml(data)
+    except ValueError:
         raise CheckpointError(f"{path}: not YAML that is understood") from None
 
 
@@ -184,7 +182,7 @@ def _parse(data: bytes, path: Path) -> Any:
 def _said_sizes(options: Description) -> tuple[int, int]:
     """How many tokens the model's options give source and target; 0 where they do not say."""
     sizes = options.get("dim-vocabs") or [0]
-    if not isinstance(sizes, list) or not all(type(n) is int for n in sizes):
+    if not isinstance(sizes, list) or not all(is_size(n) for n in sizes):
         raise CheckpointError(f"{options.path}: dim-vocabs is not a list of sizes")
     return sizes[0], sizes[-1]
 
@@ -197,8 +195,8 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
         tokens = {i: pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
     else:
         tokens = _read_ids(path)
-    expected = list(range(n if n and path.suffix != ".spm" else len(tokens)))
-    if sorted(tokens) != expected or len(tokens) > rows:
+    expected = n if n and path.suffix != ".spm" else len(tokens)
+    if not len(tokens) == expected <= rows or sorted(tokens) != list(range(expected)):
         raise CheckpointError(
             f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {n or rows}"
         )
@@ -319,7 +317,6 @@ def _build(options: Description, weights: Weights) -> Transformer:
             table = {"encoder": "src", "decoder": "tgt"}[side]
             ours |= weights.renamed(f"{side}.emb", "", {f"{table}_embedding.norm": ("",)})
     add_zero_start(ours)
-    layer = str(options.get("transformer-guided-alignment-layer"))  # from 1, or "last"
     return finished(
         ours,
         weights,
@@ -334,8 +331,18 @@ def _build(options: Description, weights: Weights) -> Transformer:
         max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
         activation=options.choice("transformer-ffn-activation", ACTIVATIONS),
         norm_eps=1e-5,
-        align_layer=int(layer) if layer.isdecimal() else 0,
+        align_layer=_align_layer(options),
     )
+
+
+def _align_layer(options: Description) -> int:
+    """From 1; 0 for the last one."""
+    name = "transformer-guided-alignment-layer"
+    said = options.get(name)
+    if said in (None, "last"):
+        return 0
+    quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
+    return int(said) if quoted else options.number(name)
 
 
 def _tables(weights: Weights) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, FileError

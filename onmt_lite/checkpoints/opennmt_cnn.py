@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig
@@ -26,7 +26,7 @@ RULES = (
 def build_model(weights: Weights, opt: Description) -> Convolution:
     """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
     if (function := opt.get("generator_function") or "softmax") != "softmax":
-        raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
+        raise CheckpointError(f"{opt.path}: generator_function {shown(function)} is not supported")
     return build_convolution(read_config, fold_averages(weights), RULES)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import build
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.opennmt_rnn import read_attention, read_normaliser
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -83,7 +83,7 @@ def _attention_kind(copying: Weights, opt: Description) -> Score:
     said = opt.get("copy_attn_type") or opt.get("global_attention") or kind
     if said != kind:
         raise CheckpointError(
-            f"{opt.path}: copy_attn_type is {said!r:.50}, its weights are of {kind!r}"
+            f"{opt.path}: copy_attn_type is {shown(said)}, its weights are of {kind!r}"
         )
     return kind
 

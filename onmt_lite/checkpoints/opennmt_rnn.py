@@ -3,7 +3,7 @@
 from typing import cast
 
 from onmt_lite.checkpoints.building import build
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
@@ -35,7 +35,7 @@ def build_model(weights: Weights, opt: Description) -> Rnn:
     Raises CheckpointError where weights or options do not fit.
     """
     if (function := opt.get("generator_function") or "softmax") != "softmax":
-        raise CheckpointError(f"{opt.path}: generator_function {function!r:.50} is not supported")
+        raise CheckpointError(f"{opt.path}: generator_function {shown(function)} is not supported")
     cfg = read_config(weights, opt)
     return build(lambda: Rnn(cfg), weights.by_rules(RULES), weights.path)
 
@@ -45,7 +45,7 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
     attention = read_attention(weights, "decoder.attn")
     if (said := opt.get("global_attention") or attention) != attention:
         raise CheckpointError(
-            f"{opt.path}: global_attention is {said!r:.50}, but weights of {attention!r}"
+            f"{opt.path}: global_attention is {shown(said)}, but weights of {attention!r}"
         )
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
@@ -99,5 +99,5 @@ def _gate(weights: Weights, opt: Description) -> Gate:
         return "none"
     kind = opt.get("context_gate")
     if kind not in ("source", "target", "both"):
-        raise CheckpointError(f"{opt.path}: context_gate {kind!r:.50} is none of its kinds")
+        raise CheckpointError(f"{opt.path}: context_gate {shown(kind)} is none of its kinds")
     return cast(Gate, kind)

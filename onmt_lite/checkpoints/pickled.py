@@ -216,6 +216,8 @@ class _Machine:
 
     def op_stack_global(self, _: None) -> None:
         attribute, module = self.stack.pop(), self.stack.pop()
+        if not type(attribute) is type(module) is str:
+            raise TypeError("a name is no text")
         self.stack.append(_allowed(f"{module}.{attribute}"))
 
     def op_binpersid(self, _: None) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.table import TableModel, TableSource
@@ -30,7 +31,7 @@ def load(path: Path) -> Checkpoint:
     try:
         table = json.loads(path.read_bytes())
         if table["format"] != FORMAT:
-            raise ValueError(f"format {table['format']!r} is not {FORMAT!r}")
+            raise ValueError(f"format {shown(table['format'])} is not {FORMAT!r}")
         vocab = table["vocab"]
         if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
             raise ValueError("vocab is not a list of texts")
@@ -53,7 +54,7 @@ def load(path: Path) -> Checkpoint:
 def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSource:
     length = source["length"]
     if type(length) is not int or length < 1:
-        raise ValueError(f"source {name}: length {length!r} is not a positive whole number")
+        raise ValueError(f"source {name}: length {shown(length)} is not a positive whole number")
     uniform = [1 / length] * length
     table = TableSource(
         length,

@@ -5,7 +5,6 @@ Only tokenizers that were made from a sentencepiece model are read; the ids are 
 
 import base64
 import binascii
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -75,6 +74,8 @@ def _by_id(scores: list[tuple[str, int, float]], added: list[Any], unk_token: st
     for token in added:
         _only(token, OF_ADDED)
         text, i = token["content"], token["id"]
+        if type(text) is not str:
+            raise ValueError("an added token without a text")
         if by_id.get(i, (text,))[0] != text or type(i) is not int:
             raise ValueError(f"the added token {text[:50]!r} has the id of another one")
         if type(token.get("special")) is not bool:
@@ -92,7 +93,8 @@ def _by_id(scores: list[tuple[str, int, float]], added: list[Any], unk_token: st
 def _unigram_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
     found = []
     for i, (text, score) in enumerate(model["vocab"]):
-        if type(text) is not str or type(score) not in (int, float) or not math.isfinite(score):
+        known = type(text) is str and type(score) in (int, float)
+        if not known or not abs(score) < pieces.MAX_SCORE:
             raise ValueError("a piece without a text or a score")
         found.append((text, i, float(score)))
     return found
