@@ -675,7 +675,8 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["alpha"] = f"-search {name} divides by the length itself with length_penalty avg"
     if block == 1 and not preset.policy.ngrams_of_one:
         reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
-    if 0 < block <= 2:
+    passes_over = v["ignore_when_blocking"] or v["block_ngram_unit"] == "words"
+    if (1 if preset.policy.ngrams_of_one else 2) <= block <= 2 and not passes_over:
         reasons["retry_repeats"] = f"block_ngram_repeat {block} is as strict already"
     if block >= v["max_length"]:
         reasons["block_ngram_repeat"] = f"max_length {v['max_length']} leaves no room to repeat"

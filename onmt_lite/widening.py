@@ -1,10 +1,12 @@
 """Lines that are searched again, since a first search did not find what was asked for."""
 
+from copy import copy
 from dataclasses import replace
 
 from onmt_lite.alternatives import Decode, alternatives
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.notes import loops
+from onmt_lite.policy import Bound
 from onmt_lite.records import Example, Found
 from onmt_lite.rendering import unmet
 from onmt_lite.rules import SearchRules
@@ -53,11 +55,13 @@ def cures(second: Found, first: Found, example: Example, rules: SearchRules) -> 
 def blocks(rules: SearchRules) -> list[int]:
     """How many tokens in a row the searches block for lines whose translation repeats itself
     (-retry_repeats): N, then 2.  None where tokens are drawn, or blocked as strictly already."""
-    n, blocked = rules.search.retry_repeats, rules.plan.block_ngram_repeat
+    n, plan = rules.search.retry_repeats, rules.plan
     if n is None:  # other searches equal their originals
         n = rules.checkpoint.retry_repeats if rules.search.search == "opennmt" else 0
     if n == 0 or rules.sampling is not None:
         return []
+    strict = plan.blocks_ngrams and not plan.exempt_ids  # words of several spellings are not
+    blocked = plan.block_ngram_repeat if strict else 0
     return [size for size in sorted({n, 2}, reverse=True) if not 0 < blocked <= size]
 
 
@@ -79,7 +83,7 @@ def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     group, found = reworded(group, found, n_slots, rules, decode)
     short = [i for i, each in enumerate(found) if rules.lacks(each)]
     while short and rules.beam_size < WIDEST:
-        narrow, rules = rules, rules.wider(min(WIDEST, 2 * rules.beam_size))
+        narrow, rules = rules, patient(rules.wider(min(WIDEST, 2 * rules.beam_size)))
         n_slots = max(1, n_slots * narrow.beam_size // rules.beam_size)  # as many rows as before
         try:
             again = decode([group[i] for i in short], n_slots, rules)
@@ -90,10 +94,27 @@ def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
             gained = len(each.hyps) - len(found[i].hyps)
             if gained >= 0 and not each.note:
                 found[i] = each
-            if rules.lacks(each) and (gained > 0 or each.n_complete >= rules.beam_size):
+            if rules.lacks(each) and (gained > 0 or full(each, rules)):
                 still.append(i)
         short = still
     return found
+
+
+def patient(rules: SearchRules) -> SearchRules:
+    """The same search, which goes on until as many hypotheses are complete as its beam has room
+    for: some stop rules hold when n_best or one of them is, whatever their texts."""
+    plan, stop = rules.plan, rules.plan.stop
+    if isinstance(stop, Bound):
+        stop = replace(stop, finished="beam_size")
+    rules = copy(rules)  # which reads no more of them
+    rules.plan = replace(plan, stop=stop, n_best=plan.beam_size, patience=max(1.0, plan.patience))
+    return rules
+
+
+def full(found: Found, rules: SearchRules) -> bool:
+    """Whether a search may have left hypotheses out for which a wider beam has room; where open
+    rows are lost at the limit, their number does not say so."""
+    return found.n_complete >= rules.beam_size or rules.policy.at_max in ("lost", "if_none")
 
 
 def reworded(

@@ -197,6 +197,8 @@ def test_a_note_says_why(name, line, why, tmp_path):
         "-search fairseq -beam_size 8 -do_sample",
         "-search transformers -early_stopping true -do_sample",
         "-search transformers -early_stopping never",
+        "-retry_repeats 3 -block_ngram_repeat 2 -ignore_when_blocking a",
+        "-retry_repeats 3 -block_ngram_repeat 2 -block_ngram_unit words",
         "-search ctranslate2 -patience 2",
         "-search opennmt-3 -do_sample -block_ngram_repeat 3 -block_ngram_unit words",
         "-do_sample -block_ngram_repeat 3 -coverage_penalty wu -beta 1",

@@ -1,5 +1,6 @@
 """-force_words and -ban_words: what the phrases say is read off the text, by a pattern."""
 
+import itertools
 import json
 import math
 import re
@@ -16,9 +17,10 @@ from onmt_lite.models.table import TableModel
 from onmt_lite.options import TranslateOptions
 from onmt_lite.presets import PRESETS
 from onmt_lite.text.bpe import join_bpe
-from onmt_lite.text.detokenize import join_joiner, join_pieces
+from onmt_lite.text.detokenize import join_joiner, join_pieces, join_spacer
 from onmt_lite.text.phrases import occurs, parse_phrases
 from onmt_lite.text.surfaces import Surfaces
+from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support.tables import make_checkpoint, make_source
 
@@ -62,10 +64,22 @@ class BpeCutter(Cutter):
         return found
 
 
+class Uncut(SpaceTokenizer):
+    """Lines hold tokens, which other rules join."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.decode = join
+
+
 KINDS = {
     "pieces": (PIECES, Cutter(PIECES, join_pieces, "▁")),
     "bpe": (BPE, BpeCutter(BPE, join_bpe)),
     "joiner": (JOINED, Cutter(JOINED, join_joiner)),
+    "pieces of lines of tokens": (PIECES, Uncut(join_pieces)),
+    "spacers of lines of tokens": (PIECES, Uncut(join_spacer)),
+    "bpe of lines of tokens": (BPE, Uncut(join_bpe)),
+    "joiners of lines of tokens": (JOINED, Uncut(join_joiner)),
 }
 
 
@@ -80,11 +94,15 @@ phrases = st.sampled_from(["cat", "the", "category", "the cat", "cats", "at", "c
 
 
 def make_translator(kind, *given) -> Translator:
-    tokens, tokenizer = KINDS[kind]
     sources = []
     for table in given:
         by_row = {"": table["first"], "1": table["second"], "6": table["second"]}
         sources.append(make_source(by_row, table["default"]))
+    return translator_of(kind, sources)
+
+
+def translator_of(kind, sources) -> Translator:
+    tokens, tokenizer = KINDS[kind]
     checkpoint = Checkpoint(
         TableModel(sources, len(tokens)),
         src_vocab=Vocab([f"s{i}" for i in range(len(sources))]),
@@ -134,6 +152,26 @@ def test_pieces_of_tokens_make_the_text(kind, data):
     assert text.split() == tokenizer.decode([tokens[i] for i in ids]).split()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "cat.", "a cat", "dog"])
+def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
+    """The fewest that do, of all there are, where lines hold tokens."""
+    tokens, tokenizer = KINDS[kind]
+    surfaces = Surfaces(tokenizer, Vocab(tokens, eos_id=0))
+    the = next(t for t in ("the", "▁the") if t in tokens)
+    ways = [
+        ids
+        for n in range(1, 4)
+        for ids in itertools.product(range(1, len(tokens)), repeat=n)
+        if tokenizer.decode([the, *(tokens[i] for i in ids), the]).strip() == f"the {phrase} the"
+    ]
+    ids = tuple(token for token, _ in surfaces.spelt(phrase))
+    if isinstance(tokenizer, Uncut):
+        assert ids in [way for way in ways if len(way) == len(ways[0])] if ways else not ids
+    else:
+        assert not ids or ids in ways
+
+
 class TestBanned:
     @pytest.mark.parametrize("search", BAN)
     @pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
@@ -180,6 +218,19 @@ class TestBanned:
         for found in translator.translate(lines, ban_words="a a", **options):
             assert {h.text for h in found.hyps} == {"", "a"}
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_leave_the_next_best_word(self, kind):
+        """After `the` comes `cat`, or else `a`; the model knows no other words."""
+        tokens = KINDS[kind][0]
+        bare = [token.strip("▁") for token in tokens]
+        the, cat, a = map(bare.index, ("the", "cat", "a"))
+        first, then, last = ([-9.0] * len(tokens) for _ in range(3))
+        first[the], then[cat], then[a], last[0] = 9.0, 5.0, 4.0, 9.0
+        translator = translator_of(kind, [make_source({"": first, str(the): then}, last)])
+        for k in (1, 3):
+            (found,) = translator.translate(["s0 s0"], ban_words="cat", beam_size=k)
+            assert (found.text, found.notes) == ("the a", ())
+
     def test_are_parts_of_other_words_in_a_beam(self):
         first = [-9.0] * len(PIECES)
         first[1] = 5.0  # ▁cat
@@ -210,6 +261,18 @@ def log_sum(row):
 
 class TestForced:
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category"])
+    @pytest.mark.parametrize("k", [1, 5])
+    def test_are_said_whoever_cuts_lines(self, kind, phrase, k):
+        surfaces = Surfaces(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0))
+        table = dict.fromkeys(("default", "first", "second"), [2.0] + [0.0] * (len(PIECES) - 1))
+        found = make_translator(kind, table).translate(
+            ["s0 s0"], force_words=phrase, beam_size=k, max_length=9
+        )
+        assert holds(found[0].text, phrase) == bool(surfaces.spelt(phrase))
+        assert found[0].unmet == (() if surfaces.spelt(phrase) else (phrase,))
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lines" not in kind])
     @settings(deadline=None, max_examples=20)
     @given(
         first=tables,

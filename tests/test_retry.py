@@ -67,6 +67,28 @@ def test_lines_that_repeat_are_those_of_a_search_with_block(search, n):
         assert was == noted(found, "retried") == LOOPS and not any(still)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(block_ngram_repeat=2, ignore_when_blocking=["a"]),
+        dict(block_ngram_repeat=1, ignore_when_blocking=["a"]),
+        dict(block_ngram_repeat=2, ignore_when_blocking=["a"], block_ngram_unit="words"),
+        dict(search="opennmt-3", block_ngram_repeat=1),  # which blocks none
+    ],
+)
+@pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
+def test_a_block_that_lets_some_repeat_is_not_as_strict(given):
+    model = translator()
+    plain = model.translate(LINES, **given)
+    found = model.translate(LINES, retry_repeats=3, **given)
+    strict = {**given, "ignore_when_blocking": [], "block_ngram_unit": "tokens"}
+    expected = plain
+    for size in (3, 2):
+        blocked = model.translate(LINES, **{**strict, "block_ngram_repeat": size})
+        expected = [new if cured(old, new) else old for old, new in zip(expected, blocked)]
+    assert hyps(found) == hyps(expected) and "retried" in found[0].notes
+
+
 @pytest.mark.parametrize("search", sorted(set(PRESETS) - set(BLOCKING)))
 def test_a_search_without_block_refuses_it(search):
     with pytest.raises(OptionError, match=f"retry_repeats: -search {search} has no such option"):

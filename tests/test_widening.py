@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from onmt_lite import OptionError, Translator
 from onmt_lite.errors import MemoryExhausted
@@ -36,12 +38,16 @@ def all_texts():
     return found
 
 
-@pytest.fixture
-def translator():
-    source = tables.make_source({}, tables.logits(*PROBABILITIES))
+def translator_of(*probabilities):
+    source = tables.make_source({}, tables.logits(*probabilities))
     checkpoint = replace(tables.make_checkpoint([source]), tokenizers={"space": Alike()})
     usual = dict(max_length=LIMIT, max_length_ratio=0.0, length_penalty="none")
     return Translator(checkpoint, TranslateOptions.of(device="cpu", **usual))
+
+
+@pytest.fixture
+def translator():
+    return translator_of(*PROBABILITIES)
 
 
 @pytest.mark.parametrize("n_best", [2, 3, 5, 7])
@@ -59,6 +65,44 @@ def test_as_many_different_texts_as_asked_for(translator, search, n_best):
     for hyp in found.hyps:
         if hyp.ended and hyp.text in known:
             assert min(abs(hyp.log_prob - x) for x in known[hyp.text]) < 1e-5
+
+
+@pytest.mark.parametrize("search", ["ctranslate2", "opennmt-3", "tensorflow", "tensor2tensor"])
+@settings(deadline=None, max_examples=40)
+@given(
+    weights=st.lists(st.integers(1, 99), min_size=4, max_size=4),
+    n_best=st.integers(2, 7),
+    wider=st.integers(0, 3),
+)
+@example([20, 5, 1, 1], 4, 0)
+@example([20, 5, 1, 1], 4, 1)
+def test_a_search_that_stops_early_finds_as_many_as_there_are(search, weights, n_best, wider):
+    """Its rule needs less hypotheses than the beam has room for, or open rows are lost; in a wider
+    beam it waits."""
+    translator = translator_of(*(w / sum(weights) for w in weights))
+    options = dict(search=search, n_best=n_best, beam_size=n_best + wider, n_best_unique=True)
+    if search == "ctranslate2":  # as the others: an empty text is one
+        options["min_length"] = 0
+    (found,) = translator.translate(["s0"], **options)
+    texts = {hyp.text for hyp in found.hyps}
+    assert len(found.hyps) == len(texts) == min(n_best, len(all_texts()))
+
+
+@pytest.mark.parametrize("search", ["opennmt", "opennmt-3", "fairseq", "ctranslate2"])
+def test_no_beam_is_widened_in_vain(search, monkeypatch):
+    """There are three hypotheses of two texts: a beam of 30 has room for all."""
+    end = tables.logits(1.0, 0.0, 0.0)
+    other = tables.make_source({"1": end, "2": end}, tables.logits(0.4, 0.3, 0.3))
+    checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
+    sizes, run = [], Translator._run
+    monkeypatch.setattr(
+        Translator,
+        "_run",
+        lambda self, m, g, n, r: (sizes.append(r.beam_size), run(self, m, g, n, r))[1],
+    )
+    plain = Translator(checkpoint, TranslateOptions.of(device="cpu", max_length=LIMIT + 1))
+    plain.translate(["s0"], search=search, n_best=30, beam_size=30, n_best_unique=True)
+    assert sizes == [30, 60]
 
 
 def test_without_it_texts_come_twice(translator):

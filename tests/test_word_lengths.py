@@ -155,6 +155,25 @@ class TestEverySearch:
         if "word-rules-unmet" not in found.notes:
             assert not any(has_repeats(hyp.text, n) for hyp in found.hyps)
 
+    @settings(deadline=None, max_examples=40)
+    @given(
+        source=sources(vocab_sizes=[3, 4], holes=False),
+        least=st.integers(1, 6),
+        n=st.integers(1, 2),
+        beam_size=st.integers(1, 4),
+    )
+    def test_words_that_are_tokens_are_as_many_as_tokens(self, source, least, n, beam_size):
+        """Also where all that may follow repeats something: what is least bad survives."""
+        tokens = " ".join(VOCABULARIES["space"].split()[: len(source.default)])
+        translator = translator_of("space", [source], tokens)
+        options = dict(beam_size=beam_size, n_best=beam_size, block_ngram_repeat=n, max_length=8)
+        by_words, by_tokens = (
+            translator.translate(lines_of([source]), **options, **{name: least})[0]
+            for name in ("min_words", "min_length")
+        )
+        assert (by_words.hyps, by_words.notes) == (by_tokens.hyps, by_tokens.notes)
+        assert all(len(hyp.text.split()) >= least for hyp in by_words.hyps)
+
     @pytest.mark.parametrize("search", PRESETS)
     @settings(deadline=None, max_examples=5)
     @given(source=sources(vocab_sizes=[5], holes=False), penalty=st.sampled_from([-0.8, 0.5]))

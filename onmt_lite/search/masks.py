@@ -122,10 +122,10 @@ class Masks:
             values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
         if demands.held is not None:
             demands.held.forbid(values, plain_norm, scores)
-        if plan.blocks_ngrams and history is not None:
-            self._block_ngrams(values, scores, history)
         if self.words and demands.wording is not None:
             self.words.forbid(values, demands.wording)
+        if plan.blocks_ngrams and history is not None:  # last: see whether anything else is left
+            self._block_ngrams(values, scores, history)
         if end_value is not None and demands.last is not None:
             end_value = norm if plan.force_end == "free" else end_value
             values.masked_fill_(demands.last[:, None], -math.inf)

@@ -1,14 +1,14 @@
 """Tokens as the characters that they add to a text, whatever the tokenizer."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from onmt_lite.text.phrases import UNREADABLE, is_word
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
-ANCHOR = "a"  # a word beside which tokens are looked at
+ANCHOR = "a"  # a word beside which tokens are looked at, if it is one
 LAST = chr(0x10FFFF)
 
 
@@ -27,9 +27,25 @@ class Surfaces:
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
         """`case`: what is done to the text that the tokens make."""
         self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
-        self.anchor = tokenizer.encode_target(ANCHOR)
+        self.anchor, self.word = self._anchored()
         self.parts = [self._look_at(token) for token in vocab.tokens]
         self.spaced_behind = not any(glued for _, glued, _ in self._told())
+
+    def _anchored(self) -> tuple[list[str], str]:
+        """Tokens that are a word wherever they stand, and the word.
+
+        Where text is cut by other rules than it is joined by, as with `-tokenizer space
+        -detokenizer sentencepiece`, a word that was cut is none: "a" stays `a`, without the mark
+        of a word.  A token of the vocabulary has its marks.
+        """
+        own = ([t] for i, t in enumerate(self.vocab.tokens) if not self.vocab.is_special(i))
+        cut = self.tokenizer.encode_target(ANCHOR)
+        for tokens in (cut, *own):
+            word = self.tokenizer.decode(tokens).strip()
+            two = self.tokenizer.decode([*tokens, *tokens]).strip()
+            if word.isalpha() and two == f"{word} {word}":
+                return tokens, word
+        return cut, ANCHOR
 
     def _told(self) -> Iterator[tuple[str, bool, bool]]:
         """The parts of tokens that are text."""
@@ -39,10 +55,10 @@ class Surfaces:
     def _look_at(self, token: str) -> tuple[str, bool, bool]:
         """The text of a token between two words, and whether it is glued to its left and glues what
         is to its right; an unreadable mark where that cannot be told."""
-        text = self.tokenizer.decode([*self.anchor, token, *self.anchor])
-        n = len(ANCHOR)
+        text = self.tokenizer.decode([*self.anchor, token, *self.anchor]).strip()
+        word, n = self.word, len(self.word)
         inner = text[n:-n]
-        if not (text.startswith(ANCHOR) and text.endswith(ANCHOR)) or len(text) < 2 * n:
+        if not (text.startswith(word) and text.endswith(word)) or len(text) < 2 * n:
             return UNREADABLE, True, False
         if UNREADABLE in inner:
             return UNREADABLE, True, False
@@ -107,6 +123,15 @@ class Surfaces:
     def spelt(self, phrase: str) -> list[tuple[int, int]]:
         """The tokens of a phrase and, for each, how many characters of it are spelt then; none
         where the model cannot say it."""
+        path = self._path(self._encoded(phrase), phrase)
+        begins_word = path and (self.spaced_behind or not self.parts[path[0][0]][1])
+        if begins_word or (path and not is_word(phrase[0])):
+            return path
+        # The tokenizer does not know the vocabulary, as where lines hold tokens
+        return self._path(self._composed(phrase), phrase) or path
+
+    def _encoded(self, phrase: str) -> list[int]:
+        """The tokenizer's tokens of a phrase, if the model has them all."""
         lower = self.case is not str  # the model writes small letters, which become capitals
         tokens = self.tokenizer.encode_target(phrase.lower() if lower else phrase)
         ids = [self.vocab.ids[token] for token in tokens if token in self.vocab.ids]
@@ -114,6 +139,45 @@ class Surfaces:
             return []
         if len(ids) > 1 and not is_word(phrase[0]) and not self.parts[ids[0]][0]:
             del ids[0]  # the mark of a word, which marks and such scripts do without
+        return ids
+
+    def _composed(self, phrase: str) -> list[int]:
+        """The fewest tokens that spell a phrase so that its words begin and end where it does."""
+        if self.spaced_behind:
+            texts = [f"{phrase} ", *([] if is_word(phrase[-1]) else [phrase])]
+        else:
+            texts = [*([] if is_word(phrase[0]) else [phrase]), f" {phrase}"]
+        may_join = self.spaced_behind or not is_word(phrase[-1])
+        return next(filter(None, (self._fewest(text, may_join) for text in texts)), [])
+
+    def _fewest(self, text: str, may_join: bool) -> list[int]:
+        """The fewest tokens that add a text behind one that joins nothing; of equally many, those
+        of which the first is longest.  `may_join`: the last may join the next one."""
+        most = max((len(piece) for piece, _ in self.pieces), default=0)
+        found = {(len(text), False): list[int]()}  # by place and whether the token before joins
+        if may_join:
+            found[len(text), True] = []
+        for n in range(len(text) - 1, -1, -1):
+            for joined in (False, True):
+                ways = [
+                    [token, *found[end, joins]]
+                    for end in range(min(len(text), n + most), n, -1)
+                    for token in self._adding(text[n:end])
+                    for piece, joins in [self.piece(token, joined)]
+                    if piece == text[n:end] and (end, joins) in found
+                ]
+                if ways:
+                    found[n, joined] = min(ways, key=len)
+        return found.get((0, False), [])
+
+    def _adding(self, text: str) -> Iterator[int]:
+        """Tokens that may add this text and nothing else."""
+        start = bisect_left(self.pieces, (text, -1))
+        end = bisect_left(self.pieces, (text, len(self.parts)))
+        return (token for _, token in self.pieces[start:end])
+
+    def _path(self, ids: Sequence[int], phrase: str) -> list[tuple[int, int]]:
+        """See `spelt`; none where these tokens do not spell the phrase."""
         text, joined, path = "", False, list[tuple[int, int]]()
         for token in ids:
             piece, joined = self.piece(token, joined)
