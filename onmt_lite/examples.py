@@ -15,6 +15,8 @@ from onmt_lite.text.tokenizers import LINE_BREAKS
 from onmt_lite.text.unknown import SPACER, Reader, UnknownRule
 from onmt_lite.text.vocab import Vocab
 
+# Notes that a reference or prefix may have too
+OF_READING = (INVALID, "invalid-utf8")
 NEITHER = Direction()  # of a model that has no languages
 
 
@@ -69,11 +71,11 @@ class ExampleMaker:
         tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
-            if len(tgt_ids) > tgt_room:
+            if len(tgt_ids) > tgt_room or is_cut(tgt):
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
-        if len(prefix_ids) > tgt_room:
+        if len(prefix_ids) > tgt_room or is_cut(prefix):
             notes = (*notes, "prefix-truncated")
         return Example(
             line,
@@ -167,7 +169,12 @@ def allowed_prefix(
 
 def notes_on_target(line: Line | None) -> tuple[str, ...]:
     """What a reference or prefix adds to the notes of its source line."""
-    return ("tgt-invalid-json",) if line and INVALID in line.notes else ()
+    return tuple(f"tgt-{note}" for note in line.notes if note in OF_READING) if line else ()
+
+
+def is_cut(line: Line | None) -> bool:
+    """Whether a reference or prefix that is used has lost its end when it was read."""
+    return line is not None and "truncated" in line.notes and INVALID not in line.notes
 
 
 def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:

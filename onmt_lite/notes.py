@@ -10,8 +10,9 @@ Of the input:
   invalid-json      of JSONL, no object with a text in its field; no output
 Of a reference or prefix:
   tgt-invalid-json  of JSONL, no object with a text in its field; not used
-  tgt-too-long      longer than the model takes; not scored
-  prefix-truncated  longer than the model takes; cut
+  tgt-invalid-utf8  bytes that are no text became U+FFFD
+  tgt-too-long      longer than the model or the reader takes; not scored
+  prefix-truncated  longer than the model or the reader takes; cut
   prefix-over-limit leaves no room for more
   prefix-banned     holds a phrase of -ban_words; not used
   tgt-not-a-number  its score is NaN or infinite, also alone in fp32

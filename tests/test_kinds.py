@@ -21,7 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.text.kinds import LOOKED_AT, guess_encoding, kind_of
+from onmt_lite.text.kinds import LOOKED_AT, guess_encoding, kind_of, remedy
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 
@@ -91,6 +91,11 @@ KINDS = {
     "parquet": (b"PAR1\x15\0\x15\x1a\x15\x1e", "a Parquet file"),
     "tar": (tarred(), "a tar archive"),
     "wav": (sound(), "a WAV recording"),
+    "mp4": (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "a film or a recording"),
+    "ogg": (b"OggS\0\2" + bytes(8), "an Ogg recording"),
+    "flac": (b"fLaC\0\0\0\x22\x10\0\x10\0", "a FLAC recording"),
+    "lzip": (b"LZIP\1\x0c\0\x24", "an lzip file"),
+    "gif": (b"GIF89a\1\0\1\0\x80\0\0", "a GIF picture"),
     "png": (picture(), "a PNG picture"),
     "program": (Path(sys.executable).read_bytes()[:9999], "a program"),
     "code": (b"\xa7\r\r\n" + bytes(12) + marshal.dumps(zipped.__code__), "binary data"),
@@ -121,6 +126,23 @@ def test_files_that_are_no_text(name):
     found = kind_of(data[:LOOKED_AT])
     assert found is not None and found.what.startswith(what)
     assert "\n" not in found.what + found.remedy
+
+
+@pytest.mark.parametrize(
+    ("data", "plain", "packed"),
+    [
+        ("gut".encode("utf-16"), "iconv -f utf-16 -t utf-8 F", "zcat F | iconv -f utf-16 -t utf-8"),
+        ("gut".encode("utf-32"), "iconv -f utf-32 -t utf-8 F", "zcat F | iconv -f utf-32 -t utf-8"),
+        (bz2.compress(b"gut"), "bzcat F", "zcat F | bzcat"),
+        (gzip.compress(b"gut"), "zcat F | zcat", "zcat F | zcat"),
+        (tarred(), "tar -xf F", "tar -xf F"),
+        (KINDS["pdf"][0], "pdftotext F -", "pdftotext F -"),
+    ],
+)
+def test_the_command_that_makes_text_of_it(data, plain, packed):
+    kind = kind_of(data[:LOOKED_AT])
+    assert remedy(kind, "F").endswith(f": {plain}")
+    assert remedy(kind, "F", packed=True).endswith(f": {packed}")
 
 
 def test_a_database(tmp_path):
@@ -154,7 +176,7 @@ def test_wide_characters(name, size, order, end):
     assert found.remedy == f"convert it: iconv -f {name_of} -t utf-8 {{}}"
     found = kind_of(("\ufeff" + SAMPLES[name]).encode(name_of)[:end])
     assert (found.what, found.remedy) == (
-        f"UTF-{size}", f"convert it: iconv -f utf-{size} -t utf-8"
+        f"UTF-{size}", f"convert it: iconv -f utf-{size} -t utf-8 {{}}"
     )  # fmt: skip
 
 
@@ -214,6 +236,18 @@ def test_text_in_other_encodings_is_text(name, encoding):
         b"\xff\xfe\x01\n\xfe\n",
         b"PK is short for pack\n",
         b"MZ\nBM\nID3 is a tag\n",
+        b"PAR1 ist ein Rezeptor.\n",
+        b"The ftyp box.\n",
+        b"OggS\n",
+        b"LZIP packt gut.\n",
+        b"fLaC ist ein Format.\n",
+        b"GIF89a und GIF87a\n",
+        b"RIFF und WAVE\n",
+        b"RIFF oderWAVE\n",
+        b"BZh91AY&SY\n",
+        b"." * 257 + b"ustar\n",
+        b"\xc3\xa4" + b"." * 255 + b"ustar\n",
+        b"%PDF- und {\\rtf stehen am Anfang.\n",
         b"\x1b[1mbold\x1b[0m x\bx\n" * 9,
         b"field\x01field\x01field\n" * 99,
         b"Guten Tag\xfc\n" * 50 + b"\0",

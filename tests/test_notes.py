@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.notes import loops, times_running
 from onmt_lite.options import TranslateOptions
+from onmt_lite.records import Line
+from onmt_lite.text.lines import to_line
 from tests.support.tables import WORDS, make_checkpoint, make_source
 
 
@@ -82,3 +84,30 @@ def test_unknown_tokens_are_counted(tiny_checkpoint):
         assert found.n_unknown == expected
         assert found.n_src_tokens == len(pieces)
         assert ("unknown-tokens" in found.notes) == (expected > 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "cut", "expected"),
+    [
+        (b"das haus", False, ()),
+        (b"das \xff haus", False, ("tgt-invalid-utf8",)),
+        (b"das haus", True, ("of-cut",)),
+        (b"das \xff haus", True, ("tgt-invalid-utf8", "of-cut")),
+    ],
+)
+@pytest.mark.parametrize(
+    ("role", "of_cut"), [("tgt", "tgt-too-long"), ("prefix", "prefix-truncated")]
+)
+def test_how_a_reference_or_prefix_was_read(tiny_checkpoint, role, of_cut, raw, cut, expected):
+    examples = Translator.from_pretrained(tiny_checkpoint, device="cpu").examples
+    example = examples.make(Line(0, "der hund"), **{role: to_line(raw, 0, cut)})
+    assert example.notes == tuple(note.replace("of-cut", of_cut) for note in expected)
+    assert (example.tgt_ids is None) == (role == "prefix" or cut)  # part of one has no score
+
+
+def test_a_reference_that_is_no_object_has_one_note(tiny_checkpoint):
+    examples = Translator.from_pretrained(tiny_checkpoint, device="cpu").examples
+    for role in ("tgt", "prefix"):
+        line = Line(0, "", ("truncated", "invalid-json"))
+        example = examples.make(Line(0, "der hund"), **{role: line})
+        assert example.notes == ("tgt-invalid-json",)

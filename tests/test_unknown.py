@@ -36,6 +36,17 @@ READINGS = [
     ("👍🏽 Familie 👨‍👩‍👧 und 🇩🇪", "Familie und ", ["👍🏽", "👨‍👩‍👧", "🇩🇪"]),
     ("Klicken Sie <b>hier</b>.", "Klicken Sie hier.", ["<b>", "</b>"]),
     ("eins<br/>zwei", "eins zwei", ["<br/>"]),
+    ("eins<br/><br/>zwei", "eins zwei", None),
+    # words end where a closing tag and an opening one touch, but not in a formula
+    ("<td>eins</td><td>zwei</td>", "eins zwei", ["<td>", "</td>", "<td>", "</td>"]),
+    ("<td><b>eins</b></td><td> zwei</td>", "eins zwei", None),
+    ("<td>eins </td><td>zwei</td>", "eins zwei", None),
+    ("<td>{name}</td><td>zwei</td><td>{x}</td>", "Tom zwei Boston", None),
+    ("<p>Er kommt.</p><p>Sie geht.</p>", "Er kommt. Sie geht.", None),
+    ("Er kommt.</p><p>Sie geht.", "Er kommt. Sie geht.", ["</p>", "<p>"]),
+    ("<b>Hallo</b><i>!</i>", "Hallo!", None),
+    ("H<sub>2</sub>O", "H2O", ["<sub>", "</sub>"]),
+    ("<i>H</i><sub>2</sub><i>O</i> ist gut", "H2O ist gut", None),
     ("Herr Дмитрий kommt.", "Herr Tom kommt.", ["Дмитрий"]),
     ("Lech Wałęsa aus Łódź", "Lech Tom aus Boston", ["Wałęsa", "Łódź"]),
     ("Владимир Путин kommt heute", "Tom kommt heute", ["Владимир Путин"]),
@@ -161,6 +172,12 @@ RESTORED = [
     ("Łódźs Haus", "Toms house", "Toms:Tom house:Haus", None),
     ("Herr Дмитрий kommt", "He comes", "He:Tom comes:kommt", "He Дмитрий comes"),
     ("Herr Дмитрий kommt", "Tom Tom comes", "Tom:Tom comes:kommt", "Дмитрий comes"),
+    ("<td>Name</td><td>Alter</td>", "name age", "name:Name age:Alter",
+     "<td>name</td><td>age</td>"),
+    ("<b>Der Hund</b><i>bellt</i>.", "The dog is barking.",
+     "The:Der dog:Hund is:bellt barking.:bellt", "<b>The dog</b><i>is barking</i>."),
+    ("<td>Name</td><td>Alter</td>", "age name", "name:Name age:Alter",
+     "<td>age</td> <td>name</td>"),
     ("Rock&Roll ist laut", "Tom is loud", "Tom:Tom is:ist loud:laut", "Rock&Roll is loud"),
 ]  # fmt: skip
 
@@ -170,6 +187,44 @@ def test_where_it_comes_out(line, translation, links, expected):
     pairs = dict(link.split(":") for link in links.split())
     found = restored(line, translation, pairs)
     assert found == expected or (expected is None and "Łódźs" in found)
+
+
+CELLS = ["<td>{}</td>", "<li>{}</li>", "<p>{}</p>", '<b class="x">{}</b>', "<td><b>{}</b></td>"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(CELLS),
+            st.sampled_from(["rot", "der Hund", "Er geht.", "Wie {x} ist!", "drei, vier {y}"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_tags_that_touch_come_back_as_they_were(cells):
+    line = "".join(cell.replace("{}", f"{words} {i}") for i, (cell, words) in enumerate(cells))
+    unknown = dataclasses.replace(GERMAN, names=tuple(f"Name{char}" for char in "abcdefg"))
+    reading = read(line, unknown)
+    tokens = encode(reading.text)
+    aligned = Aligned(tokens, tokens, range(len(tokens)))
+    assert put_back(reading, encode, aligned, reading.text) == line
+
+
+def test_full_stops_correspond_in_order():
+    """Whatever the attention says of them, as the words of one sentence are in one sentence."""
+    reading = read("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
+    target = "The dog sleeps. The cat too."
+    src_tokens, tokens = encode(reading.text), encode(target)
+    words = "".join(src_tokens).split("▁")
+    starts = [len("▁".join(words[:i])) for i in range(1, len(words))]
+    renders = []
+    for word, source in zip(target.split(), [0, 1, 2, 3, 4, 2]):  # "too" of "schläft"
+        renders += [starts[source]] + [starts[source] + 1] * len(word)
+    for i in (tokens.index("."), len(tokens) - 1):
+        renders[i] = src_tokens.index(".")
+    found = put_back(reading, encode, Aligned(src_tokens, tokens, renders), target)
+    assert found == "<p>The dog sleeps.</p><p>The cat too.</p>"
 
 
 def test_signs_that_combine_with_letters_are_in_their_words():

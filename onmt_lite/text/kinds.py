@@ -22,7 +22,8 @@ SPEECH = "write down what is said first; only text is translated"
 PICTURE = "read its text first, with an OCR program; only text is translated"
 NO_INPUT = "give lines of text"
 
-# First bytes, as regular expressions
+# First bytes, as regular expressions; where they are letters, as a text may begin with, other bytes
+# of the data must be none of a text
 MAGIC = [
     (rb"\x1f\x8b", Kind("gzip data within gzip data", "unpack it first: zcat {} | zcat")),
     (rb"\x1f\x9d", Kind("a compress file", "unpack it first: zcat {}")),
@@ -36,10 +37,8 @@ MAGIC = [
     (rb"LZIP", Kind("an lzip file", "unpack it first: lzip -dc {}")),
     (rb"7z\xbc\xaf\x27\x1c", Kind("a 7-Zip archive", "unpack it first: 7z x {}")),
     (rb"Rar!\x1a\x07", Kind("a rar archive", "unpack it first: unrar x {}")),
-    (rb".{257}ustar", Kind("a tar archive", "unpack it first: tar -xf {}")),
+    (rb"(?=.{0,107}\0).{257}ustar", Kind("a tar archive", "unpack it first: tar -xf {}")),
     (rb"PK\x05\x06", Kind("an empty zip archive", NO_INPUT)),
-    (rb"%PDF-", Kind("a PDF file", "take its text out first: pdftotext {} -")),
-    (rb"\{\\rtf", Kind("an RTF document", PANDOC)),
     (
         rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
         Kind("a document of an older Office (doc, xls, ppt)", SAVE_AS_TEXT),
@@ -53,7 +52,7 @@ MAGIC = [
     (rb"OggS", Kind("an Ogg recording", SPEECH)),
     (rb"fLaC", Kind("a FLAC recording", SPEECH)),
     (rb"RIFF....WAVE", Kind("a WAV recording", SPEECH)),
-    (rb"RIFF....AVI |\x1a\x45\xdf\xa3|....ftyp", Kind("a film or a recording", SPEECH)),
+    (rb"RIFF....AVI |\x1a\x45\xdf\xa3|\0...ftyp", Kind("a film or a recording", SPEECH)),
     (rb"PAR1", Kind("a Parquet file", ONE_COLUMN)),
     (rb"SQLite format 3\0", Kind("an SQLite database", ONE_COLUMN)),
     (
@@ -63,6 +62,11 @@ MAGIC = [
     (rb"\x7fELF", Kind("a program (ELF)", NO_INPUT)),
     (rb"\x89HDF\r\n\x1a\n", Kind("an HDF5 file", NO_INPUT)),
     (rb"\x93NUMPY", Kind("a NumPy array", NO_INPUT)),
+]
+# The same of formats that are text themselves
+DOCUMENTS = [
+    (rb"%PDF-\d\.\d", Kind("a PDF file", "take its text out first: pdftotext {} -")),
+    (rb"\{\\rtf\d", Kind("an RTF document", PANDOC)),
 ]
 # Members of zip archives, and the media type that some begin with
 MEMBERS = [
@@ -83,6 +87,14 @@ BINARY = Kind("binary data, with NUL bytes", NO_INPUT)
 
 # Control characters that no text has
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
+# Remedies whose program reads standard input too
+FILTER = re.compile(r"\b((?:\w+cat|iconv|lz4|lzip|msgunfmt)\b.*) \{\}$")
+
+
+def remedy(kind: Kind, name: str, packed: bool = False) -> str:
+    """What to do with data of a kind; `packed`: its file `name` is gzip data that holds it."""
+    text = FILTER.sub(r"zcat {} | \1", kind.remedy) if packed else kind.remedy
+    return text.replace("{}", name)
 
 
 def kind_of(head: bytes) -> Kind | None:
@@ -93,12 +105,13 @@ def kind_of(head: bytes) -> Kind | None:
     """
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
-    for magic, kind in MAGIC:
-        if re.match(magic, head, re.DOTALL):
+    n_controls = len(head) - len(head.translate(None, CONTROLS))
+    for magic, kind in MAGIC + DOCUMENTS:
+        found = re.match(magic, head, re.DOTALL)
+        if found and (n_controls or (magic, kind) in DOCUMENTS or not found[0].isascii()):
             return kind
     if b"\0" not in head:
         return None
-    n_controls = len(head) - len(head.translate(None, CONTROLS))
     binary = b"\0\0\0\0" in head or n_controls >= max(8, len(head) / 32)
     return _unicode_kind(head, binary) or (BINARY if binary else None)
 
@@ -115,9 +128,9 @@ def _zip_kind(head: bytes) -> Kind:
 def _unicode_kind(head: bytes, binary: bool) -> Kind | None:
     """Recognise UTF-16 and UTF-32, with or without byte order mark; `head` holds NULs."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return Kind("UTF-32", "convert it: iconv -f utf-32 -t utf-8")
+        return Kind("UTF-32", "convert it: iconv -f utf-32 -t utf-8 {}")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return Kind("UTF-16", "convert it: iconv -f utf-16 -t utf-8")
+        return Kind("UTF-16", "convert it: iconv -f utf-16 -t utf-8 {}")
     likely = []
     for name in ("utf-32le", "utf-32be", "utf-16le", "utf-16be"):
         text = _decoded(head, name, "replace")

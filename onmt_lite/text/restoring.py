@@ -5,7 +5,7 @@ A place is a number of characters without spaces: these are the same in a text a
 
 import re
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +17,7 @@ from onmt_lite.text.unknown import CLOSING, SPACER
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
+STOPS = (".", "!", "?")  # what ends a sentence
 UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
 
@@ -35,6 +36,8 @@ class Units:
         n_times = Counter(words)
         # Words and numbers that occur once
         self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and n_times[w] == 1}
+        self.stops = [i for i, word in enumerate(words) if word in STOPS]
+        self.marks = [words[i] for i in self.stops]
         self.starts, self.ends = [start for start, _ in spans], [end for _, end in spans]
         self.n_places = n_before[-1]
         self.of_token, at = list[int](), 0
@@ -46,6 +49,10 @@ class Units:
     def at(self, place: int) -> int:
         """Index of the unit at a place, or of the last unit before; -1 if there is none."""
         return bisect_right(self.starts, place) - 1
+
+    def sentence(self, unit: int) -> int:
+        """Number of the sentence that a unit is in; its end is in it."""
+        return bisect_left(self.stops, unit)
 
 
 def _as_combining(char: str) -> str:
@@ -85,10 +92,15 @@ class Aligned:
     def __init__(self, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int]):
         """sources  index of the source token for each token of the translation"""
         self.source, self.target = Units(src_tokens), Units(tokens)
+        # Sentences keep their order, though attention often takes one full stop for another
+        paired = self.source.marks == self.target.marks
+        stops = dict(zip(self.target.stops, self.source.stops)) if paired else {}
         votes: list[Counter[int]] = [Counter() for _ in self.target.starts]
         for j, source in zip(self.target.of_token, sources):
-            if j >= 0:
-                votes[j][self.source.of_token[source]] += 1
+            u = self.source.of_token[source]
+            apart = paired and self.source.sentence(u) != self.target.sentence(j)
+            if j >= 0 and j not in stops and not apart:
+                votes[j][u] += 1
         # First and last unit of the translation that corresponds to a unit of the source
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -101,6 +113,8 @@ class Aligned:
         for word in same:
             self.first[self.source.unique[word]] = self.target.unique[word]
             self.last[self.source.unique[word]] = self.target.unique[word]
+        for j, u in stops.items():
+            self.first[u] = self.last[u] = j
 
     def behind(self, place: int) -> int:
         """Place in the translation behind the unit for the source word before `place`.
@@ -200,7 +214,7 @@ class Editor:
         ahead = item.side in ("start", "right")
         lead = before.isalnum() if ahead else item.spaced[0] and before and not before.isspace()
         if item.joins:
-            return index, index + after.isspace(), item.text
+            return index, index + after.isspace(), " " * bool(lead) + item.text
         trail = item.spaced[1] if ahead or not before else after.isalnum()
         spaces = " " * bool(lead), " " * bool(trail and after and not after.isspace())
         return index, index, spaces[0] + item.text + spaces[1]

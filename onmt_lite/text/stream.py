@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.text.kinds import LOOKED_AT, kind_of
+from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
 
 GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"
@@ -68,12 +68,13 @@ def text_stream(fd: int, name: str) -> Stream:
         return bool(ready.poll(0))  # a regular file is always ready
 
     stream = Stream(read, waits)
-    if stream.peek().startswith(GZIP):
+    packed = stream.peek().startswith(GZIP)
+    if packed:
         stream = Stream(_unpacker(stream, name), stream.waits)
     kind = kind_of(stream.peek())
     if kind is not None:
         shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
-        raise DataError(f"{name} is {kind.what}; {kind.remedy.replace('{}', shown)}")
+        raise DataError(f"{name} is {kind.what}; {remedy(kind, shown, packed)}")
     return stream
 
 

@@ -94,6 +94,11 @@ NUMBER = re.compile(
 NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
 BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
 CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
+# A closing tag that an opening one follows directly: cells, items of a list, paragraphs.  No words
+# end where a part of a formula begins or ends, nor before a punctuation mark.
+NEXT_CELL = re.compile(
+    r"</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>(?![.,;:!?…)\]}])", re.IGNORECASE
+)
 
 
 @dataclass
@@ -334,7 +339,7 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
             line[span.end : span.end + 1].isspace(),
         )
         in_pair = span.closes or span.partner is not None
-        joins = glued == (True, True) and not in_pair
+        joins = glued == (True, True) and not in_pair or bool(NEXT_CELL.match(line, span.start))
         follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
         side = _side(text, span, follows_number, *fillings)
         items.append(Item(text, name, side, spaced, joins, span.partner))
@@ -346,7 +351,7 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
             parts[i + 1] = " " * parts[i + 1][:1].isalnum() + parts[i + 1]
             last = item.stand_in
         elif item.joins:
-            parts[i + 1] = " " + parts[i + 1]
+            parts[i + 1] = " " * bool(last and not last.isspace()) + parts[i + 1]
         elif not last or last.isspace():
             parts[i + 1] = parts[i + 1].lstrip()
             if CLOSING.match(parts[i + 1][:1]) and parts[i + 1]:
