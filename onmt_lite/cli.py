@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from onmt_lite.schema import (
     markdown_table,
     split_argv,
 )
+from onmt_lite.shipped import find_config, find_model, model_paths
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def run_program(
         if resolved.values["print_config"]:
             print_out(resolved.configuration().to_yaml())
         elif resolved.values["save_config"] is not None:
-            save(resolved.configuration().to_yaml(), resolved.values["save_config"])
+            save_configuration(program, resolved)
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -93,7 +94,8 @@ def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
         return
     if not isinstance(error, Interrupted):  # which says that itself
         print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
-    again = [] if any(name == "resume" for name, _ in split_argv(words)[0]) else ["-resume"]
+    resumes = dict(split_argv(words)[0]).get("resume") in ([], ["true"])
+    again = [] if resumes else ["-resume"]  # of several the last one counts
     print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
 
@@ -142,13 +144,40 @@ def versions() -> str:
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
+def save_configuration(program: Program, resolved: Resolved) -> None:
+    """Raises OptionError for a path that another option names, FileError."""
+    from onmt_lite.files import check_paths  # takes longer than reading the options
+
+    path = resolved.values["save_config"]
+    check_paths(list(files_named(program, resolved)), [("save_config", path)])
+    save(resolved.configuration().to_yaml(), path)
+
+
+def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """Every file that the options name: which option, and its path; of a model all its files."""
+    from onmt_lite.fingerprint import model_files  # late, as above
+
+    for name, option in program.options.items():
+        if not option.is_path or name == "save_config":
+            continue
+        value = resolved.values[name]
+        paths = list(filter(None, value if option.many else [value]))
+        if name in ("model", "init_from"):
+            models = map(find_model, model_paths(paths) if name == "model" else paths)
+            files = [file for path in models for file in model_files(path)]
+            # An empty one there may be what the shell has made for `> file`
+            paths = [str(file) for file in files if file.stat().st_size]
+        elif name == "config":
+            paths = [find_config(path) for path in paths]
+        yield from ((name, path) for path in paths)
+
+
 def save(text: str, path: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise FileError(f"cannot write {path}: {reason}") from None
+    """Write all of a file, or leave what is there.  Raises FileError."""
+    from onmt_lite.output import open_whole, write_whole  # late, as above
+
+    with open_whole(path) as sink:
+        write_whole(sink, text.encode("utf-8", "backslashreplace"))
 
 
 def print_out(text: str) -> None:

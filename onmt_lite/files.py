@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.text.lines import count_ahead, count_lines
-from onmt_lite.text.stream import STANDARD_INPUT
+from onmt_lite.text.stream import GZIP, STANDARD_INPUT
 
 MATCH = "they must match line by line"
 
@@ -149,6 +149,15 @@ def open_input(path: str) -> Iterator[int]:
             yield fd
         finally:
             os.close(fd)
+
+
+def is_packed(path: str) -> bool:
+    """Whether a file is gzip data.  A pipe, whose data are gone, counts as text."""
+    with contextlib.suppress(OSError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(len(GZIP)) == GZIP
+    return False
 
 
 def name_of(output: str) -> str:

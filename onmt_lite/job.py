@@ -21,15 +21,16 @@ from onmt_lite.buckets import (
     lines_per_bucket,
     open_buckets,
 )
-from onmt_lite.console import is_typed
+from onmt_lite.console import CONSOLE, is_typed
 from onmt_lite.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
 from onmt_lite.dump import Dump, open_dump
 from onmt_lite.environment import importing
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import (
     Inputs,
     check_paths,
     count_input,
+    is_packed,
     name_of,
     replaces_a_file,
     rereads,
@@ -109,7 +110,8 @@ def run_logged(
                 LOG.info("NOTE: %s", note)
             job = fingerprint(options) if resumable else {}
             if jobs.resume and out.is_complete(job):
-                LOG.info("%s is complete; nothing is left to do", name_of(data.output))
+                with log_behind():
+                    LOG.info("%s is complete; nothing is left to do", name_of(data.output))
                 return out.summary
             with choose_engine(options, translator, total) as engine:
                 for note in engine.notes:
@@ -124,26 +126,42 @@ def run_logged(
                 with Meter(shard.n_lines, jobs.quiet, typed, progress, n_before) as meter:
                     translate_buckets(engine, options, n, shard, inputs, out, meter, dump)
                     seconds = meter.seconds()
-            dump.write()
-            out.finish()
-            summary = out.summary
-            if options.phrases.force_words and not options.data.score_only:
-                n_unmet, n_forced = summary.n_unmet, summary.n_forced
-                LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
-            if options.text.replace_unk:
-                LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
-            in_a_file = data.output not in ("-", "/dev/stdout")
-            summary.log(report.verbose or report.report_time or in_a_file)
+            log_end(options, out.summary)
             if report.report_time:
                 for line in times(seconds, meter.n_lines - n_before, meter.n_tokens):
                     LOG.info("%s", line)
                 LOG.info("TIME: %.2f s to load, %s", meter.started - started, meter.phases())
+            dump.write()
+            out.finish()  # behind the log: a job that fails leaves no output
     except BaseException as error:
         goes_on = out.keeps(error) if out is not None else resumable
         say_what_is_kept(error, data.output, out, meter, goes_on)
         raise
-    meter.end(data.output, time.monotonic() - started)
-    return summary
+    with log_behind():
+        meter.end(data.output, time.monotonic() - started)
+    return out.summary
+
+
+def log_end(options: TranslateOptions, summary: Summary) -> None:
+    """What was done to the lines."""
+    report, output = options.information, options.data.output
+    if options.phrases.force_words and not options.data.score_only:
+        n_unmet, n_forced = summary.n_unmet, summary.n_forced
+        LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
+    if options.text.replace_unk:
+        LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
+    in_a_file = output not in ("-", "/dev/stdout")
+    summary.log(report.verbose or report.report_time or in_a_file)
+
+
+@contextlib.contextmanager
+def log_behind() -> Iterator[None]:
+    """Within, a line about an output that is complete: a log that cannot be written undoes nothing
+    and ends in a warning."""
+    try:
+        yield
+    except FileError as error:
+        print(f"onmt_lite: warning: {error}", file=CONSOLE)
 
 
 def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
@@ -307,10 +325,15 @@ def note_encoding(reader: LineReader, summary: Summary) -> None:
     if noted is None or noted.n_lines <= few or not reader.not_utf8:
         return
     encoding = guess_encoding(reader.not_utf8)
-    file = "FILE" if reader.name == STANDARD_INPUT else shlex.quote(reader.name)
+    is_standard = reader.name == STANDARD_INPUT
+    file = "FILE" if is_standard else shlex.quote(reader.name)
+    packed = is_packed("/dev/stdin" if is_standard else reader.name)
+    unpack, source = (f"zcat {file} | ", "") if packed else ("", f" {file}")
     if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
         remedy = "other lines are, so convert these alone"
+    elif encoding:
+        remedy = f"{unpack}iconv -f {encoding} -t utf-8{source}"
     else:
-        remedy = f"iconv -f {encoding} -t utf-8 {file}" if encoding else f"see file -i {file}"
+        remedy = f"see {unpack}file -i{source or ' -'}"
     likely = f" but look like {encoding}" if encoding else ""
     LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)

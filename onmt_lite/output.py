@@ -52,6 +52,29 @@ def open_sink(path: str) -> Iterator["Stream | Part"]:
             sink.close()
 
 
+@contextlib.contextmanager
+def open_whole(path: str) -> Iterator["Stream | Part"]:
+    """As `open_sink`, for what `write_whole` writes at once: nothing unfinished is left."""
+    with open_sink(path) as sink:
+        try:
+            yield sink
+        finally:
+            # Of a job that was stopped, only what its output was to be can be gone on with
+            if isinstance(sink, Part) and not sink.journal.job:
+                with contextlib.suppress(OSError):  # the error that led here counts
+                    sink.remove()
+
+
+def write_whole(sink: "Stream | Part", data: bytes) -> None:
+    """All of it, or the file stays as it was; to a stream as it is.  Raises as `Stream.append`."""
+    if isinstance(sink, Part):
+        sink.begin({})
+    sink.append(data, {})
+    sink.end()
+    if isinstance(sink, Part):
+        sink.place({}, Summary())
+
+
 class Output:
     """What a job writes: its translations, and its report if there is one.
 

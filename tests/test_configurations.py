@@ -105,6 +105,14 @@ def test_quotes_make_no_difference_in_yaml(folder, mark):
         ("src_prefix: 5\ntransforms: prefix", "5"),
         ("gpu: ['-1']", (-1,)),
         ("ignore_when_blocking: [w1, 5]", ("w1", "5")),
+        ("ignore_when_blocking: [no, 1.5]", ("no", "1.5")),
+        ("tgt_lang: no", "no"),
+        ("src_prefix: 1.5\ntransforms: prefix", "1.5"),
+        ("src_prefix: +1_0\ntransforms: prefix", "+1_0"),
+        ("tgt_prefix: 1.50\ntransforms: prefix", "1.50"),
+        ("tgt_prefix: no", ""),  # a switch of OpenNMT-py's, which is off
+        ("src: 2024-01-01", "2024-01-01"),
+        ("src: ~", "-"),  # not given
         ("fp32: 'True'", "fp32"),
         ("log_file_level: '20'", "20"),
     ],
@@ -118,7 +126,7 @@ def test_values_as_words(folder, text, value):
     "text",
     ["beam_size: '5.0'", "beam_size: five", "beam_size: ''", "beam_size: ' 5'", "beam_size: '0'",
      "replace_unk: 2", "replace_unk: maybe", "replace_unk: [true]", "alpha: '1,5'", "alpha: 'nan'",
-     "beam_size: true", "alpha: no", "n_best: [2]", "length_penalty: 5", "src_prefix: 0.5"],
+     "beam_size: true", "alpha: no", "n_best: [2]", "length_penalty: 5", "src_prefix: [a]"],
 )  # fmt: skip
 def test_what_is_wrong_without_quotes_is_wrong_with_them(folder, text):
     with pytest.raises(OptionError, match=f"{text.partition(':')[0]}: expected .*q.yaml:1"):

@@ -215,8 +215,6 @@ def check_quoted(option: Option, value: Any) -> Any:
 def _unquoted(option: Option, value: Any) -> Any:
     if option.kind is bool and type(value) in (str, int):
         return SWITCHES.get(str(value).lower(), value)
-    if option.kind is str and type(value) is int:
-        return value if option.choices else str(value)
     return _parse_word(option, value) if isinstance(value, str) else value
 
 

@@ -99,7 +99,7 @@ class Resolver:
         quoted: bool = False,
     ):
         self.options = options
-        self.read_yaml: Read = check_quoted if quoted else check  # values of a file
+        self.quoted = quoted
         self.elsewhere = elsewhere or {}  # names that other programs use -> what to say
         self.foreign = foreign or {}
         self.values = {name: option.default for name, option in options.items()}
@@ -210,11 +210,20 @@ class Resolver:
 
     def yaml_file(self, path: str) -> None:
         path = find_config(path)
+        read = check_quoted if self.quoted else check
         try:
-            for name, value, line in read_yaml(path):
-                self.put(name, value, f"{path}:{line}", self.read_yaml)
+            for name, value, line in read_yaml(path, self._is_text):
+                self.put(name, value, f"{path}:{line}", read)
         except ValueError as error:
             self.problems.append(f"config: {error}")
+
+    def _is_text(self, name: str, kind: str) -> bool:
+        """Whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
+        known = self.foreign.get(name)
+        if known and known.switch and kind == "bool":  # a switch of the other program
+            return False
+        option = self.options.get(known.renamed if known and known.renamed else name)
+        return self.quoted and option is not None and option.kind is str and not option.choices
 
     def keywords(self, given: dict[str, Any]) -> None:
         for name, value in given.items():

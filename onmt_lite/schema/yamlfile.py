@@ -1,6 +1,7 @@
 """YAML as far as a flat configuration needs it: keys, plain values, lists of them."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -9,11 +10,17 @@ from onmt_lite.shipped import config_names
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
+TAG = "tag:yaml.org,2002:"
+# Whether a value of this option, as which YAML takes this kind, is text as it is written
+IsText = Callable[[str, str], bool]
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
 
 
-def read_yaml(path: str) -> list[tuple[str, Any, int]]:
+def read_yaml(path: str, is_text: IsText = lambda name, kind: False) -> list[tuple[str, Any, int]]:
     """(key, value, line) of each option in the file.
+
+    is_text  of an option's name and a kind of YAML's (bool, int, float, timestamp), whether such a
+             value is taken as it is written
 
     Raises ValueError, naming file and line, for what is no YAML and for what YAML allows but
     no configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
@@ -28,7 +35,7 @@ def read_yaml(path: str) -> list[tuple[str, Any, int]]:
         if not isinstance(node, yaml.MappingNode):
             where = f"{path}:{node.start_mark.line + 1}"
             raise ValueError(f"not a list of 'option: value' lines ({where})")
-        return _read_mapping(loader, node, path)
+        return _read_mapping(loader, node, path, is_text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ValueError(f"not valid YAML: {error.problem} ({path}:{line})") from None
@@ -73,7 +80,7 @@ def _refuse_surprises(text: str, path: str) -> None:
 
 
 def _read_mapping(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str
+    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: IsText
 ) -> list[tuple[str, Any, int]]:
     found: list[tuple[str, Any, int]] = []
     lines: dict[str, int] = {}
@@ -88,7 +95,10 @@ def _read_mapping(
             )
         lines[key] = line
         for scalar in [value_node, *_items(value_node)]:
-            if scalar.tag == "tag:yaml.org,2002:int" and not PLAIN_INT.fullmatch(scalar.value):
+            kind = scalar.tag.removeprefix(TAG)
+            if isinstance(scalar, yaml.ScalarNode) and kind != "null" and is_text(key, kind):
+                scalar.tag = TAG + "str"
+            elif kind == "int" and not PLAIN_INT.fullmatch(scalar.value):
                 raise ValueError(
                     f"{key}: YAML reads {scalar.value} as another number ({path}:{line}); "
                     "write plain digits or quote it"

@@ -1,9 +1,17 @@
 """Jobs with -dump_beam: which lines, which files, what is refused."""
 
 import json
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from onmt_lite.part import Part
+from tests.cli.conftest import ROOT
+from tests.cli.test_resume import SLOW
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def test_a_file_in_the_way_stays(main, src, tmp_path):
         else:
             part.symlink_to("beam.json.part")
         done = main("-src", src, "-output", "out", "-dump_beam", name)
-        assert done.code == 5 and f"{name}.part is in the way" in done.err
+        assert done.code == 5 and f"{name}.part is there already and is no" in done.err
         assert (tmp_path / "beam.json.part").read_text() == "mine"
 
 
@@ -59,3 +67,55 @@ def test_it_is_no_input(main, tmp_path):
 def test_nothing_is_left_after_an_error(main, src, tmp_path):
     main("-src", src, "-output", "out", "-dump_beam", "beam.json", "-tgt", "no/such")
     assert not [p for p in tmp_path.iterdir() if "beam" in p.name]
+
+
+def test_a_job_that_was_killed_goes_on(main, many, table, tmp_path, env):
+    (tmp_path / "slow.py").write_text(SLOW)
+    argv = ["-src", str(many), "-output", "out", "-bucket_lines", "10", "-model", str(table)]
+    argv += ["-dump_beam", "beam.json"]
+    popen = {"cwd": tmp_path, "env": {**env, "PYTHONPATH": str(ROOT)}}
+    popen |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "slow.py", *argv], **popen) as job:
+        assert job.stdout.readline() == b"bucket\n"
+        job.kill()
+    done = main(*argv, "-resume")
+    assert done.code == 0 and "beam.json is not written: dump_beam has seen no line" in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["many.txt", "out", "slow.py"]
+
+
+def test_what_a_killed_job_has_left_is_replaced(main, src, tmp_path, monkeypatch):
+    """Killed while it wrote the file: what is left then, and nothing is cleaned up."""
+    with monkeypatch.context() as patch:
+        patch.setattr("onmt_lite.part.Part.remove", lambda part: None)
+        patch.setattr("onmt_lite.part.Part.place", lambda part, job, summary: None)
+        main("-src", src, "-dump_beam", "beam.json")
+    assert (tmp_path / "beam.json.part").stat().st_size
+    assert main("-src", src, "-dump_beam", "beam.json").code == 0
+    assert len(json.loads((tmp_path / "beam.json").read_text("utf-8"))["scores"]) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["beam.json", "src.txt"]
+
+
+def test_a_replaced_file_keeps_its_mode(main, src, tmp_path):
+    (tmp_path / "beam.json").write_text("older")
+    os.chmod("beam.json", 0o600)
+    assert main("-src", src, "-dump_beam", "beam.json").code == 0
+    assert stat.S_IMODE(os.stat("beam.json").st_mode) == 0o600
+    assert "scores" in json.loads((tmp_path / "beam.json").read_text("utf-8"))
+
+
+def test_a_pipe_stays_one(shell, src, tmp_path):
+    os.mkfifo(tmp_path / "beam.json")
+    argv = ["-src", src, "-output", "out", "-dump_beam", "beam.json"]
+    done = shell("", *argv, first="cat beam.json & exec")
+    assert done.code == 0 and len(json.loads(done.out)["scores"]) == 4
+    assert stat.S_ISFIFO(os.stat(tmp_path / "beam.json").st_mode)
+
+
+def test_the_output_that_a_stopped_job_would_go_on_with_is_kept(main, src, tmp_path):
+    """A journal of an output that is called like the dump."""
+    part = Part(str(tmp_path / "beam.json"))
+    part.begin({"versions": {}})
+    part.append(b"done\n", {})
+    part.close()
+    assert main("-src", "no/such", "-dump_beam", "beam.json").code == 5
+    assert (tmp_path / "beam.json.part").read_bytes() == b"done\n"

@@ -84,4 +84,30 @@ def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file)
     command = [sys.executable, "-W", "always::ResourceWarning", SCRIPT, *words]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, env=env, capture_output=True)
     assert done.returncode == (5 if log_file == "/dev/full" else 0)
-    assert b"ResourceWarning" not in done.stderr
+    assert b"ResourceWarning: " not in done.stderr  # the printed command has the word too
+
+
+def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
+    argv = ["-src", src, "-output", "out", "-log_file"]
+    for more in ([], ["-resume"]):
+        done = main(*argv, "/dev/full", *more)
+        assert done.code == 5 and "cannot write /dev/full: No space left on device" in done.err
+        assert more or "out was not written; go on with:" in done.err
+        assert not (tmp_path / "out").exists()
+    assert main(*argv, "log", "-resume").code == 0
+    assert (tmp_path / "out").read_text("utf-8") == "ein\nü\n\nx y z\n"
+
+
+def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp_path):
+    """The disk is full for the last line alone, then for the one that says there is no work."""
+    (tmp_path / "src.txt").write_text("one\n")
+    argv = ["-src", src, "-output", "out", "-log_file"]
+    warning = "onmt_lite: warning: cannot write /dev/full: No space left on device\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onmt_lite.job.log_end", lambda options, summary: None)
+        done = main(*argv, "/dev/full")
+    assert (done.code, done.err) == (0, warning)
+    assert (tmp_path / "out").read_text("utf-8") == "ein\n"
+    if hasattr(os, "listxattr") and os.listxattr("out"):  # the mark of a complete output
+        done = main(*argv, "/dev/full", "-resume")
+        assert done.code == 0 and done.err.endswith(warning)

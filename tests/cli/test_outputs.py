@@ -39,8 +39,11 @@ READ = {
 }
 
 
+WRITTEN = ["output", "log_file", "report", "save_config"]
+
+
 @pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
+@pytest.mark.parametrize("writes", WRITTEN)
 def test_files_of_words_are_not_written_to(main, src, tmp_path, name, writes):
     file, text, more = READ[name]
     (tmp_path / file).write_text(text)
@@ -49,7 +52,7 @@ def test_files_of_words_are_not_written_to(main, src, tmp_path, name, writes):
     assert (tmp_path / file).read_text() == text
 
 
-@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
+@pytest.mark.parametrize("writes", WRITTEN)
 def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tmp_path, writes):
     shutil.copy(table, tmp_path / "m.json")
     (tmp_path / "one.yaml").write_text("beam_size: 3\n")
@@ -64,7 +67,7 @@ def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tm
     assert (tmp_path / "two.yaml").read_text() == "beam_size: 2\n"
 
 
-@pytest.mark.parametrize("writes", ["output", "log_file", "report"])
+@pytest.mark.parametrize("writes", WRITTEN)
 @pytest.mark.parametrize("file", ["source.spm", "model.safetensors"])
 def test_no_file_of_a_models_directory_is_written_to(main, src, tmp_path, file, writes):
     model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
@@ -84,6 +87,47 @@ def test_the_shipped_model_is_not_written_to(process, tmp_path):
     job = process("-model=", "-output", "link")
     assert job.wait(timeout=200) == 2
     assert (tmp_path / "link").read_bytes() == before
+
+
+def test_a_saved_configuration_replaces_no_file_of_the_job(main, src, table, tmp_path):
+    (tmp_path / "out").write_text("older")
+    for name, path in (("src", src), ("output", "out"), ("model", DEFAULT_MODEL / "model.json")):
+        before = Path(path).read_bytes()
+        os.link(path, "linked") if name == "src" else os.symlink(path, "linked")
+        models = [] if name == "model" else ["-model", table]
+        words = ["-src", src, "-output", "out", "-save_config", "linked"]
+        done = main(*words, *models) if models else main(*words, "-model", "de-en")
+        done.failed(2, f"save_config linked is the same file as {name} {path}; choose another")
+        assert Path(path).read_bytes() == before
+        os.remove("linked")
+
+
+def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatch):
+    (tmp_path / "saved.yaml").write_text("older")
+    os.chmod("saved.yaml", 0o600)
+
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("onmt_lite.part.write_all", full)
+        done = main("-save_config", "saved.yaml")
+    done.failed(5, "cannot write saved.yaml: No space left on device")
+    assert (tmp_path / "saved.yaml").read_text() == "older"
+    assert main("-save_config", "saved.yaml").code == 0
+    assert "beam_size: 5  # default" in (tmp_path / "saved.yaml").read_text("utf-8")
+    assert mode("saved.yaml") == 0o600
+    assert os.listdir(tmp_path) == ["saved.yaml"]
+
+
+def test_a_configuration_may_go_to_a_stream(shell, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    said = shell("", "-print_config").out
+    assert shell("", "-save_config", "/dev/stdout").out == said
+    assert shell("", "-save_config", "pipe", first="cat pipe & exec").out == said
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    full = shell("", "-save_config", "/dev/full")
+    full.failed(5, "cannot write /dev/full: No space left on device")
 
 
 def test_streams_of_the_shell_are_files_too(shell, src):

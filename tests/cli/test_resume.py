@@ -225,6 +225,18 @@ def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
     assert command.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "off", [["-resume", "false"], ["--resume=false"], ["-resume", "-resume", "false"]]
+)
+def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
+    argv = ["-src", "src", "-output", "out", *BUCKETS]
+    *_, command = stop(2, *argv, *off).err.splitlines()
+    words = shlex.split(command)
+    done = main(*argv, *off, *words[words.index("-model") :])
+    assert done.code == 0 and "NOTE: going on after line 16" in done.err
+    assert (tmp_path / "out").read_bytes() == GOLD
+
+
 # -- processes ------------------------------------------------------------------------------------
 
 SLOW = """

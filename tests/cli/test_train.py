@@ -12,7 +12,7 @@ import time
 import pytest
 import sentencepiece as spm
 
-from onmt_lite import train
+from onmt_lite import export, train
 from onmt_lite.interrupt import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.training import data
 from tests.cli.conftest import ROOT
@@ -56,6 +56,25 @@ def default_signals():
     """The tests themselves may run under nohup."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
+
+
+def test_a_saved_configuration_replaces_no_data(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    before = (folder / "my.tsv").read_bytes()
+    assert train.main([*TINY, "-save_config", "my.tsv"]) == 2
+    same = "save_config my.tsv is the same file as train my.tsv; choose another"
+    assert same in capfd.readouterr().err
+    assert (folder / "my.tsv").read_bytes() == before
+
+
+def test_an_exported_model_is_not_replaced_by_a_configuration(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.pt").write_text("precious")
+    words = ["-model", "m.pt", "-to", "marian", "-output", "out"]
+    assert export.main([*words, "-save_config", "m.pt"]) == 2
+    same = "save_config m.pt is the same file as model m.pt; choose another"
+    assert same in capfd.readouterr().err
+    assert (tmp_path / "m.pt").read_text() == "precious"
 
 
 @pytest.fixture
