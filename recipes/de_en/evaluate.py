@@ -58,13 +58,13 @@ SENTENCES = {
 }
 # In none of the corpora, and not made by slots.py
 SURNAMES = """Kowalczyk Okafor Szymański Lindqvist Abernathy Wojciechowski Hagedorn Petrosyan
-Yıldırım Castellanos Vandenberghe Rasmussen Jiříček Achterberg Mbeki Takahashi Oyelaran Stepanović
+Yıldırım Castellanos Vandenberghe Rasmussen Dvořák Achterberg Mbeki Takahashi Oyelaran Stepanović
 Quintero Hölzenbein Papadopoulos Krzyżanowska Schneidereit Arslan Burkhardt Celik Czerny Demirci
 Dombrowski Dreyer Eichendorff Friedrichsen Gallwitz Grabowski Hackbarth Hasenclever Hufnagel
 Ivanova Jankowski Jørgensen Junghans Karagöz Kellermann Kirchhoff Küppers Lachmann Lehmkuhl
-Leutheusser Lukaschek Mahlstedt Marquardt Meisenbacher Kaczmarek Ohlendorf Pfannenstiel Piechocki
+Leutheusser Lukaschek Mahlstedt Marquardt Meisenbacher Nowitzki Ohlendorf Pfannenstiel Piechocki
 Poschmann Quandt Rübsam Schachtschneider Steinbrück Stoltenberg Szymanski Thorwald Uhlenbrock
-Vandenberg Wachowiak Weidenfeller Weißhäupl Wieczorek Wohlgemuth Yildirim Zeisig Zimmerli
+Vandenberg Wachowiak Weidenfeller Weizsäcker Wieczorek Wohlgemuth Yildirim Zeisig Zimmerli
 Żukowska""".split()
 FIRST_NAMES = """Annegret Ayşe Bettina Giovanni Hildegard Holger Ingeborg Julia Maria Peter Thomas
 Xenia""".split()
