@@ -76,7 +76,7 @@ class Reading:
     def of_target(self, text: str) -> str:
         """A translation as it would be without the items: a reference, or what it begins with."""
         for item in self.items:
-            text = text.replace(item.text, item.stand_in, 1)
+            text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
         return text
 
     def lower(self) -> "Reading":

@@ -211,6 +211,14 @@ def test_tags_that_touch_come_back_as_they_were(cells):
     assert put_back(reading, encode, aligned, reading.text) == line
 
 
+@pytest.mark.parametrize("cell", ["<td>{}</td>", "<p>{}</p>"])
+def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
+    reading = read("".join(map(cell.format, ("Name", "Alter", "Ort"))))
+    assert (
+        reading.of_target("".join(map(cell.format, ("name", "age", "place")))) == "name age place"
+    )
+
+
 def test_full_stops_correspond_in_order():
     """Whatever the attention says of them, as the words of one sentence are in one sentence."""
     reading = read("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
