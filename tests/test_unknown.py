@@ -211,6 +211,25 @@ def test_tags_that_touch_come_back_as_they_were(cells):
     assert put_back(reading, encode, aligned, reading.text) == line
 
 
+@pytest.mark.parametrize(
+    ("line", "reads"),
+    [
+        ("Eins.<br/>Zwei.", "Eins. Zwei."),
+        ("Hallo<br>Welt", "Hallo Welt"),
+        ("Er sagte:<br /><br />Nein!<BR>Ja.", "Er sagte: Nein! Ja."),
+        ("Ende.<br>", "Ende."),
+        ("<br>Anfang", "Anfang"),
+        ("a <br> b", "a b"),
+        ("x<br>, y", "x, y"),
+    ],
+)
+def test_words_end_at_a_line_break(line, reads):
+    reading = read(line)
+    tokens = encode(reading.text)
+    aligned = Aligned(tokens, tokens, range(len(tokens)))
+    assert reading.text == reads and put_back(reading, encode, aligned, reads) == line
+
+
 @pytest.mark.parametrize("cell", ["<td>{}</td>", "<p>{}</p>"])
 def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
     reading = read("".join(map(cell.format, ("Name", "Alter", "Ort"))))

@@ -214,7 +214,7 @@ class Editor:
         ahead = item.side in ("start", "right")
         lead = before.isalnum() if ahead else item.spaced[0] and before and not before.isspace()
         if item.joins:
-            return index, index + after.isspace(), " " * bool(lead) + item.text
+            return index - before.isspace(), index + after.isspace(), " " * bool(lead) + item.text
         trail = item.spaced[1] if ahead or not before else after.isalnum()
         spaces = " " * bool(lead), " " * bool(trail and after and not after.isspace())
         return index, index, spaces[0] + item.text + spaces[1]

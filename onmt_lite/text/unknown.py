@@ -94,10 +94,12 @@ NUMBER = re.compile(
 NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
 BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
 CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
-# A closing tag that an opening one follows directly: cells, items of a list, paragraphs.  No words
-# end where a part of a formula begins or ends, nor before a punctuation mark.
+# A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
+# break.  No words end where a part of a formula begins or ends, nor before a punctuation mark.
 NEXT_CELL = re.compile(
-    r"</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>(?![.,;:!?…)\]}])", re.IGNORECASE
+    r"(?:</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>|(?<!\s)<br\s*/?>(?!\s|$))"
+    r"(?![.,;:!?…)\]}])",
+    re.IGNORECASE,
 )
 
 
