@@ -181,8 +181,8 @@ def test_each_option_has_an_effect(name):
 
 
 def test_no_option_is_missing_above():
-    # test_replace_unk.py, test_every_option.py, test_unknown.py
-    elsewhere = {"replace_unk", "phrase_table", "tokenizer", "unknown"}
+    # test_replace_unk.py, test_every_option.py, test_unknown.py, test_paragraphs.py
+    elsewhere = {"replace_unk", "phrase_table", "tokenizer", "unknown", "split_longer"}
     assert sorted([*EFFECTS, *elsewhere]) == sorted(vars(TextOptions()))
 
 
