@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.options import TranslateOptions, load_options
-from onmt_lite.records import Confidence, Line
+from onmt_lite.records import Line
 from onmt_lite.text.sentences import sentences_of
 from onmt_lite.text.unknown import Unknown
 from tests.support import tiny
@@ -196,14 +195,3 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     native.describe(tmp_path, {}, Unknown(), None, 0, -1)
     with pytest.raises(CheckpointError, match="split_longer is below 0"):
         native.load(tmp_path)
-
-
-def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
-    native.save(tmp_path, tiny.make_model(), tiny_pieces)
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
-    monkeypatch.setattr("onmt_lite.calibrate.fit", lambda points: Confidence(0.0, 1.0))
-    for words, expected in ((["-split_longer", "90"], 90), ([], 90), (["-split_longer", "0"], 0)):
-        argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
-        calibrate(load_calibrate_options(argv)[0])
-        assert native.load(tmp_path).split_longer == expected

@@ -198,13 +198,14 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
             native.load(tmp_path)
 
 
-def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
+@pytest.mark.parametrize("name", ["retry_repeats", "split_longer"])
+def test_calibration_keeps_it_or_sets_it(name, tmp_path, tiny_pieces, monkeypatch, capfd):
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
     monkeypatch.setattr("onmt_lite.calibrate.fit", lambda points: Confidence(0.0, 1.0))
-    for words, expected in ((["-retry_repeats", "4"], 4), ([], 4), (["-retry_repeats", "0"], 0)):
+    for words, expected in (([f"-{name}", "4"], 4), ([], 4), ([f"-{name}", "0"], 0)):
         argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
         calibrate(load_calibrate_options(argv)[0])
         said = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
-        assert said["retry_repeats"] == expected
+        assert said[name] == expected
