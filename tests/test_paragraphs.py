@@ -35,6 +35,7 @@ PARTS = ["Ich gehe nach Hause.", "Wo ist der Bahnhof?", "Morgen komme ich wieder
         ],
         ["Das Wort ist alt... sehr alt.", "3 Leute wissen es.", "Ölöfen auch."],
         ["Es gibt kein Ende ohne Punkt und es geht weiter."],
+        ["ich bin müde, sagt dr. meier vom inst. für chemie.", "kommst du mit?", "nein!"],
         ["www.web.de ist kaputt.", "Version 1.2 auch."],
     ],
 )
@@ -44,7 +45,7 @@ def test_where_sentences_end(sentences):
 
 def test_a_point_that_may_be_of_an_abbreviation_ends_nothing():
     assert len(sentences_of("Guten Tag. Ich gehe.")) == 1
-    assert len(sentences_of("das ist gut. aber nicht genug.")) == 1
+    assert len(sentences_of("Das ist gut. aber nicht genug.")) == 1
 
 
 @given(st.text(alphabet="aA.!? „“1\t…)", max_size=40))
