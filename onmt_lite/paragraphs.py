@@ -9,22 +9,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.languages import TAG
 from onmt_lite.options import TranslateOptions
 from onmt_lite.records import Hypothesis, Line, Pairs, Translation
+from onmt_lite.rules import SearchRules
 from onmt_lite.text.sentences import sentences_of
 
 Progress = Callable[[int, int], object]  # of lines and target tokens
 
 
-def longest(options: TranslateOptions, checkpoint: Checkpoint) -> int:
-    """How many characters a line has at most that stays whole; 0: all do (-split_longer)."""
+def longest(rules: SearchRules) -> int:
+    """How many characters a line has at most that stays whole; 0: all do (-split_longer).
+
+    Those with limits that are of the whole translation do, and those whose tokens are drawn: each
+    sentence of a line would draw the same.
+    """
+    options, limits = rules.options, rules.lengths
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
-        n = checkpoint.split_longer if options.search.search == "opennmt" else 0
+        n = rules.checkpoint.split_longer if options.search.search == "opennmt" else 0
     whole = options.editing.alternatives or options.attention.gold_align or options.data.score_only
-    return 0 if whole else n
+    limited = options.search.min_length or limits.min_words or limits.max_words
+    return 0 if whole or limited or rules.sampling is not None else n
 
 
 class Paragraphs:
@@ -33,16 +39,18 @@ class Paragraphs:
     lines  all that are to be translated
     """
 
-    def __init__(self, lines: Sequence[Line], longest: int, checkpoint: Checkpoint):
+    def __init__(self, lines: Sequence[Line], longest: int, rules: SearchRules):
         def cut(line: Line) -> list[Line]:
-            """A line that is watched, is to hold phrases, or says its language stays whole."""
-            if not 0 < longest < len(line.text) or line.traced or line.forced:
+            """A line that is to hold phrases, or says its language, stays whole."""
+            if not 0 < longest < len(line.text) or line.forced:
                 return [line]
-            if checkpoint.languages is not None and TAG.match(line.text):
+            if rules.checkpoint.languages is not None and TAG.match(line.text):
                 return [line]
-            return [replace(line, text=text) for text in sentences_of(line.text)]
+            # Of a search that is watched there is one picture a line
+            parts, traced = sentences_of(line.text), line.traced
+            return [replace(line, text=s, traced=traced and len(parts) == 1) for s in parts]
 
-        self.whole = lines
+        self.whole, self.rules = lines, rules
         self.parts = [cut(line) for line in lines]
         self.lines = [*chain(*self.parts)]
         self.are_cut = len(self.lines) > len(lines)
@@ -77,7 +85,7 @@ class Paragraphs:
         each = iter(made)
         groups = [[next(each) for _ in parts] for parts in self.parts]
         return [
-            found[0] if len(found) == 1 else join(line, found)
+            found[0] if len(found) == 1 else join(line, found, self.rules)
             for line, found in zip(self.whole, groups)
         ]
 
@@ -86,7 +94,7 @@ def with_reference(made: Translation, scored: Translation) -> Translation:
     """A translation with what is known of its reference, from a line of which that alone is."""
     return replace(
         made,
-        notes=tuple(dict.fromkeys((*made.notes, *scored.notes))),
+        notes=(*made.notes, *(note for note in scored.notes if note.startswith("tgt-"))),
         gold_log_prob=scored.gold_log_prob,
         has_gold=scored.has_gold,
         n_gold_tokens=scored.n_gold_tokens,
@@ -94,19 +102,20 @@ def with_reference(made: Translation, scored: Translation) -> Translation:
     )
 
 
-def join(line: Line, parts: Sequence[Translation]) -> Translation:
+def join(line: Line, parts: Sequence[Translation], rules: SearchRules) -> Translation:
     """A line's translation from those of its parts.
 
-    Its best hypothesis is made of the best of each part, the second of the second, and so on; a
-    part that has fewer keeps its last.  It is as sure as the least sure part.
+    Its hypotheses are made of the best of each part, of the second of each, and so on; a part that
+    has fewer keeps its last.  It is as sure as the least sure part.
     """
     n_best = max(len(part.hyps) for part in parts)
+    summed = rules.options.search.length_penalty == "none"
     sure = [part.confidence for part in parts if part.confidence is not None]
     tokens = [part.src_tokens for part in parts if part.src_tokens is not None]
     return Translation(
         line.id,
         line.text,
-        [join_hyps(parts, i) for i in range(n_best)],
+        sorted((join_hyps(parts, i, summed) for i in range(n_best)), key=lambda hyp: -hyp.score),
         tuple(dict.fromkeys(chain(*(part.notes for part in parts)))),
         n_src_tokens=sum(part.n_src_tokens for part in parts),
         n_unknown=sum(part.n_unknown for part in parts),
@@ -118,12 +127,11 @@ def join(line: Line, parts: Sequence[Translation]) -> Translation:
     )
 
 
-def join_hyps(parts: Sequence[Translation], i: int) -> Hypothesis:
+def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:
     """Hypothesis i of a line: texts joined with spaces, numbers moved on.
 
-    The score is the sum of the parts' where these are plain sums of log-probabilities, and else
-    their mean, each counted as often as it has tokens: with `-length_penalty avg` that is what a
-    whole line has.
+    The score is the sum of the parts' (`summed`, without a length penalty), or their mean, each
+    counted as often as it has tokens: with `-length_penalty avg` that is what a whole line has.
     """
     hyps = [part.hyps[min(i, len(part.hyps) - 1)] for part in parts]
     words = [hyp.word_log_probs for hyp in hyps if hyp.word_log_probs is not None]
@@ -132,7 +140,7 @@ def join_hyps(parts: Sequence[Translation], i: int) -> Hypothesis:
     return Hypothesis(
         " ".join(hyp.text for hyp in hyps if hyp.text),
         [*chain(*(hyp.tokens for hyp in hyps))],
-        score(hyps),
+        score(hyps, summed),
         sum(hyp.log_prob for hyp in hyps),
         [*chain(*(hyp.token_log_probs for hyp in hyps))],
         all(hyp.ended for hyp in hyps),
@@ -144,8 +152,8 @@ def join_hyps(parts: Sequence[Translation], i: int) -> Hypothesis:
     )
 
 
-def score(hyps: Sequence[Hypothesis]) -> float:
-    if all(hyp.score == hyp.log_prob for hyp in hyps):
+def score(hyps: Sequence[Hypothesis], summed: bool) -> float:
+    if summed:
         return sum(hyp.score for hyp in hyps)
     counts = [len(hyp.token_log_probs) for hyp in hyps]
     return sum(hyp.score * n for hyp, n in zip(hyps, counts)) / max(1, sum(counts))

@@ -303,8 +303,8 @@ class Translator:
         if prefixes is not None:
             rules.check_prefixes()
         rules.check_phrases(lines)
-        most = longest(options, self.checkpoint) if prefixes is None else 0
-        paragraphs = Paragraphs(lines, most, self.checkpoint)
+        most = longest(rules) if prefixes is None else 0
+        paragraphs = Paragraphs(lines, most, rules)
         if paragraphs.are_cut and tgt_lines is not None:
             return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         lines, progress = paragraphs.lines, paragraphs.counting(progress)

@@ -37,6 +37,18 @@ PARTS = ["Ich gehe nach Hause.", "Wo ist der Bahnhof?", "Morgen komme ich wieder
         ["Es gibt kein Ende ohne Punkt und es geht weiter."],
         ["ich bin müde, sagt dr. meier vom inst. für chemie.", "kommst du mit?", "nein!"],
         ["www.web.de ist kaputt.", "Version 1.2 auch."],
+        ["Ich gehe nach Hause .", "Wo ist der Bahnhof ?", "Dort ."],
+        ['Ein Bild <img alt="Es steht leer. Niemand wohnt hier.">.', "Mehr nicht."],
+        [
+            "Ein Text <!-- Das ist <b>geheim. Nicht lesen. --> für uns.",
+            "Ende <b>gut.",
+            "Alles</b> gut.",
+        ],
+        [
+            "Noch {n, plural, one {ein Tag bleibt. Los.} other {Tage. Warte.}} da.",
+            "Wenn 1 < 2 ist.",
+            "So.",
+        ],
     ],
 )
 def test_where_sentences_end(sentences):
@@ -134,7 +146,8 @@ def test_alignments_are_moved_on(model):
 def test_what_stays_whole(model):
     split, whole = make(model, split_longer=1), make(model, split_longer=0)
     begun, forced = dict(prefixes=["I"]), dict(force_words=["station"])
-    for asked in (begun, forced):
+    limits = [dict(min_words=20), dict(max_words=9), dict(min_length=30)]
+    for asked in (begun, forced, *limits, dict(do_sample=True, seed=3)):
         assert split.translate([LINE], **asked) == whole.translate([LINE], **asked)
     assert split.score([LINE], ["I go."]) == whole.score([LINE], ["I go."])
 
@@ -149,6 +162,26 @@ def test_references_are_scored_as_whole_lines(model):
     scores = translator.score([LINE, PARTS[0], LINE], ["I go home.", "Yes.", ""])
     assert [t.gold_log_prob for t in made] == scores
     assert all(t.has_gold for t in made) and made[0].n_gold_tokens == 5
+    assert all(t.notes == () for t in made)
+
+
+def test_hypotheses_are_in_the_order_of_their_scores(model):
+    line = LINE + " Vielleicht kommt er morgen doch noch zu der Feier seines Bruders. Ja!"
+    for asked in ({}, {"length_penalty": "wu"}, {"word_penalty": 0.5, "length_penalty": "none"}):
+        (found,) = make(model, split_longer=1).translate([line], n_best=5, **asked)
+        scores = [hyp.score for hyp in found.hyps]
+        assert len(scores) == 5 and scores == sorted(scores, reverse=True)
+    parts = make(model, split_longer=0).translate(sentences_of(line), n_best=5, **asked)
+    assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
+
+
+def test_a_picture_of_the_search_changes_nothing(model):
+    lines = [LINE, PARTS[1]]
+    translator = make(model, split_longer=30)
+    watched = [Line(i, text, traced=True) for i, text in enumerate(lines)]
+    found = translator.translate_lines(watched)
+    assert [t.hyps for t in found] == [t.hyps for t in translator.translate(lines)]
+    assert found[0].trace is None and found[1].trace is not None
 
 
 def test_notes_of_sentences_are_those_of_the_line(model):

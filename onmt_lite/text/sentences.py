@@ -1,10 +1,14 @@
 """The sentences of a line, as far as marks and capitals tell."""
 
 import re
+from bisect import bisect
 
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
+NO_WORD = re.compile(r"[^\w.]")  # what may stand before a word without a space, such as a tag
+# Tags, comments and placeholders, in which no sentence ends
+ITEM = re.compile(r"<!--(?:(?!<!--).)*?-->|<[A-Za-z/][^<>]*>|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 
 
@@ -12,7 +16,17 @@ def sentences_of(text: str) -> list[str]:
     """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
     white space around and between them."""
     words, small = list(WORD.finditer(text)), text == text.lower()
-    starts = [i for i in range(1, len(words)) if begins(words[i][0], words[i - 1][0], small)]
+    items = [item.span() for item in ITEM.finditer(text)]
+
+    def is_inside(place: int) -> bool:
+        k = bisect(items, (place, 0)) - 1
+        return k >= 0 and place < items[k][1]
+
+    starts = [
+        i
+        for i in range(1, len(words))
+        if begins(words[i][0], words[i - 1][0], small) and not is_inside(words[i].start())
+    ]
     bounds = zip([0, *starts], [*starts, len(words)])
     return [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
 
@@ -27,7 +41,8 @@ def begins(word: str, before: str, small: bool) -> bool:
     marks = closed[len(last) :]
     if not marks or not first.isalnum() or (first.islower() and not small):
         return False
-    return marks != "." or not is_abbreviation(last, small)
+    word = NO_WORD.split(last)[-1]
+    return marks != "." or not word or not is_abbreviation(word, small)
 
 
 def is_abbreviation(word: str, small: bool) -> bool:
