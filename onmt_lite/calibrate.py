@@ -140,9 +140,7 @@ def calibrate(options: CalibrateOptions) -> None:
         known = {char for token in vocab.tokens for char in token}
         unknown = replace(unknown, rare=rare_marks(known, seen))
     wishes = {
-        name: getattr(checkpoint, name)
-        if getattr(options, name) is None
-        else getattr(options, name)
+        name: getattr(checkpoint if getattr(options, name) is None else options, name)
         for name in ("retry_repeats", "split_longer")
     }
     checkpoint = replace(checkpoint, unknown=unknown, **wishes)

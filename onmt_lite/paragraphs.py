@@ -34,15 +34,15 @@ def longest(rules: SearchRules) -> int:
 
 
 class Paragraphs:
-    """Lines, of which those of more than `longest` characters become their sentences.
+    """Lines, of which those of more than `most` characters become their sentences.
 
     lines  all that are to be translated
     """
 
-    def __init__(self, lines: Sequence[Line], longest: int, rules: SearchRules):
+    def __init__(self, lines: Sequence[Line], most: int, rules: SearchRules):
         def cut(line: Line) -> list[Line]:
             """A line that is to hold phrases, or says its language, stays whole."""
-            if not 0 < longest < len(line.text) or line.forced:
+            if not 0 < most < len(line.text) or line.forced:
                 return [line]
             if rules.checkpoint.languages is not None and TAG.match(line.text):
                 return [line]

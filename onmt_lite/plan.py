@@ -15,6 +15,7 @@ from onmt_lite.files import Inputs
 from onmt_lite.job import check_job, count_lines, workers_that_pay
 from onmt_lite.notes import unsearched
 from onmt_lite.options import TranslateOptions
+from onmt_lite.paragraphs import Paragraphs, longest
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.records import Example, Line
 from onmt_lite.reports import LOG, Noted, Summary
@@ -47,7 +48,7 @@ class Survey:
     sample: list[tuple[Line, Line | None, int]] = field(default_factory=list)
 
     def count(self, example: Example) -> None:
-        """One line."""
+        """One line, or a sentence of a long one."""
         n_tokens = example.n_src_tokens + example.n_cut
         self.n_tokens += n_tokens
         self.n_unknown += example.n_unknown
@@ -69,10 +70,12 @@ class Surveyor:
     def add(self, bucket: Bucket) -> None:
         """Count the lines of a bucket."""
         survey, sides = self.survey, roles(bucket.tgt_lines, self.options.data)
-        examples = self.translator.examples_of(bucket.lines, *sides, self.options)
+        most = longest(self.rules) if bucket.tgt_lines is None else 0  # references are of lines
+        paragraphs = Paragraphs(bucket.lines, most, self.rules)
+        examples = self.translator.examples_of(paragraphs.lines, *sides, self.options)
         for example in examples:
             survey.count(example)
-        survey.summary.join(Summary.of(map(unsearched, examples)))
+        survey.summary.join(Summary.of(paragraphs.joined([*map(unsearched, examples)])))
         survey.n_buckets += 1
         distinct = Copies(examples, self.rules.copies_are_equal).distinct
         full = [example for example in distinct if example.src_ids]

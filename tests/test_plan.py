@@ -84,6 +84,16 @@ def test_lines_that_are_longer_than_the_model_takes(run, tokens, tiny_checkpoint
     assert "truncated: 1 of 2 lines (2)" in err
 
 
+def test_of_the_sentences_of_long_lines(run, tokens, tmp_path):
+    sentence = "Ein Hund sieht die Katze."
+    lines, each = [" ".join([sentence] * 2), sentence], [sentence] * 3
+    code, found, _ = run("-split_longer 30", lines)
+    assert code == 0 and counted(found) == expected(each, tokens) | {"lines": "2"}
+    (tmp_path / "tgt").write_text("a\n" * len(lines))  # references are of whole lines
+    code, found, _ = run("-split_longer 30 -tgt tgt", lines)
+    assert code == 0 and counted(found) == expected(lines, tokens)
+
+
 @pytest.mark.parametrize("lines", [[], [""], ["", "", ""]])
 def test_nothing_to_translate(run, lines):
     code, found, _ = run(lines=lines)

@@ -47,6 +47,7 @@ READINGS = [
     ("<b>Hallo</b><i>!</i>", "Hallo!", None),
     ("H<sub>2</sub>O", "H2O", ["<sub>", "</sub>"]),
     ("<i>H</i><sub>2</sub><i>O</i> ist gut", "H2O ist gut", None),
+    ("Das <!-- ist <b>alt</b> --> geht.", "Das geht.", ["<!-- ist <b>alt</b> -->"]),
     ("Herr Дмитрий kommt.", "Herr Tom kommt.", ["Дмитрий"]),
     ("Lech Wałęsa aus Łódź", "Lech Tom aus Boston", ["Wałęsa", "Łódź"]),
     ("Владимир Путин kommt heute", "Tom kommt heute", ["Владимир Путин"]),

@@ -3,12 +3,14 @@
 import re
 from bisect import bisect
 
+from onmt_lite.text.unknown import BRACES, TAG
+
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # what may stand before a word without a space, such as a tag
 # Tags, comments and placeholders, in which no sentence ends
-ITEM = re.compile(r"<!--(?:(?!<!--).)*?-->|<[A-Za-z/][^<>]*>|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+ITEM = re.compile(f"{TAG}|{BRACES}")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 
 

@@ -40,7 +40,7 @@ UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
 
 # Patterns of items that are taken out whole
-TAG = r"</?[A-Za-z][^<>]*>|<!--[^<>]*-->"
+TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"  # a comment may hold tags
 ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
 SITE = (

@@ -1,8 +1,8 @@
 """Muon (Jordan 2024): momentum whose update of a weight matrix is made orthogonal.
 
 `torch.optim.Muon` computes in bfloat16, one matrix after the other; here it is float32, and on a
-GPU matrices of equal shape go through one batched product. Both learn alike: a loss of 3.43 there
-and 3.41 here after 150 steps of the shipped model's first run. A step of the optimizer takes, on
+GPU matrices of equal shape go through one batched product.  Both learn alike: a loss of 3.43 there
+and 3.41 here after 150 steps of the shipped model's first run.  A step of the optimizer takes, on
 one core, in milliseconds of its time (torch 2.13):
 
     instructions             torch   here
@@ -11,11 +11,11 @@ one core, in milliseconds of its time (torch 2.13):
     AVX2                     5,364    219
 
 torch's saves 16 % of a whole training step where the processor has AMX, and costs five seconds
-more a step where it has AVX2 alone. So it is bfloat16, batched, only with `-precision bf16`: with
+more a step where it has AVX2 alone.  So it is bfloat16, batched, only with `-precision bf16`: with
 AMX, 57 matrices of 192 x 192 then take 39 instead of 153 milliseconds, 15 of 768 x 192 48 instead
 of 113.
 
-The table was measured with batched products. In float32 a CPU now takes one matrix at a time, with
+The table was measured with batched products.  In float32 a CPU now takes one matrix at a time, with
 sum and product in one call: on an AMD EPYC with AVX2, 24 of 192 x 192 take 67 instead of 142
 milliseconds, 8 of 768 x 192 69 instead of 81.
 """
