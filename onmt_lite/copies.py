@@ -1,15 +1,13 @@
 """Lines that say the same: each is translated once, for all of its copies."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.records import Example, Translation
+from onmt_lite.records import Example, Progress, Translation
 
 OF_A_LINE = ("id", "fields")  # what a translation takes over from its line, and is not made of
-
-Progress = Callable[[int, int], object]  # of lines and target tokens
 
 
 class Copies:

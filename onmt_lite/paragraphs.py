@@ -11,11 +11,9 @@ from itertools import chain
 
 from onmt_lite.languages import TAG
 from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Hypothesis, Line, Pairs, Translation
+from onmt_lite.records import Hypothesis, Line, Pairs, Progress, Translation
 from onmt_lite.rules import SearchRules
 from onmt_lite.text.sentences import sentences_of
-
-Progress = Callable[[int, int], object]  # of lines and target tokens
 
 
 def longest(rules: SearchRules) -> int:

@@ -1,6 +1,7 @@
 """The values that travel through the pipeline, each made once and never changed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 CAPITALS = "capitals"  # the note of a line that was read in small letters
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
+Progress = Callable[[int, int], object]  # is told how many lines and target tokens were added
 
 
 @dataclass(frozen=True)

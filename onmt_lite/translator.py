@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from onmt_lite.notes import notes_of, total, unsearched, with_gold
 from onmt_lite.options import SpeedOptions, TranslateOptions
 from onmt_lite.paragraphs import Paragraphs, longest
 from onmt_lite.parts import read_parts
-from onmt_lite.records import NOTHING, Example, Found, Line, Translation
+from onmt_lite.records import NOTHING, Example, Found, Line, Progress, Translation
 from onmt_lite.rendering import Renderer, unmet
 from onmt_lite.rules import SearchRules, model_notes, sums_to_one
 from onmt_lite.runtime import DTYPES, choose, computing, placed
@@ -62,8 +62,6 @@ FIXED = (
     *("device", "gpu", "precision", "shortlist"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
-
-Progress = Callable[[int, int], object]  # of lines and target tokens, see each use
 
 
 class Translator:
