@@ -74,6 +74,8 @@ class ExampleMaker:
             if len(tgt_ids) > tgt_room or is_cut(tgt):
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
+        if checkpoint.tgt_vocab.unk_id in prefix_ids:
+            notes = (*notes, "prefix-unknown")
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
         if len(prefix_ids) > tgt_room or is_cut(prefix):
             notes = (*notes, "prefix-truncated")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from onmt_lite.errors import DataError
 from onmt_lite.records import Line
+from onmt_lite.text.lines import from_text
 from onmt_lite.text.phrases import occurs, parse_phrases
 
 # Of all lines, with TAB between them, or of each line: so, or as a list of phrases; None: none
@@ -38,12 +39,17 @@ def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line
     return replace(line, forced=forced, banned=banned) if forced or banned else line
 
 
+def parsed(phrases: str) -> tuple[str, ...]:
+    """Phrases with TAB between them.  What UTF-8 cannot encode is replaced, as it is in lines."""
+    return parse_phrases(from_text(phrases, 0).text)
+
+
 class Entries:
     """The phrases of one line after the other."""
 
     def __init__(self, name: str, phrases: Phrases):
         self.name = name
-        self.of_all = parse_phrases(phrases or "") if isinstance(phrases, str | None) else None
+        self.of_all = parsed(phrases or "") if isinstance(phrases, str | None) else None
         self.each: Iterator[str | Sequence[str] | None] = iter(())
         if not isinstance(phrases, str | None):
             if not hasattr(phrases, "__iter__"):
@@ -60,9 +66,9 @@ class Entries:
             raise DataError(
                 f"{self.name} has {n - 1} entries, but there are more lines; give one for each"
             ) from None
-        words = [entry] if isinstance(entry, str) else entry or []
+        words = [entry] if isinstance(entry, str) else [] if entry is None else entry
         try:
-            return parse_phrases("\t".join(words))
+            return parsed("\t".join(words))
         except TypeError:
             raise TypeError(
                 f"{self.name}[{n - 1}]: expected phrases, got {repr(entry)[:50]}"

@@ -14,6 +14,7 @@ Of a reference or prefix:
   tgt-too-long      longer than the model or the reader takes; not scored
   prefix-truncated  longer than the model or the reader takes; cut
   prefix-over-limit leaves no room for more
+  prefix-unknown    the model does not know some of its tokens; the translation has other text there
   prefix-banned     holds a phrase of -ban_words; not used
   tgt-not-a-number  its score is NaN or infinite, also alone in fp32
 Of the options:

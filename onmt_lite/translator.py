@@ -224,8 +224,8 @@ class Translator:
         return run_job(parsed, self, progress)
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None where the source is blank or the
-        model returns NaN.
+        """Teacher-forced log-probability of each target; None where the source is blank or passed
+        through, the target is longer than the model takes, or the model returns NaN.
 
         In nats, the end token's included.  TypeError for what is no text; DataError unless both
         have as many lines.
@@ -259,8 +259,11 @@ class Translator:
         before, after = self.options.given, options.given
         if fixed := [n for n in FIXED if after.get(n) != before.get(n)]:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        of_files = {} if in_files else vars(options.data) | vars(options.phrases)
+        idle = [name for name, value in after.items() if value and name in of_files]
+        notes = [f"{name}: without effect; it is of translate_file" for name in idle]
         # The defaults of from_pretrained, too, are judged beside the options of a call
-        for note in (*options.notes, *self.notes_on(options)):
+        for note in (*options.notes, *self.notes_on(options), *notes):
             if note not in self.warned:
                 self.warned.add(note)
                 warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
@@ -301,13 +304,12 @@ class Translator:
         if prefixes is not None:
             rules.check_prefixes()
         rules.check_phrases(lines)
-        most = longest(rules) if prefixes is None else 0
-        paragraphs = Paragraphs(lines, most, rules)
+        paragraphs = Paragraphs(lines, longest(rules), rules, prefixes)
         if paragraphs.are_cut and tgt_lines is not None:
             return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         lines, progress = paragraphs.lines, paragraphs.counting(progress)
         with self.clock.phase("tokenise"):
-            examples = self.examples_of(lines, tgt_lines, prefixes, options)
+            examples = self.examples_of(lines, tgt_lines, paragraphs.prefixes, options)
             copies = Copies(examples, rules.copies_are_equal)
             examples = copies.distinct
         if options.data.score_only and tgt_lines is not None:

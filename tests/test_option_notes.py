@@ -374,6 +374,12 @@ class TestPython:
             list(toy.translate_stream(["katze"], stepwise_penalty=True))
         assert [w.filename for w in caught] == [__file__]
 
+    def test_what_calls_with_files_have_alone(self, tmp_path):
+        (tmp_path / "ban").write_text("the\n", encoding="utf-8")
+        toy = Translator.from_pretrained(TOY, ban_words=str(tmp_path / "ban"))
+        with pytest.warns(OptionWarning, match="^ban_words: without effect; it is of translate_fi"):
+            toy.translate(["katze"])
+
     def test_it_can_be_silenced(self):
         toy = Translator.from_pretrained(TOY)
         with warnings.catch_warnings():

@@ -175,6 +175,26 @@ def test_hypotheses_are_in_the_order_of_their_scores(model):
     assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
 
 
+def test_a_prefix_keeps_its_own_line_whole_alone(model):
+    split, whole = make(model, split_longer=1), make(model, split_longer=0)
+    found = split.translate([LINE, LINE], prefixes=["", "I am"])
+    own = [t.translate([LINE])[0].hyps[0].score for t in (split, whole)]
+    assert found[0].hyps[0].score == pytest.approx(own[0]) != pytest.approx(own[1])
+    begun = whole.translate([LINE], prefixes=["I am"])[0].hyps[0]
+    assert found[1].hyps[0].score == pytest.approx(begun.score)
+
+
+def test_no_banned_phrase_spans_two_sentences(model):
+    split = make(model, split_longer=1)
+    first, second = split.translate(PARTS[:2])
+    phrase = f"{first.text.split()[-1]} {second.text.split()[0]}"
+    line = " ".join(PARTS[:2])
+    assert phrase in split.translate([line])[0].text
+    assert phrase not in split.translate([line], ban_words=phrase)[0].text
+    # Another leaves the sentences apart
+    assert split.translate([line], ban_words="Boston")[0].text == f"{first.text} {second.text}"
+
+
 def test_a_picture_of_the_search_changes_nothing(model):
     lines = [LINE, PARTS[1]]
     translator = make(model, split_longer=30)

@@ -345,6 +345,24 @@ def test_phrases_that_do_not_fit_are_refused(forced, banned, said):
         make_translator("pieces", table).translate(["s0"] * 2, force_words=forced, ban_words=banned)
 
 
+class Array(list):
+    """Is neither true nor false, as arrays of several elements are not."""
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+
+def test_phrases_of_an_array_and_halves_of_characters():
+    table = dict.fromkeys(("default", "first", "second"), [0.0] * len(PIECES))
+    translator = make_translator("pieces", table)
+    words = Array(["the cat", "dog"])
+    as_list, as_array, halved = (
+        translator.translate(["s0"], force_words=[phrases])[0].unmet
+        for phrases in ([*words], words, "a\ud800b")
+    )
+    assert as_array == as_list and halved == ("a?b",)
+
+
 class TestFiles:
     @pytest.fixture
     def run(self, tmp_path, capfd):

@@ -328,3 +328,8 @@ class TestCommandLine:
         (tmp_path / "tgt").write_text("the\n")
         code, said = run(*run.tgt, "-tgt_file_prefix")
         assert code == 3 and "src has 3 lines, tgt has 1" in said.err
+
+
+def test_a_prefix_that_the_model_does_not_know_is_noted(translator):
+    known, unknown = translator.translate(["der hund"] * 2, prefixes=["the", "the §"])
+    assert "prefix-unknown" not in known.notes and "prefix-unknown" in unknown.notes

@@ -48,6 +48,22 @@ READINGS = [
     ("H<sub>2</sub>O", "H2O", ["<sub>", "</sub>"]),
     ("<i>H</i><sub>2</sub><i>O</i> ist gut", "H2O ist gut", None),
     ("Das <!-- ist <b>alt</b> --> geht.", "Das geht.", ["<!-- ist <b>alt</b> -->"]),
+    # nothing inside an item is replaced
+    (
+        '<a title="„a“ &quot;b&quot; & c">eins</a>',
+        "eins",
+        ['<a title="„a“ &quot;b&quot; & c">', "</a>"],
+    ),
+    ("{{ a & b }} kommt", "Tom kommt", ["{{ a & b }}"]),
+    ("<i\tid='x'>eins</i> & zwei", "eins und zwei", ["<i id='x'>", "</i>"]),
+    # less and greater, no tag
+    ("Wenn a <b ist und c> d", "Wenn Tom ist und Boston", ["a <b", "c> d"]),
+    ("<input disabled> eins", "eins", ["<input disabled>"]),
+    ("Hallo %{name}!", "Hallo Tom!", ["%{name}"]),
+    ("Seite%d, %zu und %S", "Seite 14, 17 und Tom", ["%d", "%zu", "%S"]),
+    ("Er ging‼\ufe0f Dann kam sie.", "Er ging!! Dann kam sie.", []),
+    ("Er ging…\u00ad Dann kam sie.", "Er ging... Dann kam sie.", []),
+    ("Er ging!\ufe0f Dann kam sie.", "Er ging! Dann kam sie.", []),
     ("Herr Дмитрий kommt.", "Herr Tom kommt.", ["Дмитрий"]),
     ("Lech Wałęsa aus Łódź", "Lech Tom aus Boston", ["Wałęsa", "Łódź"]),
     ("Владимир Путин kommt heute", "Tom kommt heute", ["Владимир Путин"]),

@@ -38,9 +38,11 @@ from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
+BREAKS = ("Cc", "Zl", "Zp")  # where a line may be taken to end, and what is no text
 
 # Patterns of items that are taken out whole
-TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"  # a comment may hold tags
+# A tag has attributes or one word beside its name ("x <y und y> z" is text); comments may hold tags
+TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
 ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
 SITE = (
@@ -48,11 +50,11 @@ SITE = (
     r"(?:/[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»'])?(?![\w-]|\.\w)"
 )  # uni-jena.de/hilfe
 MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
-BRACES = r"[$#]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
+BRACES = r"[$#%]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
 PRINTF = (
-    r"(?<![\w%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
-    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?l{0,2}"
-    r"[sdifuxXgec@](?!\w)"
+    r"(?<![\d%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
+    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?"
+    r"(?:hh?|ll?|[jqtzL])?[sSdiuoxXfFgGeEcp@](?!\w)"
 )
 VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
 PATH = r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
@@ -63,13 +65,13 @@ CODE = (
 WORD_PATTERNS = "|".join((URL, MAIL, SITE, BRACES, PRINTF, VARIABLE, PATH, CODE))
 PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
 # No pattern is without one of these
-HINT = re.compile(r"[<&{%$@_=#\\~|]|://|www\.|mailto:|\w\.[a-z]{2}")
+HINT = re.compile(r"[<&{%$@_=#\\~|]|\+\+|://|www\.|mailto:|\w\.[a-z]{2}")
 
 # Patterns of unknown items in a line given as classes of characters: a known letters, d known
 # digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
 # unknown characters, _ spaces
-OPERAND = "(?<![adU])(?:d+(?:\\.d+)*|a)(?![adU])o*"
-FORMULA = f"{OPERAND}(?:_*o+_*{OPERAND})+"
+OPERAND = "(?<![adU])(?:d+(?:\\.d+){0,9}|a)(?![adU])o{0,4}"
+FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+"  # bounded, as time would grow with the square
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
 UNKNOWN = re.compile(f"(?P<word>{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xo][xom]*)")
 
@@ -82,12 +84,16 @@ PLAIN = {
 }
 PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
 SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
-MARK_ALONE = re.compile(rf"(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
-LOOSE_ACCENTS = re.compile("[^\\W_][\u0300-\u036f]+")
+# What is replaced by plain text, but inside items, which come first
+ITEM = f"(?P<item>{TAG}|{WORD_PATTERNS})"
+MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
+ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
+ITEMS = re.compile(ITEM)
+LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
 LANGUAGE = re.compile(r">>[^<>\s]+<<")
 # Items that stand for a number
 NUMBER = re.compile(
-    r"%[^s@c]*[difu]$|[$#]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
+    r"%[^s@c]*[difu]$|[$#%]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
     r"|[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b]+$",
     re.IGNORECASE,
 )
@@ -151,6 +157,11 @@ def is_one_word(text: object) -> bool:
     return not any(char.isspace() or unicodedata.category(char) == "Cs" for char in text)
 
 
+def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
+    """With the plain equivalents of what the pattern finds beside its items."""
+    return pattern.sub(lambda found: found[0] if found["item"] else plain(found[0]), line)
+
+
 def _unescaped(mark: str) -> str:
     return html.unescape(mark) if mark[-1] == ";" else mark
 
@@ -194,13 +205,17 @@ class Reader:
         return Reading(line, tuple(parts), tuple(items), passes)
 
     def _plain(self, line: str) -> str:
-        """Replace unknown characters by known plain equivalents."""
+        """Replace unknown characters by known plain equivalents, but inside items."""
         words = self._words(line)
-        line = MARK_ALONE.sub(lambda mark: words.get(_unescaped(mark[0]), mark[0]), line)
-        line = LOOSE_ACCENTS.sub(self._composed, re.sub(ENTITY, self._character, line))
+        line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
+        line = _replaced(ENTITY_OF_TEXT, self._character, line)
+        line = _replaced(LOOSE_ACCENTS, self._composed, line)
+        inside = {i for item in ITEMS.finditer(line) for i in range(*item.span())}
         chars: list[str] = []
-        for char in line:
-            chars.append(self._plain_char(char, chars[-1] if chars else ""))
+        for i, char in enumerate(line):
+            whole = i in inside and unicodedata.category(char) not in BREAKS
+            before = chars[-1][-1:] if chars else ""
+            chars.append(char if whole else self._plain_char(char, before))
         return "".join(chars)
 
     def _words(self, line: str) -> Mapping[str, str]:
@@ -209,25 +224,25 @@ class Reader:
         capitals = bool(words) and in_capitals(PATTERNS.sub("", line))
         return {mark: word.upper() for mark, word in words.items()} if capitals else words
 
-    def _character(self, entity: re.Match[str]) -> str:
-        char = _unescaped(entity[0])
+    def _character(self, entity: str) -> str:
+        char = _unescaped(entity)
         if len(char) != 1 or char in "<>&":
-            return entity[0]
+            return entity
         plain = self._plain_char(char, "")
-        return plain if all(map(self.knows, plain)) else entity[0]
+        return plain if all(map(self.knows, plain)) else entity
 
-    def _composed(self, cluster: re.Match[str]) -> str:
-        composed = unicodedata.normalize("NFC", cluster[0])
-        return composed if all(map(self.knows, composed)) else cluster[0]
+    def _composed(self, cluster: str) -> str:
+        composed = unicodedata.normalize("NFC", cluster)
+        return composed if all(map(self.knows, composed)) else cluster
 
     def _plain_char(self, char: str, before: str) -> str:
         category, form = unicodedata.category(char), unicodedata.decomposition(char)
-        if category in ("Cc", "Zl", "Zp", "Zs"):
+        if category in BREAKS or category == "Zs":
             return " "
+        if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of an emoji, behind one
+            return char if before and not self.knows(before) else ""
         if self.knows(char):
             return char
-        if category == "Cf":  # part of an emoji, behind one
-            return char if before and not self.knows(before) else ""
         plain = PLAIN.get(char, char)
         if plain == char and form.startswith(PLAIN_FORMS):
             plain = unicodedata.normalize("NFKC", char)
