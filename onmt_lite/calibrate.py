@@ -210,22 +210,37 @@ def fit(points: Sequence[Point]) -> Confidence:
             f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not decide a "
             "curve; give more pairs"
         )
-    a, b = 0.0, 0.0
+    a, b, cost = 0.0, 0.0, surprise(points, 0.0, 0.0)
     for _ in range(100):
         slope_a = slope_b = aa = ab = bb = 0.0
         for mean, right in points:
-            p = 1 / (1 + math.exp(-(a + b * mean)))
+            p = math.exp(-surprise([Point(mean, True)], a, b))  # without overflow
             slope_a, slope_b = slope_a + right - p, slope_b + (right - p) * mean
             weight = p * (1 - p)
             aa, ab, bb = aa + weight, ab + weight * mean, bb + weight * mean * mean
         det = aa * bb - ab * ab
+        if det <= 0:
+            break
         step = (bb * slope_a - ab * slope_b) / det, (aa * slope_b - ab * slope_a) / det
-        a, b = a + step[0], b + step[1]
+        size = 1.0  # points that are nearly apart have steps that go too far
+        while surprise(points, a + size * step[0], b + size * step[1]) > cost and size > 1e-9:
+            size /= 2
+        a, b = a + size * step[0], b + size * step[1]
+        cost = surprise(points, a, b)
         if max(map(abs, step)) < 1e-10:
             break
     if b <= 0:
         raise OptionError("valid: better scores do not mean better translations here")
     return Confidence(round(a, 4), round(b, 4))
+
+
+def surprise(points: Iterable[Point], a: float, b: float) -> float:
+    """Negative log-likelihood of the points, in nats, under 1 / (1 + exp(-(a + b * mean)))."""
+    total = 0.0
+    for mean, right in points:
+        z = (a + b * mean) * (1 if right else -1)
+        total += max(0.0, -z) + math.log1p(math.exp(-abs(z)))
+    return total
 
 
 def table(points: Sequence[Point], curve: Confidence) -> str:

@@ -44,8 +44,7 @@ class ExampleMaker:
         """Ids of a line, cut to what the model takes; a blank line has none.
 
         tgt        its reference
-        prefix     what its translation begins with, as text
-        forced     the same as ids, for a line without a prefix of its own
+        prefix     what its translation begins with; `forced` has the ids of that by default
         direction  its languages, where it has no tag of its own
 
         DataError for a token that is unknown to a vocabulary without a token for such.
@@ -74,8 +73,7 @@ class ExampleMaker:
             if len(tgt_ids) > tgt_room or is_cut(tgt):
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
         prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
-        if checkpoint.tgt_vocab.unk_id in prefix_ids:
-            notes = (*notes, "prefix-unknown")
+        notes += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
         if len(prefix_ids) > tgt_room or is_cut(prefix):
             notes = (*notes, "prefix-truncated")

@@ -31,10 +31,11 @@ import yaml
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from onmt_lite.budget import is_out_of_memory
 from onmt_lite.checkpoints import load_checkpoint, native
 from onmt_lite.cli import run_program
 from onmt_lite.console import CONSOLE
-from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.errors import DataError, FileError, MemoryExhausted, OptionError
 from onmt_lite.interrupt import Interrupted, noted_signals
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.options import JobOptions, SpeedOptions
@@ -42,7 +43,7 @@ from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import DTYPES, choose
 from onmt_lite.training import samples
-from onmt_lite.training.checks import STATE, check_files
+from onmt_lite.training.checks import CONFIG, LOG_FILE, STATE, check_files
 from onmt_lite.training.data import (
     PAD,
     Pair,
@@ -71,7 +72,6 @@ from onmt_lite.training.options import (
     load_train_options,
 )
 
-LOG_FILE, CONFIG = "train.log", "train.yaml"
 SCRIPT = Path("translate.py")  # where the program is run from a checkout
 
 # Fields in which a Transformer of Marian differs from the default
@@ -182,6 +182,8 @@ class Trainer:
             raise OptionError(f"init_from: {path} is a model of {checkpoint.toolkit}, not of ours")
         if not isinstance(checkpoint.model, Transformer):
             raise OptionError(f"init_from: {path} is no Transformer")
+        if checkpoint.confidence is not None:
+            LOG.info("NOTE: what onmt_lite.calibrate found is of %s alone; calibrate anew", path)
         return checkpoint.model
 
     def _pieces(self, pairs: list[Pair]) -> bytes:
@@ -256,7 +258,7 @@ class Trainer:
                 "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
                 "a side with one of them are left out"
             )
-        elif n_known := len(set(self.shown) & set(self.pairs)):
+        elif n_known := sum(map(set(self.pairs).__contains__, self.shown)):
             LOG.info(
                 "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
                 n_known,
@@ -307,8 +309,19 @@ class Trainer:
             optimizer.step()
         self.n_steps += 1
         self.n_tokens += n_tokens
-        self.total_loss += loss.item() * n_tokens
-        return loss.item()
+        value = self.a_number(loss.item())
+        self.total_loss += value * n_tokens
+        return value
+
+    def a_number(self, loss: float) -> float:
+        """The loss.  OptionError where it is none: no state with such weights is to be saved."""
+        if math.isfinite(loss):
+            return loss
+        from_state = f"go on from {self.out / STATE}" if (self.out / STATE).exists() else ""
+        raise OptionError(
+            f"the loss is no number any more at step {self.n_steps}; {from_state or 'start again'} "
+            "with a lower matrix_lr and vector_lr, or with precision fp32"
+        )
 
     def validate(self) -> float:
         """Mean of the losses of the held-out files, in nats per target token."""
@@ -332,7 +345,16 @@ class Trainer:
             epochs = one_ahead(self.epochs, self.epoch)
         else:
             epochs = map(self.epochs, itertools.count(self.epoch))
+        first = self.epoch
         for batches in epochs:
+            n = self.epochs.n_left_out(first, batches) if self.epoch == first else 0
+            if n:
+                LOG.info(
+                    "NOTE: %d pairs of an epoch are left out: a line is longer than %d tokens, or "
+                    "a target has a character without a piece (-all_characters makes them)",
+                    n,
+                    self.model.max_positions,
+                )
             for batch in batches[self.batch :]:
                 self.batch += 1
                 yield pad_batch(batch)
@@ -356,13 +378,14 @@ class Trainer:
                 standing = f"{self.standing()}  loss {loss:.3f}"
                 bar.set_postfix_str(standing, refresh=False)
                 bar.update(min(100.0, 100 * self.progress()) - bar.n)
-                over = self.progress() >= 1 or self.stopping
+                over = self.progress() >= 1 or bool(self.stopping)
                 if over or now - last_valid > valid_seconds:
                     self.report()
                     last_valid = clock = time.monotonic()
+                    over = over or bool(self.stopping)  # a signal during the validation
                 elif int(ROWS * self.progress()) > int(ROWS * share):
                     self.journal.add(self.row())
-                if over or self.stopping:  # a signal may arrive during a validation
+                if over:  # the state is saved
                     break
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
                     percent = 100 * self.progress()
@@ -398,12 +421,7 @@ class Trainer:
             self.save_state()
         with self.averaged():
             losses = self.held_out_losses()
-            nll = sum(losses) / len(losses)
-            if not math.isfinite(nll):
-                raise OptionError(
-                    f"the loss is no number any more at step {self.n_steps}; start again with a "
-                    "lower matrix_lr and vector_lr, or with precision fp32"
-                )
+            nll = self.a_number(sum(losses) / len(losses))
             if nll < self.best:
                 self.best = nll
                 native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
@@ -528,6 +546,12 @@ def train(options: TrainOptions) -> None:
         except FileError as error:
             kept = f"; to go on, make room and run: {go_on}" if (out / STATE).exists() else ""
             raise FileError(f"{error}{kept}") from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            kept = f"; go on: {go_on}" if (out / STATE).exists() else ""
+            said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens{kept}"
+            raise MemoryExhausted(said) from None
     files = ", ".join((LOG_FILE, TABLE, PLOT))
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
     translate = command_line("onmt_translate", "onmt_lite", "-model", str(out), "-src", "FILE")

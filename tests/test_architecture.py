@@ -286,7 +286,7 @@ def test_only_the_command_line_prints(trees):
 def test_files_and_functions_can_be_read_at_once(trees, name):
     # A run is one story, and so is a list of declarations
     longer = {
-        "onmt_lite/train.py": 560,
+        "onmt_lite/train.py": 580,
         "onmt_lite/options.py": 850,
         "onmt_lite/translator.py": 500,
     }

@@ -76,6 +76,13 @@ def test_no_curve_near_the_fitted_one_is_likelier(seed):
         assert likelihood(curve.at_zero + da, curve.per_nat + db) < best
 
 
+def test_points_that_are_nearly_apart():
+    """One wrong translation among the right ones: Newton's step goes too far."""
+    points = [Point(mean, True) for mean in (-0.09, -0.429, -0.384, -0.451, -0.174)]
+    curve = fit([*points, Point(-5.537, False), Point(-0.45, False)])
+    assert -0.46 < curve.threshold < -0.43 and curve.per_nat > 100
+
+
 @pytest.mark.parametrize(
     "points",
     [

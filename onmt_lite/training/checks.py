@@ -9,9 +9,11 @@ from onmt_lite.checkpoints import native
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import model_files
+from onmt_lite.training.journal import PLOT, TABLE
 from onmt_lite.training.options import TrainOptions
 
-STATE = "train_state.pt"
+STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
+OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, native.PIECES)
 
 
 def check_files(options: TrainOptions) -> None:
@@ -26,8 +28,8 @@ def check_files(options: TrainOptions) -> None:
     if data.init_from:
         files = [Path(data.init_from), *model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]
-    written = [("output", data.output), *([("log_file", log_file)] if log_file else [])]
-    check_paths(read, written)
+    own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
+    check_paths(read, [*own, *([("log_file", log_file)] if log_file else [])])
     begun = (out / STATE).exists()
     if begun and not options.learning.resume:
         raise OptionError(f"output: {out} holds a run already; go on with -resume")

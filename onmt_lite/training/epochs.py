@@ -12,6 +12,7 @@ from random import Random
 import sentencepiece as spm
 
 from onmt_lite.errors import DataError
+from onmt_lite.interrupt import SIGNALS
 from onmt_lite.training.data import Example, Pair, fitting, group, tokenize, weighted
 
 Batches = list[list[Example]]
@@ -43,6 +44,13 @@ class Epochs:
     batch_tokens: int
     seed: int
 
+    def dice(self, epoch: int) -> Random:
+        return Random(f"{self.seed} {epoch}")
+
+    def n_left_out(self, epoch: int, batches: Batches) -> int:
+        """How many pairs of an epoch are not in its batches."""
+        return len(self.pairs(epoch, self.dice(epoch))) - sum(map(len, batches))
+
     def pairs(self, epoch: int, rng: Random) -> list[Pair]:
         """The text of one epoch, shuffled."""
         if self.in_turn:
@@ -55,7 +63,7 @@ class Epochs:
 
     def __call__(self, epoch: int) -> Batches:
         """Raises DataError where nothing is left to learn from."""
-        rng = Random(f"{self.seed} {epoch}")
+        rng = self.dice(epoch)
         pairs = self.pairs(epoch, rng)
         if not pairs:
             raise DataError("train_weights leave no pair for an epoch; give larger ones")
@@ -91,16 +99,17 @@ def one_ahead(make: Callable[[int], Batches], first: int) -> Iterator[Batches]:
             "the process that prepares epochs is gone; train without -prepare"
         ) from None
     finally:
-        process.terminate()
+        process.kill()
         process.join()
 
 
 def _serve(make: Callable[[int], Batches], pipe: Connection) -> None:
-    """Make epochs until the other end is closed.  The parent process handles a Ctrl-C.
+    """Make epochs until the other end is closed.  The parent process handles signals.
 
     In place of an epoch that cannot be made it sends the DataError that says why.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
             epoch = pipe.recv()

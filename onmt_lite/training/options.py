@@ -1,7 +1,7 @@
 """Every option of the trainer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.schema import (
@@ -16,6 +16,7 @@ from onmt_lite.schema import (
     options_of,
     refusals,
 )
+from onmt_lite.shipped import find_model
 
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
@@ -315,6 +316,8 @@ def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     usual = {name: option.default for name, option in OPTIONS.items()}
     notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
     data, model, learning = map(resolved.build, GROUPS)
+    if data.init_from is not None:  # may be the name of a shipped model
+        data = replace(data, init_from=str(find_model(data.init_from)))
     return TrainOptions(data, model, learning, notes), resolved
 
 
