@@ -33,7 +33,7 @@ from tests.support.counting import WORDS, write_pairs
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
 LISTS = ("phrases.tsv", "dictionary.tsv")
-SENTENCES = ("domains.tsv", "usage.tsv")
+SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 
 def words_of(text):
@@ -301,7 +301,7 @@ def test_loops_are_found(output, loops):
 
 def commands():
     """The commands of all runs in order, as the configurations give them."""
-    names = [f"{number}.{kind}" for number in range(1, 19) for kind in ("text", "train")]
+    names = [f"{number}.{kind}" for number in range(1, 23) for kind in ("text", "train")]
     names.insert(names.index("7.text"), "back.train")
     for name in names:
         said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
@@ -324,7 +324,7 @@ def test_means_are_of_models_that_there_are():
             models.add(data.output)
         elif "translate.py" in words:
             assert words[words.index("-model") + 1] in models
-    assert {"runs/de-en-18", "runs/back", "runs/de-en"} <= models
+    assert {"runs/de-en-22", "runs/back", "runs/de-en"} <= models
 
 
 def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
@@ -342,7 +342,7 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
                 continue
             assert list(data.train) == made and data.train_in_turn
             models.add(data.output)
-    assert len(models) == 18
+    assert len(models) == 22
 
 
 def test_the_readme_has_the_commands_of_the_configurations():

@@ -58,13 +58,13 @@ SENTENCES = {
 }
 # In none of the corpora, and not made by slots.py
 SURNAMES = """Kowalczyk Okafor Szymański Lindqvist Abernathy Wojciechowski Hagedorn Petrosyan
-Yıldırım Castellanos Vandenberghe Rasmussen Dvořák Achterberg Mbeki Takahashi Oyelaran Stepanović
+Yıldırım Castellanos Vandenberghe Rasmussen Jiříček Achterberg Mbeki Takahashi Oyelaran Stepanović
 Quintero Hölzenbein Papadopoulos Krzyżanowska Schneidereit Arslan Burkhardt Celik Czerny Demirci
 Dombrowski Dreyer Eichendorff Friedrichsen Gallwitz Grabowski Hackbarth Hasenclever Hufnagel
 Ivanova Jankowski Jørgensen Junghans Karagöz Kellermann Kirchhoff Küppers Lachmann Lehmkuhl
-Leutheusser Lukaschek Mahlstedt Marquardt Meisenbacher Nowitzki Ohlendorf Pfannenstiel Piechocki
+Leutheusser Lukaschek Mahlstedt Marquardt Meisenbacher Kaczmarek Ohlendorf Pfannenstiel Piechocki
 Poschmann Quandt Rübsam Schachtschneider Steinbrück Stoltenberg Szymanski Thorwald Uhlenbrock
-Vandenberg Wachowiak Weidenfeller Weizsäcker Wieczorek Wohlgemuth Yildirim Zeisig Zimmerli
+Vandenberg Wachowiak Weidenfeller Weißhäupl Wieczorek Wohlgemuth Yildirim Zeisig Zimmerli
 Żukowska""".split()
 FIRST_NAMES = """Annegret Ayşe Bettina Giovanni Hildegard Holger Ingeborg Julia Maria Peter Thomas
 Xenia""".split()
@@ -192,9 +192,14 @@ def evaluate(options: EvaluateOptions) -> None:
         options.model, beam_size=5, device="cpu", precision="fp32", threads=options.threads
     )
     files = {path: read_pairs(path)[: options.lines or None] for path in options.test}
-    sets = {Path(path).name: pairs for path, pairs in files.items()}
+    names = [Path(path).name for path in files]
+    sets = {
+        name if names.count(name) == 1 else path: files[path] for name, path in zip(names, files)
+    }
     sets |= changed(files[options.test[0]])
     for name, pairs in sets.items():
+        if not pairs:  # too few to be joined
+            continue
         outputs = translated(translator, pairs, name, options.output)
         references = [[tgt for _, tgt in pairs]]
         bleu = sacrebleu.corpus_bleu(outputs, references).score
@@ -221,7 +226,7 @@ def translated(
         rows = (f"{src}\t{tgt}\t{out}\n" for (src, tgt), out in zip(pairs, outputs, strict=True))
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            path = Path(folder, f"{name.replace(' ', '-')}.tsv")
+            path = Path(folder, re.sub(r"[ /]", "-", f"{name}.tsv"))
             path.write_text("".join(rows), encoding="utf-8", newline="\n")
         except OSError as error:
             raise FileError(f"cannot write {folder}: {error.strerror}") from None
