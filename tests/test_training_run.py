@@ -17,8 +17,16 @@ import torch
 from onmt_lite import Translator
 from onmt_lite import train as module
 from onmt_lite.checkpoints import native
-from onmt_lite.errors import CheckpointError, DataError, FileError, OnmtLiteError, OptionError
+from onmt_lite.errors import (
+    CheckpointError,
+    DataError,
+    FileError,
+    MemoryExhausted,
+    OnmtLiteError,
+    OptionError,
+)
 from onmt_lite.schema.option import META_NAMES
+from onmt_lite.shipped import DATA
 from onmt_lite.train import Trainer, train
 from onmt_lite.training import data, samples
 from onmt_lite.training import options as training_options
@@ -461,6 +469,70 @@ def test_a_loss_that_is_no_number_ends_the_run(options, tmp_path):
     with pytest.raises(OptionError, match="no number any more.*lower matrix_lr"):
         trainer.run()
     assert not (tmp_path / "run" / "model.json").exists()
+
+
+def test_a_stop_behind_a_loss_that_is_no_number_keeps_the_state(options, run, tmp_path):
+    state = run() / "train_state.pt"
+    kept = state.read_bytes()
+    trainer = Trainer(options("-resume", "-train_steps", 20))
+    trainer.stopping = 15
+    next(trainer.model.parameters()).data += math.nan
+    with pytest.raises(OptionError, match=f"go on from {re.escape(str(state))} with a lower"):
+        trainer.run()
+    assert state.read_bytes() == kept
+
+
+def test_a_signal_while_the_table_is_written_is_of_the_next_step(options, tmp_path):
+    trainer = Trainer(options("-train_steps", 200))
+    add = trainer.journal.add
+
+    def interrupted(row):
+        trainer.stopping = 15
+        add(row)
+
+    trainer.journal.add = interrupted
+    trainer.run()
+    assert trainer.n_steps < 200
+    resumed = Trainer(options("-train_steps", 200, "-resume"))
+    assert resumed.n_steps == trainer.n_steps
+
+
+def test_memory_that_is_short(options, monkeypatch, tmp_path):
+    def short(trainer, batch):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(Trainer, "step", short)
+    with pytest.raises(MemoryExhausted, match="^out of memory at step 0; give a lower batch_tok"):
+        train(options())
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.log", "model.json"])
+def test_a_run_does_not_write_over_what_it_reads(options, corpus, tmp_path, name):
+    own = tmp_path / "run" / name
+    own.parent.mkdir()
+    own.write_bytes(corpus.read_bytes())
+    before = everything(tmp_path)
+    with pytest.raises(OptionError, match="is the same file as train"):
+        Trainer(options("-train", own))
+    with pytest.raises(OptionError, match="log_file .* is the same file as output"):
+        Trainer(options("-log_file", tmp_path / "run" / "train_state.pt"))
+    assert everything(tmp_path) == before
+
+
+def test_a_run_from_a_shipped_model(options, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert options("-init_from", "de-en").data.init_from == str(DATA / "de-en")
+
+
+def test_pairs_that_cannot_be_learned_are_counted(options, run, tmp_path):
+    """The pieces are those of the first file, which has no such characters."""
+    odd = tmp_path / "odd.tsv"
+    odd.write_text("eins\t中\n" * 7 + "eins\tone\n" * 50, encoding="utf-8")
+    start = run()
+    start.rename(tmp_path / "start")
+    out = run("-train", odd, "-init_from", tmp_path / "start")
+    assert "NOTE: 7 pairs of an epoch are left out" in (out / "train.log").read_text("utf-8")
+    assert "left out" not in (tmp_path / "start" / "train.log").read_text("utf-8")
 
 
 def test_automatic_precision_is_single_on_a_processor(options, tmp_path):
