@@ -181,12 +181,13 @@ class Aligner:
         return own if own.size(1) else None
 
     def by_words(self, example: Example, tokens: list[str], text: str, sources: list[int]) -> Pairs:
-        """The pairs, of words: of the line as its tokens make it, and of a translation."""
+        """The pairs, of words: of the line, as its tokens make it unless something was taken out,
+        and of a translation."""
         decode = self.renderer.tokenizer.decode
         line = own_tokens(example)
         if not sources or not text.split():
             return []
-        source = word_of_each(line, decode, decode(line))
+        source = word_of_each(line, decode, example.line.text if example.reading else decode(line))
         target = word_of_each(tokens, decode, text)
         return sorted({(source[s], target[t]) for t, s in enumerate(sources)})
 

@@ -309,3 +309,16 @@ def test_gold_align(run, tmp_path):
     assert {t for _, t in pairs(line.split(" ||| ")[1])} == {
         *range(len(record["hyps"][0]["text"].split()))
     }
+
+
+def test_words_of_a_line_with_items_are_its_own():
+    """What is taken out of a line counts as a word of it."""
+    translator = Translator.from_pretrained(device="cpu", threads=1, report_align=True)
+    with_items, without = "🙂 Das kostet {n} Euro 🙂 in Berlin.", "Das kostet 14 Euro in Berlin."
+    pairs = []
+    for line in (with_items, without):
+        (found,) = translator.translate([line])
+        src, tgt = line.split(), found.text.split()
+        pairs.append({(src[i], tgt[j]) for i, j in found.hyps[0].word_align})
+    assert {("Euro", "euros"), ("Berlin.", "Berlin.")} <= pairs[0] & pairs[1]
+    assert not any(word == "🙂" for word, _ in pairs[0])
