@@ -43,7 +43,7 @@ from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
 from onmt_lite.runtime import DTYPES, choose
 from onmt_lite.training import samples
-from onmt_lite.training.checks import CONFIG, LOG_FILE, STATE, check_files
+from onmt_lite.training.checks import CONFIG, LOG_FILE, STATE, alone_in, check_files
 from onmt_lite.training.data import (
     PAD,
     Pair,
@@ -541,7 +541,7 @@ def train(options: TrainOptions) -> None:
         LOG.info("this run is complete; for a longer one give more train_minutes or train_steps")
     else:
         try:
-            with noted_signals(stop):
+            with noted_signals(stop), alone_in(out):
                 trainer.run()
         except FileError as error:
             kept = f"; to go on, make room and run: {go_on}" if (out / STATE).exists() else ""

@@ -62,6 +62,7 @@ FIXED = (
     *("device", "gpu", "precision", "shortlist"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
+LANGUAGES = ("src_lang", "tgt_lang")  # with the transform normalize, which reads them, too
 
 
 class Translator:
@@ -247,19 +248,18 @@ class Translator:
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """Those of a call.  OptionError for what belongs elsewhere."""
-        fixed = [name for name in given if name in FIXED]
-        if fixed:
+        if fixed := [name for name in given if name in FIXED]:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        outside = vars(self.options.jobs) | vars(self.options.information)
-        outside |= {} if in_files else vars(self.options.data) | vars(self.options.phrases)
+        of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
+        outside = vars(self.options.jobs) | vars(self.options.information) | of_files
         if names := [name for name in given if name in outside]:
             raise OptionError(f"{', '.join(names)}: of the command line only")
         options = self.options.updated(**given)
         # Another program's name, such as fp16, may stand for one of these
         before, after = self.options.given, options.given
-        if fixed := [n for n in FIXED if after.get(n) != before.get(n)]:
+        settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
+        if fixed := [n for n in settled if after.get(n) != before.get(n)]:
             raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        of_files = {} if in_files else vars(options.data) | vars(options.phrases)
         idle = [name for name, value in after.items() if value and name in of_files]
         notes = [f"{name}: without effect; it is of translate_file" for name in idle]
         # The defaults of from_pretrained, too, are judged beside the options of a call

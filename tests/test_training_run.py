@@ -30,6 +30,7 @@ from onmt_lite.shipped import DATA
 from onmt_lite.train import Trainer, train
 from onmt_lite.training import data, samples
 from onmt_lite.training import options as training_options
+from onmt_lite.training.checks import alone_in
 from onmt_lite.training.journal import COLUMNS
 from onmt_lite.training.options import load_train_options
 from tests.support.counting import write_pairs
@@ -495,6 +496,14 @@ def test_a_signal_while_the_table_is_written_is_of_the_next_step(options, tmp_pa
     assert trainer.n_steps < 200
     resumed = Trainer(options("-train_steps", 200, "-resume"))
     assert resumed.n_steps == trainer.n_steps
+
+
+def test_two_runs_do_not_write_to_one_directory(options, tmp_path):
+    (tmp_path / "run").mkdir()
+    with alone_in(tmp_path / "run"):
+        with pytest.raises(OptionError, match="another run writes to"):
+            train(options())
+    train(options())
 
 
 def test_memory_that_is_short(options, monkeypatch, tmp_path):

@@ -496,6 +496,11 @@ class TestOwnSwitches:
         translator = Translator.from_pretrained(SMALL, device="cpu")
         with pytest.raises(OptionError, match="settled by from_pretrained"):
             translator.translate(["dog"], src_prefix="man")
+        options = dict(transforms=["normalize"], src_lang="de", tgt_lang="en")
+        translator = Translator.from_pretrained(SMALL, device="cpu", **options)
+        translator.translate(["dog"], src_lang="de")
+        with pytest.raises(OptionError, match="src_lang: settled by from_pretrained"):
+            translator.translate(["dog"], src_lang="fr")
 
     def test_gold_counts_what_stands_around(self):
         """The target is scored with its prefix, which its line does not have."""

@@ -1,8 +1,10 @@
 """Checks of a run's files before anything is read."""
 
+import contextlib
+import fcntl
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onmt_lite.checkpoints import native
@@ -40,6 +42,23 @@ def check_files(options: TrainOptions) -> None:
     check_writable(out)
     if log_file is not None and Path(log_file).absolute().parent != out.absolute():
         check_file_writable(log_file)
+
+
+@contextlib.contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """OptionError where another run is at work in this directory; inside the block none begins."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise OptionError(f"output: another run writes to {out}; choose another path") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(folder)
 
 
 def check_file_writable(path: str) -> None:
