@@ -33,6 +33,7 @@ PARTS = ["Ich gehe nach Hause.", "Wo ist der Bahnhof?", "Morgen komme ich wieder
             "Warum?!",
             "(Wer weiß.)",
         ],
+        ["Wir gehen ins Kino.", "Prof. Dr. Lang kommt im Sept. Er fährt mit dem Auto.", "Gut so."],
         ["Das Wort ist alt... sehr alt.", "3 Leute wissen es.", "Ölöfen auch."],
         ["Es gibt kein Ende ohne Punkt und es geht weiter."],
         ["ich bin müde, sagt dr. meier vom inst. für chemie.", "kommst du mit?", "nein!"],

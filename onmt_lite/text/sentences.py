@@ -11,6 +11,8 @@ MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # what may stand before a word without a space, such as a tag
 # Tags, comments and placeholders, in which no sentence ends
 ITEM = re.compile(f"{TAG}|{BRACES}")
+# Abbreviations that look like nouns
+SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 
 
@@ -48,8 +50,10 @@ def begins(word: str, before: str, small: bool) -> bool:
 
 
 def is_abbreviation(word: str, small: bool) -> bool:
-    """Whether the point behind a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Short nouns
-    count as such, too, so that two sentences may be taken for one ("Guten Tag. Ich gehe.")."""
-    if not word.isalpha() or len(word) == 1:
+    """Whether the point behind a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Nouns of three
+    letters count as such, too, so that two sentences may be taken for one ("Guten Tag. Ich gehe.").
+    """
+    if not word.isalpha() or len(word) == 1 or word.lower() in SHORTENED:
         return True
-    return len(word) <= 4 and (small or word[0].isupper() or not VOWEL.search(word))
+    capital = small or word[0].isupper()
+    return len(word) <= 3 and capital or len(word) <= 4 and not VOWEL.search(word)
