@@ -262,6 +262,20 @@ def test_evaluation_prints_scores_and_copies(tmp_path, capsys):
     assert copied.keys() == evaluate.SENTENCES.keys()
 
 
+def test_evaluation_of_few_lines_and_of_files_with_one_name(tmp_path, capsys):
+    paths = [tmp_path / folder / "test.tsv" for folder in ("a", "b")]
+    for path, n in zip(paths, (2, 3)):
+        path.parent.mkdir()
+        path.write_text("Guten Morgen.\tGood morning.\n" * n, encoding="utf-8")
+    argv = ["-test", *map(str, paths), "-strings", "0", "-output", str(tmp_path / "out")]
+    assert evaluate.main(argv) == 0
+    out = capsys.readouterr().out
+    for path, n in zip(paths, (2, 3)):
+        assert re.search(rf"^{path} +{n} lines  BLEU", out, re.M)
+    assert "joined by 8" not in out
+    assert sum(path.name.endswith("test.tsv.tsv") for path in (tmp_path / "out").iterdir()) == 2
+
+
 def test_strings_to_copy_are_new_to_the_model():
     learned = {src for src, _ in read_pairs(RECIPE / "slots.tsv")}
     shape = re.compile(r"\{\w+\}")

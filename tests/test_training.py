@@ -1,6 +1,8 @@
 """The trainer and its parts."""
 
 import multiprocessing
+import os
+import signal
 from collections import Counter
 from operator import eq
 from random import Random
@@ -61,6 +63,17 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path)
     resumed.run()
     assert resumed.n_steps == 8
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_what_prepares_epochs_leaves_signals_to_the_trainer(corpus, tmp_path):
+    epochs = one_ahead(Trainer(options(corpus, tmp_path / "run")).epochs, 0)
+    first = next(epochs)
+    (process,) = multiprocessing.active_children()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(process.pid, signum)
+    assert next(epochs) and first
+    epochs.close()
+    assert not process.is_alive()
 
 
 def test_epochs_prepared_beside_are_the_same(corpus, tmp_path):
