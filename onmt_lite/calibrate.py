@@ -213,8 +213,9 @@ def fit(points: Sequence[Point]) -> Confidence:
     a, b, cost = 0.0, 0.0, surprise(points, 0.0, 0.0)
     for _ in range(100):
         slope_a = slope_b = aa = ab = bb = 0.0
+        curve = Confidence(a, b)
         for mean, right in points:
-            p = math.exp(-surprise([Point(mean, True)], a, b))  # without overflow
+            p = curve.at(mean)
             slope_a, slope_b = slope_a + right - p, slope_b + (right - p) * mean
             weight = p * (1 - p)
             aa, ab, bb = aa + weight, ab + weight * mean, bb + weight * mean * mean
@@ -234,7 +235,7 @@ def fit(points: Sequence[Point]) -> Confidence:
     return Confidence(round(a, 4), round(b, 4))
 
 
-def surprise(points: Iterable[Point], a: float, b: float) -> float:
+def surprise(points: Sequence[Point], a: float, b: float) -> float:
     """Negative log-likelihood of the points, in nats, under 1 / (1 + exp(-(a + b * mean)))."""
     total = 0.0
     for mean, right in points:

@@ -11,7 +11,7 @@ MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # what may stand before a word without a space, such as a tag
 # Tags, comments and placeholders, in which no sentence ends
 ITEM = re.compile(f"{TAG}|{BRACES}")
-# Abbreviations that look like nouns
+# Longer abbreviations that have a vowel
 SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 
