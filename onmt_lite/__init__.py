@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from onmt_lite.checkpoints import load_checkpoint
+    from onmt_lite.checkpoints.loading import load_checkpoint
+    from onmt_lite.config.options import TranslateOptions, load_options
     from onmt_lite.errors import (
         CheckpointError,
         DataError,
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
         OptionError,
         OptionWarning,
     )
-    from onmt_lite.options import TranslateOptions, load_options
-    from onmt_lite.records import Hypothesis, Translation
+    from onmt_lite.inference.records import Hypothesis, Translation
+    from onmt_lite.inference.translator import Translator
     from onmt_lite.search.beam import Beam
-    from onmt_lite.translator import Translator
 else:
     # Each name's module is imported on first use: reading options must not wait for torch
     _MODULES = {
@@ -30,16 +30,16 @@ else:
         "CheckpointError": "onmt_lite.errors",
         "DataError": "onmt_lite.errors",
         "FileError": "onmt_lite.errors",
-        "Hypothesis": "onmt_lite.records",
+        "Hypothesis": "onmt_lite.inference.records",
         "MemoryExhausted": "onmt_lite.errors",
         "OnmtLiteError": "onmt_lite.errors",
         "OptionError": "onmt_lite.errors",
         "OptionWarning": "onmt_lite.errors",
-        "TranslateOptions": "onmt_lite.options",
-        "Translation": "onmt_lite.records",
-        "Translator": "onmt_lite.translator",
+        "TranslateOptions": "onmt_lite.config.options",
+        "Translation": "onmt_lite.inference.records",
+        "Translator": "onmt_lite.inference.translator",
         "load_checkpoint": "onmt_lite.checkpoints",
-        "load_options": "onmt_lite.options",
+        "load_options": "onmt_lite.config.options",
     }
 
     def __getattr__(name):

@@ -6,12 +6,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.environment import check_memory, prepare_environment
+from onmt_lite.config.environment import check_memory, prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onmt_lite.options import TranslateOptions
+    from onmt_lite.config.options import TranslateOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, lambda number, frame: early.append(number))
     prepare_environment()
     # Imported late: what follows needs the packages
-    from onmt_lite.cli import run_program
-    from onmt_lite.interrupt import ignore_signals
-    from onmt_lite.options import PROGRAM, load_options
+    from onmt_lite.config.cli import run_program
+    from onmt_lite.config.interrupt import ignore_signals
+    from onmt_lite.config.options import PROGRAM, load_options
 
     code = run_program(argv, PROGRAM, load_options, lambda options: translate(options, early))
     ignore_signals()  # the output is complete, or what is wrong has been said
@@ -35,23 +35,23 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
     check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
-    from onmt_lite.interrupt import Interrupted
+    from onmt_lite.config.interrupt import Interrupted
 
     if early and (options.information.print_model or options.information.plan):
         raise Interrupted(early[0])
     if options.information.print_model:
-        from onmt_lite.cli import print_out
+        from onmt_lite.config.cli import print_out
         from onmt_lite.work import describe_models
 
         print_out(describe_models(options))
         return
     if options.information.plan:
-        from onmt_lite.cli import print_out
+        from onmt_lite.config.cli import print_out
         from onmt_lite.plan import plan
 
         print_out(plan(options))
         return
-    from onmt_lite.console import CONSOLE, is_typed
+    from onmt_lite.config.console import CONSOLE, is_typed
 
     try:
         if early:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from onmt_lite.options import TranslateOptions
+from onmt_lite.config.options import TranslateOptions
 
 LACKS = (
     "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from onmt_lite.config.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.errors import DataError
 from onmt_lite.files import MATCH, open_input
-from onmt_lite.options import DataOptions, JobOptions, TranslateOptions
-from onmt_lite.presets import PRESETS
-from onmt_lite.records import Line
+from onmt_lite.inference.records import Line
+from onmt_lite.inference.trace import Trace
 from onmt_lite.reports import Summary
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.lines import LineReader, to_line
 from onmt_lite.text.stream import STANDARD_INPUT
-from onmt_lite.trace import Trace
 
 # Lines of a bucket: enough to sort by length, few enough to do again; a GPU has larger batches
 BUCKET_LINES = {"cpu": 1024, "cuda": 8192}
@@ -53,7 +53,7 @@ class Done:
     report   its share of -report
     log      lines for the log
     seconds  how long each phase took
-    traces   of its lines that are traced, see `onmt_lite.trace`
+    traces   of its lines that are traced, see `onmt_lite.inference.trace`
     """
 
     number: int

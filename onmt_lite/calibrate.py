@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.cli import print_out, run_program
+from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import OptionError
-from onmt_lite.records import Confidence, Example, Line, Translation, mean_log_prob
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
-from onmt_lite.text.unknown import is_one_word
+from onmt_lite.inference.records import Confidence, Example, Line, Translation, mean_log_prob
+from onmt_lite.text.placeholders import is_one_word
 
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
@@ -116,10 +116,10 @@ def calibrate(options: CalibrateOptions) -> None:
     """The whole program.  OnmtLiteError where something cannot be read or written."""
     # Imported late: wrong options must not wait for torch
     from onmt_lite.checkpoints import native
+    from onmt_lite.config.options import TranslateOptions
     from onmt_lite.errors import CheckpointError
-    from onmt_lite.options import TranslateOptions
+    from onmt_lite.inference.translator import Translator
     from onmt_lite.training.data import read_pairs
-    from onmt_lite.translator import Translator
 
     path = Path(options.model)
     if not native.recognises(path):
@@ -267,7 +267,7 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
     """The head, and whether late, that finds the most words that a source and its translation
     share; how many it finds, and of how many.  Nothing where no words are shared."""
-    from onmt_lite.text.restoring import Units
+    from onmt_lite.text.tag_projection import Units
 
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from onmt_lite.buckets import Bucket
+from onmt_lite.inference.trace import Trace, to_json
+from onmt_lite.inference.trace_page import to_html
 from onmt_lite.output import Stream, open_whole, write_whole
 from onmt_lite.part import Part
-from onmt_lite.trace import Trace, to_json
-from onmt_lite.trace_page import to_html
 
 N_LINES = 100  # that are traced
 

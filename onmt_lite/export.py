@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.cli import run_program
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH
@@ -72,7 +72,9 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 def export(options: ExportOptions) -> None:
     """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
     # Imported late: wrong options must not wait for torch
-    from onmt_lite.checkpoints import load_checkpoint, marian_writer, opennmt_writer
+    from onmt_lite.checkpoints.huggingface import marian_writer
+    from onmt_lite.checkpoints.loading import load_checkpoint
+    from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
 
     output = Path(os.path.abspath(options.output))
     _check_free(output)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite import __version__
-from onmt_lite.options import KINDS, TranslateOptions
-from onmt_lite.shipped import find_model, model_paths
+from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.config.options import KINDS, TranslateOptions
 
 LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 CHUNK = 1 << 20

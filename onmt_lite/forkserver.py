@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from queue import SimpleQueue
 
+from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.errors import WorkerLost
-from onmt_lite.interrupt import SIGNALS
 
 MAX_DEATHS = 3  # after which a process is not started again
 

@@ -21,10 +21,13 @@ from onmt_lite.buckets import (
     lines_per_bucket,
     open_buckets,
 )
-from onmt_lite.console import CONSOLE, is_typed
-from onmt_lite.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
+from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
+from onmt_lite.config.console import CONSOLE, is_typed
+from onmt_lite.config.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
+from onmt_lite.config.environment import importing
+from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.dump import Dump, open_dump
-from onmt_lite.environment import importing
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import (
     Inputs,
@@ -36,20 +39,17 @@ from onmt_lite.files import (
     rereads,
 )
 from onmt_lite.fingerprint import fingerprint, model_files, named_files
-from onmt_lite.interrupt import Interrupted
-from onmt_lite.options import TranslateOptions
 from onmt_lite.output import Output, open_output
 from onmt_lite.phrase_files import check_glossary, open_glossary
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.reports import LOG, Summary
-from onmt_lite.shipped import find_config, find_model, model_paths
-from onmt_lite.text.kinds import guess_encoding
+from onmt_lite.text.file_types import guess_encoding
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.stream import STANDARD_INPUT
 from onmt_lite.workers import Workers
 
 if TYPE_CHECKING:
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.translator import Translator
 
 MAX_WORKERS = 256  # as -workers takes
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"

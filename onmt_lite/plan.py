@@ -7,22 +7,22 @@ from random import Random
 import torch
 
 from onmt_lite.buckets import Bucket, choose_shard, lines_per_bucket, open_buckets, roles
-from onmt_lite.budget import LOGIT_BYTES
-from onmt_lite.console import is_typed
-from onmt_lite.copies import Copies
-from onmt_lite.cores import peak_memory
+from onmt_lite.config.console import is_typed
+from onmt_lite.config.cores import peak_memory
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.files import Inputs
+from onmt_lite.inference.batching import longer_side, source_length
+from onmt_lite.inference.budget import LOGIT_BYTES
+from onmt_lite.inference.duplicates import Copies
+from onmt_lite.inference.notes import unsearched
+from onmt_lite.inference.paragraphs import Paragraphs, longest
+from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.runtime import threads_of_each
+from onmt_lite.inference.search_setup import SearchRules, model_notes
+from onmt_lite.inference.translator import Translator
 from onmt_lite.job import check_job, count_lines, workers_that_pay
-from onmt_lite.notes import unsearched
-from onmt_lite.options import TranslateOptions
-from onmt_lite.paragraphs import Paragraphs, longest
 from onmt_lite.progress import Meter, logging_to
-from onmt_lite.records import Example, Line
 from onmt_lite.reports import LOG, Noted, Summary
-from onmt_lite.rules import SearchRules, model_notes
-from onmt_lite.runtime import threads_of_each
-from onmt_lite.text.batching import longer_side, source_length
-from onmt_lite.translator import Translator
 
 SECONDS = 10.0  # that translating a sample takes, unless a single line takes longer
 SAMPLE = 1024  # lines, at most

@@ -10,12 +10,12 @@ from io import TextIOWrapper
 
 from tqdm import tqdm
 
-from onmt_lite.clock import Clock
-from onmt_lite.console import CONSOLE
+from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.options import JobOptions
 from onmt_lite.errors import FileError
 from onmt_lite.files import descriptor_of, name_of
-from onmt_lite.options import JobOptions
 from onmt_lite.reports import LOG
+from onmt_lite.search.clock import Clock
 
 SECONDS_BETWEEN = 10.0  # lines about progress
 PHASES = ("tokenise", "encode", "decode", "write")

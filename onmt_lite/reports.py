@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onmt_lite import bleu
+from onmt_lite.config.options import DataOptions
 from onmt_lite.errors import Untranslated
-from onmt_lite.options import DataOptions
-from onmt_lite.records import NOTHING, Hypothesis, Translation
+from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")

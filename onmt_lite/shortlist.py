@@ -12,21 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.cli import run_program
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import DataError
 from onmt_lite.files import check_paths
-from onmt_lite.records import Line
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.inference.records import Line
 
 if TYPE_CHECKING:
     import torch
 
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.translator import Translator
 
 USAGE = """\
 -src FILE -output FILE [-model PATH] [-tgt FILE] [options]
@@ -99,7 +99,7 @@ def shortlist(options: ShortlistOptions) -> None:
     """The whole program.  OnmtLiteError where something cannot be read or written."""
     # Imported late: wrong options must not wait for torch
     from onmt_lite.checkpoints.shortlist import write_vocabulary_map
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.translator import Translator
 
     check_files(options)
     src = read(options.src)

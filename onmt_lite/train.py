@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
@@ -31,17 +31,18 @@ import yaml
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from onmt_lite.budget import is_out_of_memory
-from onmt_lite.checkpoints import load_checkpoint, native
-from onmt_lite.cli import run_program
-from onmt_lite.console import CONSOLE
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.interrupt import Interrupted, noted_signals
+from onmt_lite.config.options import JobOptions, SpeedOptions
 from onmt_lite.errors import DataError, FileError, MemoryExhausted, OptionError
-from onmt_lite.interrupt import Interrupted, noted_signals
+from onmt_lite.inference.budget import is_out_of_memory
+from onmt_lite.inference.runtime import DTYPES, choose
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.options import JobOptions, SpeedOptions
 from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
-from onmt_lite.runtime import DTYPES, choose
 from onmt_lite.training import samples
 from onmt_lite.training.checks import CONFIG, LOG_FILE, STATE, alone_in, check_files
 from onmt_lite.training.data import (

@@ -5,17 +5,17 @@ from typing import Any
 
 from onmt_lite import bleu
 from onmt_lite.buckets import Bucket, Done, Progress, roles
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.summary import describe
-from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Translation
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.records import Translation
+from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.search_setup import model_notes
+from onmt_lite.inference.tokenization import fit, read_own
+from onmt_lite.inference.trace import Trace
+from onmt_lite.inference.translator import Translator
 from onmt_lite.reports import Summary, build_writer, one_line, sentence_log, to_report
-from onmt_lite.rules import model_notes
-from onmt_lite.runtime import precision_of
-from onmt_lite.shipped import model_paths
-from onmt_lite.tokenization import fit, read_own
-from onmt_lite.trace import Trace
-from onmt_lite.translator import Translator
 
 
 def describe_models(options: TranslateOptions) -> str:

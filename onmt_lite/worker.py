@@ -27,12 +27,12 @@ import torch
 
 from onmt_lite import errors
 from onmt_lite.buckets import Bucket, Done, Progress
-from onmt_lite.cores import free_memory
+from onmt_lite.config.cores import free_memory
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
-from onmt_lite.options import TranslateOptions
-from onmt_lite.parts import Parts, read_parts
-from onmt_lite.runtime import choose, placed, threads_of_each
-from onmt_lite.translator import Translator
+from onmt_lite.inference.loading import Parts, read_parts
+from onmt_lite.inference.runtime import choose, placed, threads_of_each
+from onmt_lite.inference.translator import Translator
 from onmt_lite.work import InProcess
 
 BEAT = 1.0  # seconds between signs of life

@@ -21,9 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from onmt_lite.buckets import Bucket, Progress
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.forkserver import MAX_DEATHS, ForkServer, how_it_ended, restored
-from onmt_lite.options import TranslateOptions
 from onmt_lite.reports import LOG
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up

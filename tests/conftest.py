@@ -10,8 +10,8 @@ import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
-from onmt_lite.interrupt import SIGNALS
-from onmt_lite.options import JobOptions
+from onmt_lite.config.interrupt import SIGNALS
+from onmt_lite.config.options import JobOptions
 from onmt_lite.progress import logging_to
 from tests.support import tiny
 

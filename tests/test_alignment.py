@@ -10,10 +10,10 @@ from torch import Tensor
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.alignment import Aligner
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.opennmt_transformer import _alignment
+from onmt_lite.checkpoints.opennmt.transformer import _alignment
 from onmt_lite.errors import OptionError
+from onmt_lite.inference.alignment import Aligner
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import OptionError, Translator
-from onmt_lite.alternatives import first_word, log_add
-from onmt_lite.interrupt import Interrupted
-from onmt_lite.options import TranslateOptions, load_options
+from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.options import TranslateOptions, load_options
+from onmt_lite.inference.alternatives import first_word, log_add
 from onmt_lite.output import Output
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables
 from tests.support.files import DATA

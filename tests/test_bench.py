@@ -33,9 +33,9 @@ from onmt_lite.bench.workloads import (
     read_lines,
     write_formats,
 )
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.search import feed
+from onmt_lite.search import scheduler as feed
 from tests.support import tiny
 
 SMALL = Shape(1, 16, 32, 2, 60, n_lines=6, n_tokens=7)

@@ -11,7 +11,7 @@ import pytest
 import sacrebleu
 
 import translate
-from onmt_lite.interrupt import Interrupted
+from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.output import Output
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from onmt_lite.__main__ import main
 from onmt_lite.buckets import choose_shard, open_buckets
+from onmt_lite.checkpoints.shipped import DATA
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError
-from onmt_lite.options import TranslateOptions
-from onmt_lite.shipped import DATA
-from onmt_lite.translator import Translator
+from onmt_lite.inference.translator import Translator
 
 TOY = DATA / "toy.json"
 

@@ -7,14 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite import Translator, budget, worker
-from onmt_lite import translator as translator_module
-from onmt_lite.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
+from onmt_lite import Translator, worker
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference import budget
+from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.presets import PRESETS
 
 GIB, MIB = 1 << 30, 1 << 20
 BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)

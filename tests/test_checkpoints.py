@@ -15,8 +15,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints import load_checkpoint, native, rows, safetensors
+from onmt_lite.checkpoints import native, rows, safetensors
 from onmt_lite.checkpoints.description import shown
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
 

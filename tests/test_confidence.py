@@ -24,11 +24,12 @@ from onmt_lite.calibrate import (
     table,
 )
 from onmt_lite.calibrate import calibrate as run
-from onmt_lite.checkpoints import load_checkpoints, native
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.records import Confidence, Hypothesis, Translation
+from onmt_lite.inference.records import Confidence, Hypothesis, Translation
 from onmt_lite.reports import to_jsonl
-from onmt_lite.text.unknown import Unknown
+from onmt_lite.text.placeholders import Unknown
 from tests.support import tiny
 
 SHIPPED = "data/de-en"

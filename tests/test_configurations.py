@@ -16,7 +16,7 @@ import yaml
 
 import translate
 from onmt_lite import OptionError
-from onmt_lite.options import OPTIONS, load_options
+from onmt_lite.config.options import OPTIONS, load_options
 from tests.support.files import DATA
 
 HERE = Path(__file__).parent / "data" / "opennmt"

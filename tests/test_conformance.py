@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 
 ROOT = Path(__file__).parent / "conformance"
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted(ROOT.glob("cases/*.json"))}

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import opennmt_copy, opennmt_rnn
 from onmt_lite.checkpoints.ensemble import combine
+from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
+from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
-from onmt_lite.options import TranslateOptions
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Languages
 from onmt_lite.errors import CheckpointError, OptionError
 from tests.support.files import DATA, assert_refused

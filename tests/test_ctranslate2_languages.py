@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import ctranslate2, load_checkpoint
+from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Direction, Languages
 from onmt_lite.errors import CheckpointError, OptionError
 from tests.support.files import DATA, assert_refused

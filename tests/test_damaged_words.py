@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.checkpoints.marian import read_vocab
+from onmt_lite.checkpoints.huggingface.marian import read_vocab
+from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.subwords import read_pieces
-from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
+from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError
-from onmt_lite.options import load_options
 from tests.support.files import DATA, assert_refused, one_line
 from tests.support.model_bin import ModelBin
 

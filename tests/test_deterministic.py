@@ -9,10 +9,10 @@ import torch
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.presets import PRESETS
-from onmt_lite.runtime import computing
-from onmt_lite.search import feed
-from onmt_lite.search.frontier import Frontier
+from onmt_lite.inference.runtime import computing
+from onmt_lite.search import scheduler as feed
+from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.presets import PRESETS
 from tests.support import cases
 
 SAMPLE = Path(__file__).parents[1] / "data" / "sample.de.txt"

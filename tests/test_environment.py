@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite import environment
-from onmt_lite.environment import importing
+from onmt_lite.config import environment
+from onmt_lite.config.environment import importing
 from onmt_lite.forkserver import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,7 +105,7 @@ def test_an_old_python_can_read_as_far_as_that(name):
 def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
     """libgomp reads it when torch is imported."""
     env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    code = "import os; from onmt_lite.environment import prepare_environment as prepare; prepare();"
+    code = "import os; from onmt_lite.config.environment import prepare_environment as p; p();"
     code += "print(os.environ.get('GOMP_SPINCOUNT'))"
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, cwd=ROOT, env=env | given, capture_output=True, check=True)

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import translate
-from onmt_lite import Translator, runtime
+from onmt_lite import Translator
+from onmt_lite.config.options import OPTIONS, TranslateOptions
+from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import OptionError
+from onmt_lite.inference import runtime
+from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.table import TableModel
-from onmt_lite.options import OPTIONS, TranslateOptions
-from onmt_lite.runtime import precision_of
 from onmt_lite.text.vocab import Vocab
-from onmt_lite.text_options import TextOptions
 from tests.support import tables
 
 TOY = "data/toy.json"

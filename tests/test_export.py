@@ -10,14 +10,10 @@ import sentencepiece as spm
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import (
-    archive,
-    load_checkpoint,
-    marian_writer,
-    native,
-    opennmt_writer,
-    safetensors,
-)
+from onmt_lite.checkpoints import archive, native, safetensors
+from onmt_lite.checkpoints.huggingface import marian_writer
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
 from tests.support import tiny

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from onmt_lite import OptionError, Translator
-from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError
-from onmt_lite.rules import SearchRules
+from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.search.decode import decode
 from onmt_lite.text.lines import from_texts
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import pytest
 
+from onmt_lite.config.option import META
+from onmt_lite.config.schema import Foreign, load, opt, options_of
 from onmt_lite.errors import OptionError
-from onmt_lite.schema import Foreign, load, opt, options_of
-from onmt_lite.schema.option import META
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
-from onmt_lite.options import load_options
 
 ROOT = Path(__file__).parent / "data" / "families"
 

@@ -17,18 +17,25 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import export, train
+from onmt_lite.config.help import by_group
+from onmt_lite.config.help import example as example_of
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.config.options import PROGRAM as TRANSLATE
+from onmt_lite.config.schema import (
+    META_NAMES,
+    Resolver,
+    completion,
+    help_on,
+    help_text,
+    json_schema,
+)
 from onmt_lite.errors import OptionError
 from onmt_lite.export import PROGRAM as EXPORT
 from onmt_lite.export import load_export_options
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
-from onmt_lite.options import PROGRAM as TRANSLATE
 from onmt_lite.ray.__main__ import main as ray_main
 from onmt_lite.ray.options import PROGRAM as RAY
 from onmt_lite.ray.options import load_ray_options
-from onmt_lite.schema import META_NAMES, Resolver, completion, help_on, help_text, json_schema
-from onmt_lite.schema.help import by_group
-from onmt_lite.schema.help import example as example_of
 from onmt_lite.training.options import PROGRAM as TRAIN
 from onmt_lite.training.options import load_train_options
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.job import run_job
-from onmt_lite.options import TranslateOptions
 
 NLLB = str(Path(__file__).parent / "data" / "families" / "nllb")
 LINES = [

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite import Translator, runtime
+from onmt_lite import Translator
 from onmt_lite.bench.workloads import Shape, random_workload
-from onmt_lite.environment import processor_words
+from onmt_lite.config.environment import processor_words
+from onmt_lite.inference import runtime
 from onmt_lite.models import attention, linear
 from onmt_lite.models.linear import BLOCK, Bytes, Int8, Int8Weight, Linear, Packed, gain, pack
 from tests.support import tiny

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, safetensors
+from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused

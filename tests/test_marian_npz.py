@@ -14,9 +14,10 @@ import torch
 import yaml
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, npz
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.marian import npz
+from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionWarning
-from onmt_lite.options import load_options
 from tests.support.files import DATA, assert_refused
 
 NPZ, HF = DATA / "marian_npz", DATA / "hf" / "marian"

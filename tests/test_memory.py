@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite import budget as budget_module
-from onmt_lite import translator as translator_module
-from onmt_lite.budget import Room, is_out_of_memory
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Example, Line
+from onmt_lite.inference import budget as budget_module
+from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference.batching import longer_side, source_length
+from onmt_lite.inference.budget import Room, is_out_of_memory
+from onmt_lite.inference.records import Example, Line
 from onmt_lite.search.forced import score_targets
-from onmt_lite.text.batching import longer_side, source_length
 from tests.support import families, tiny
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]

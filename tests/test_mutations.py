@@ -13,7 +13,8 @@ from random import Random
 import pytest
 import torch
 
-from onmt_lite.checkpoints import load_checkpoint, pickled, safetensors
+from onmt_lite.checkpoints import pickled, safetensors
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_refused
 

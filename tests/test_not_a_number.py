@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.models.table import TableModel, TableSource
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
-from onmt_lite.records import Hypothesis, Translation
 from onmt_lite.reports import to_jsonl
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.presets import PRESETS
 from tests.support import cases
 from tests.support.tables import (
     Settings,
@@ -196,7 +196,7 @@ class TestOnceMoreInFp32:
             raise RuntimeError("out of memory")
 
         translator = cases.make_translator(overflowing(torch.float16), precision="fp16")
-        monkeypatch.setattr("onmt_lite.runtime.copy.deepcopy", full)
+        monkeypatch.setattr("onmt_lite.inference.runtime.copy.deepcopy", full)
         found = cases.translate(translator, self.LINES)
         assert [is_blank(t) for t in found] == [False, True, False, True]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import archive, load_checkpoint, safetensors
-from onmt_lite.checkpoints.opennmt_vocab import read_vocabularies
+from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.opennmt.vocab import read_vocabularies
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer

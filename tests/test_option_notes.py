@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import onmt_lite
 import translate
 from onmt_lite import OptionError, OptionWarning, TranslateOptions, Translator
-from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.options import OPTIONS, load_options
-from onmt_lite.schema import META_NAMES
-from onmt_lite.schema.conditions import unmet
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.conditions import unmet
+from onmt_lite.config.options import OPTIONS, load_options
+from onmt_lite.config.schema import META_NAMES
 from onmt_lite.training.options import load_train_options
 from tests.support import tiny
 
@@ -444,7 +444,7 @@ class TestTraining:
 def test_model_notes_of_a_gpu(monkeypatch):
     import torch
 
-    from onmt_lite.rules import model_notes
+    from onmt_lite.inference.search_setup import model_notes
 
     options = TranslateOptions.of(threads=2)
     checkpoint = load_checkpoint(TOY)

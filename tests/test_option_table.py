@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite import runtime
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import OPTIONS, load_options
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import OPTIONS, load_options
+from onmt_lite.inference import runtime
 from tests.support.files import DATA
 
 TABLE = Path(__file__).parent / "data" / "opennmt" / "options.tsv"

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.config.options import KINDS, OPTIONS, TranslateOptions, cross_check, load_options
+from onmt_lite.config.schema import META_NAMES
 from onmt_lite.errors import OptionError
-from onmt_lite.options import KINDS, OPTIONS, TranslateOptions, cross_check, load_options
-from onmt_lite.schema import META_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 META = META_NAMES  # no configuration holds them
@@ -342,8 +342,8 @@ def test_any_command_line_gives_options_or_an_option_error(argv):
 def test_options_are_read_without_torch():
     """A wrong option must be told at once, not after seconds of loading."""
     code = (
-        "import sys, onmt_lite, onmt_lite.options, onmt_lite.schema, onmt_lite.errors\n"
-        "import onmt_lite.interrupt, translate\n"
+        "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.schema, onmt_lite.errors\n"
+        "import onmt_lite.config.interrupt, translate\n"
         "assert translate.main(['-nope']) == 2\n"
         "assert translate.main(['-print_config']) == 0\n"
         "found = {'torch', 'numpy', 'sentencepiece', 'tqdm'} & set(sys.modules)\n"

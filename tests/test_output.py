@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from onmt_lite import journal, output, part
 from onmt_lite.buckets import Done
+from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.interrupt import Interrupted
 from onmt_lite.output import open_output
 from onmt_lite.reports import Noted, Summary
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.models.table import TableSource
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.vocab import Vocab
 from tests.support.reference import Hyp, reference
 from tests.support.tables import EOS, WORDS, logits, make_checkpoint, make_source

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.summary import describe
+from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.options import TranslateOptions, load_options
-from onmt_lite.records import Line
+from onmt_lite.inference.records import Line
+from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.sentences import sentences_of
-from onmt_lite.text.unknown import Unknown
 from tests.support import tiny
 
 LINE = "Ich gehe nach Hause. Wo ist der Bahnhof? Morgen komme ich wieder!"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import OptionError, Translator
-from onmt_lite.options import ELSEWHERE, OPTIONS, TranslateOptions, load_options
-from onmt_lite.peer_options import NAMES, NOTHING, hints, migration_table, option_of
+from onmt_lite.checkpoints.shipped import model_paths
+from onmt_lite.config.options import ELSEWHERE, OPTIONS, TranslateOptions, load_options
+from onmt_lite.config.peer_options import NAMES, NOTHING, hints, migration_table, option_of
 from onmt_lite.ray.options import NOT_HERE
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
-from onmt_lite.shipped import model_paths
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 # What each name must lead to, from the documentation of the tools

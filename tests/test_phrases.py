@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.table import TableModel
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.detokenize import join_joiner, join_pieces, join_spacer
 from onmt_lite.text.phrases import occurs, parse_phrases

@@ -9,8 +9,8 @@ import pytest
 import translate
 from onmt_lite import Translator
 from onmt_lite import plan as plan_module
-from onmt_lite.budget import Size
-from onmt_lite.options import TranslateOptions
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.budget import Size
 
 NAMES = """lines blank_lines tokens longest_line over_long_lines unknown_tokens unknown_rate
 expected_memory_mb expected_seconds""".split()

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import translate
-from onmt_lite import Translator, runtime
+from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.inference import runtime
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.presets import PRESETS
 from tests.support import cases, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.tables import (

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
+from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.models.table import TableModel
-from onmt_lite.options import OPTIONS, TranslateOptions
-from onmt_lite.presets import PRESETS, SWITCHES
-from onmt_lite.rules import SearchRules
-from onmt_lite.search.frontier import Frontier
+from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
 ALONE = [name for name, preset in PRESETS.items() if not preset.policy.as_2018]

@@ -10,9 +10,10 @@ import torch
 import yaml
 
 import translate
-from onmt_lite import OptionError, Translator, runtime
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite import OptionError, Translator
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.inference import runtime
 from tests.support.files import DATA
 
 HERE = Path(__file__).parent / "data" / "transforms"

@@ -21,9 +21,9 @@ from onmt_lite import (
     Translator,
     load_options,
 )
-from onmt_lite import translator as translator_module
+from onmt_lite.inference import batching
+from onmt_lite.inference import translator as translator_module
 from onmt_lite.job import run_job
-from onmt_lite.text import batching
 from tests.support import tiny
 from tests.test_translator import assert_same
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.policy import Exhausted
-from onmt_lite.presets import PRESETS
 from onmt_lite.search.masks import CACHED, normaliser
 from onmt_lite.search.plan import Plan
+from onmt_lite.search.policy import Exhausted
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.ranking import Ranker
 
 CPU = torch.device("cpu")

@@ -21,26 +21,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import onmt_lite.notes
 import pytest
 import torch
 import yaml
 
-import onmt_lite.notes
 from onmt_lite import OnmtLiteError, Translator
 from onmt_lite.bench.options import OPTIONS as BENCH_OPTIONS
 from onmt_lite.bench.options import load_bench_options
 from onmt_lite.bench.report import chart_of, headline, tables_of
 from onmt_lite.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.calibrate import load_calibrate_options
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.config.peer_options import migration_table
+from onmt_lite.config.schema import markdown_table
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import ELSEWHERE, OPTIONS, load_options
-from onmt_lite.peer_options import migration_table
-from onmt_lite.presets import PRESETS
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
-from onmt_lite.schema import markdown_table
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.shortlist import OPTIONS as SHORTLIST_OPTIONS
 from onmt_lite.shortlist import load_shortlist_options
 from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
@@ -471,7 +471,7 @@ def test_every_note_is_explained():
     """The code has the same list, above what makes the notes."""
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
     section = page.split("## Notes")[1].split("\n## ")[0]
-    listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.notes.__doc__ or "", re.M)
+    listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.inference.notes.__doc__ or "", re.M)
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) == sorted(listed)
 
 

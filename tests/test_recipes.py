@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
+from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.schema.option import META_NAMES
 from onmt_lite.train import Trainer
 from onmt_lite.training.data import read_pairs
 from onmt_lite.training.options import CHANGES, load_train_options

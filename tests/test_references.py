@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.options import load_options
+from onmt_lite.config.options import load_options
 
 ROOT = Path(__file__).parent / "data" / "checkpoints"
 PATHS = {

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.batching import join_batches
+from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.translator import Translator
 from onmt_lite.models.table import TableModel
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
-from onmt_lite.records import Example, Line
+from onmt_lite.search.beam_batch import Frontier
 from onmt_lite.search.decode import decode
-from onmt_lite.search.feed import fill_holes
-from onmt_lite.search.frontier import Frontier
 from onmt_lite.search.plan import Limits, Sentence
-from onmt_lite.text.batching import join_batches
-from onmt_lite.translator import Translator
+from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.scheduler import fill_holes
 from tests.support import families, tiny
 from tests.support.tables import (
     Settings,

@@ -11,9 +11,9 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny

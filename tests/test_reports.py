@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.options import DataOptions
-from onmt_lite.records import Hypothesis, Translation
+from onmt_lite.config.options import DataOptions
+from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.reports import LOG, Summary, averages, build_writer, sentence_log
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r

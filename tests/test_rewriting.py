@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.options import TranslateOptions, load_options
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.options import TranslateOptions, load_options
+from onmt_lite.inference.tokenization import fit, read_own
 from onmt_lite.text.rewriting import Punctuation, uppercase
-from onmt_lite.tokenization import fit, read_own
 from tests.support.files import DATA
 
 STORED = json.loads(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from onmt_lite.checkpoints import opennmt_rnn
+from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.forced import score_targets

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.config.schema import Resolver, help_text, markdown_table, opt, options_of
 from onmt_lite.errors import OptionError
-from onmt_lite.schema import Resolver, help_text, markdown_table, opt, options_of
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.options import TranslateOptions
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.translator import Translator
 from onmt_lite.search.beam import Beam
+from onmt_lite.search.events import Candidates, Event
 from onmt_lite.search.plan import Limits
-from onmt_lite.search.records import Candidates, Event
-from onmt_lite.translator import Translator
 from tests.support.tables import (
     EOS,
     START,

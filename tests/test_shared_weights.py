@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, native
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.options import TranslateOptions
-from onmt_lite.runtime import placed
+from onmt_lite.inference.runtime import placed
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import families, tiny

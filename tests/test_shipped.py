@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite import CheckpointError, OptionError, load_checkpoint, load_options, shipped
-from onmt_lite.shipped import find_config, find_model
+from onmt_lite import CheckpointError, OptionError, load_checkpoint, load_options
+from onmt_lite.checkpoints import shipped
+from onmt_lite.checkpoints.shipped import find_config, find_model
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,13 +15,13 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.shortlist import read_shortlist, write_vocabulary_map
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.fingerprint import fingerprint
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.linear import pack
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS, SWITCHES
 from onmt_lite.search import narrow as narrow_module
+from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.shortlist import best_translations
 from onmt_lite.shortlist import main as make
 from onmt_lite.text.shortlist import Shortlist

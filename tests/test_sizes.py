@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite.checkpoints import description, load_checkpoint, native
+from onmt_lite.checkpoints import description, native
 from onmt_lite.checkpoints import weights as weights_module
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models import positions, transformer
 from tests.support import tiny
@@ -107,7 +108,7 @@ def test_heads_of_a_ctranslate2_directory(side, value, monkeypatch):
         counted = name == "num_heads" and self is sides[side]
         return value if counted else read(self, name, default)
 
-    from onmt_lite.checkpoints import ctranslate2_transformer
+    from onmt_lite.checkpoints.ctranslate2 import transformer as ctranslate2_transformer
 
     switches, sides = ctranslate2_transformer._switches, {}
 

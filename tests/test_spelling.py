@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.spelling import fingerprint, spelling_of
 from onmt_lite.text.detokenize import DETOKENIZERS
+from onmt_lite.text.spelling import fingerprint, spelling_of
 
 # Tokens by the rule that joins them
 VOCABULARIES = {

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import translate
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from tests.support.files import DATA
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from onmt_lite import Translator
 from onmt_lite.__main__ import main as translate
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig

@@ -17,6 +17,8 @@ import torch
 from onmt_lite import Translator
 from onmt_lite import train as module
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.shipped import DATA
+from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -25,8 +27,6 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.schema.option import META_NAMES
-from onmt_lite.shipped import DATA
 from onmt_lite.train import Trainer, train
 from onmt_lite.training import data, samples
 from onmt_lite.training import options as training_options

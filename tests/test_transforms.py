@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, native, subwords
+from onmt_lite.checkpoints import native, subwords
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.checkpoints.subwords import read_codes, read_pieces
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import OPTIONS, TranslateOptions
+from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import OPTIONS, TranslateOptions
+from onmt_lite.inference.tokenization import fit, read_own
 from onmt_lite.text.lines import from_text
 from onmt_lite.text.transforms import Affixes
-from onmt_lite.text_options import TextOptions
-from onmt_lite.tokenization import fit, read_own
 from tests.support import tiny
 from tests.support.files import DATA
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
-from onmt_lite.text.restoring import Aligned, Units, put_back
-from onmt_lite.text.unknown import Reader, Unknown
+from onmt_lite.search.presets import PRESETS
+from onmt_lite.text.placeholders import Reader, Unknown
+from onmt_lite.text.tag_projection import Aligned, Units, put_back
 from tests.support import tables, tiny
 
 KNOWN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789äöüßé .,:!?-'\"()▁")

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import OptionError, Translator
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables
 

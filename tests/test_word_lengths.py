@@ -11,7 +11,7 @@ import translate
 from onmt_lite import OptionError, TranslateOptions, Translator
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.table import TableModel
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.detokenize import DETOKENIZERS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.transforms import TransformTokenizer

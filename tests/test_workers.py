@@ -16,7 +16,8 @@ import torch
 
 from onmt_lite import job
 from onmt_lite.buckets import Bucket, Done, choose_shard, lines_per_bucket
-from onmt_lite.cores import usable_cores
+from onmt_lite.config.cores import usable_cores
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -25,8 +26,7 @@ from onmt_lite.errors import (
     WorkerLost,
 )
 from onmt_lite.fingerprint import fingerprint
-from onmt_lite.options import TranslateOptions
-from onmt_lite.records import Line
+from onmt_lite.inference.records import Line
 from onmt_lite.reports import LOG
 from onmt_lite.work import InProcess
 from onmt_lite.worker import load, portable, translator_of

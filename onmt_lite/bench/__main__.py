@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment("yaml")
     # Imported late: what follows needs the package
     from onmt_lite.bench.options import PROGRAM, load_bench_options
-    from onmt_lite.cli import run_program
+    from onmt_lite.config.cli import run_program
 
     def run(options: Options) -> None:
         prepare_environment()
@@ -37,7 +37,7 @@ def bench(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
     from onmt_lite.bench.compare import compare
     from onmt_lite.bench.report import LEGEND, chart_of, machine, setting_of, workload_tables
     from onmt_lite.bench.workloads import check_files, make_workload
-    from onmt_lite.cli import print_out, save
+    from onmt_lite.config.cli import print_out, save
 
     given = options.bench
     check_files(options)  # before minutes are spent

@@ -11,8 +11,8 @@ from onmt_lite.bench.m2m100 import obstacle
 from onmt_lite.bench.options import Options
 from onmt_lite.bench.systems import OURS, PEERS, Job, Kind
 from onmt_lite.bench.workloads import Formats, Workload, convert_to_ctranslate2, write_formats
-from onmt_lite.checkpoints import load_checkpoint
-from onmt_lite.console import CONSOLE
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.console import CONSOLE
 
 DEFAULT, EXACT = "onmt_lite", "onmt_lite fp32"  # the default may be the other one
 WARM_UP = 64  # lines of ours, enough for all workers

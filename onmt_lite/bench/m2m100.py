@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer

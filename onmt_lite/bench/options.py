@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.cores import threads_wanted, usable_cores
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.cores import threads_wanted, usable_cores
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
 [-workload NAME ...] [options]

@@ -18,12 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.runtime import cpu_threads
+from onmt_lite.inference.runtime import cpu_threads
 
 # What is wrapped, as module:name.  Time belongs to the innermost phase; within those marked as
 # whole nothing else is looked for.
 PHASES: dict[str, tuple[str, ...]] = {
-    "tokenise": ("onmt_lite.examples:ExampleMaker.make", "onmt_lite.rendering:Renderer.found"),
+    "tokenise": (
+        "onmt_lite.inference.preprocess:ExampleMaker.make",
+        "onmt_lite.inference.postprocess:Renderer.found",
+    ),
     "encode": (
         "onmt_lite.models.family:Family.encode",
         "onmt_lite.models.transformer:Transformer.init_state",
@@ -42,7 +45,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "log-sum-exp": ("onmt_lite.search.masks:normaliser",),
     "top-k": ("onmt_lite.search.ranking:Ranker.rank",),
     "select": ("onmt_lite.models.family:DecoderState.select",),
-    "rest of a step": ("onmt_lite.search.frontier:Frontier.step",),
+    "rest of a step": ("onmt_lite.search.beam_batch:Frontier.step",),
 }
 WHOLE = ("tokenise", "encode", "decoder products", "attention", "vocabulary product", "top-k")
 HOST = "host"  # all else: beams, batches, Python

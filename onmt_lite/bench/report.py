@@ -9,7 +9,7 @@ from typing import Any
 
 from onmt_lite import __version__
 from onmt_lite.bench.systems import PEERS
-from onmt_lite.chart import bar_chart
+from onmt_lite.inference.chart import bar_chart
 
 OURS = "onmt_lite"
 Record = Mapping[str, Any]  # what the JSON file has

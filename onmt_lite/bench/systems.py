@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.translator import Translator
 
 CTRANSLATE2_BATCH = 32  # examples; with one worker per processor its fastest here
 TRANSFORMERS_BATCH = 64
@@ -128,11 +128,11 @@ class Ours(System):
     buckets of lines, and workers where they pay."""
 
     def __init__(self, job: Job):
-        from onmt_lite.environment import prepare_environment
+        from onmt_lite.config.environment import prepare_environment
 
         prepare_environment()
+        from onmt_lite.config.options import TranslateOptions
         from onmt_lite.job import choose_engine
-        from onmt_lite.options import TranslateOptions
 
         super().__init__(job)
         given: dict[str, Any] = {"model": (job.model,), "device": "cpu", "beam_size": job.beam_size}
@@ -180,7 +180,7 @@ class Ours(System):
 
     def _translator(self, **options: Any) -> "Translator":
         """The same in this process."""
-        from onmt_lite.translator import Translator
+        from onmt_lite.inference.translator import Translator
 
         return Translator.load(self.options.updated(**{**options, "workers": 1}))
 

@@ -14,15 +14,16 @@ import sentencepiece as spm
 import torch
 
 from onmt_lite.bench.options import BenchOptions, Options
-from onmt_lite.checkpoints import load_checkpoint, marian_writer
+from onmt_lite.checkpoints.huggingface import marian_writer
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.shipped import DATA, DEFAULT_MODEL, find_model
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, write_whole
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import model_files
 from onmt_lite.models.layers import DecoderLayer
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.shipped import DATA, DEFAULT_MODEL, find_model
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 

@@ -2,8 +2,8 @@
 
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
 directory loads as it was written or is refused.  Four entries are optional: "unknown", the handling
-of unknown characters (`onmt_lite.text.unknown.Unknown`), "confidence", the curve from score to
-confidence (`onmt_lite.records.Confidence`), and the defaults of "retry_repeats" and "split_longer".
+of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score
+to confidence (`onmt_lite.checkpoints.confidence`), and the defaults of "retry_repeats" and "split_longer".
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, FileError
+from onmt_lite.inference.records import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.records import Confidence
+from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
-from onmt_lite.text.unknown import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.vocab import Vocab
 
 # By the bits of a matrix's weights; 8-bit weights are stored as `rows` says

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from onmt_lite.inference.records import Confidence
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.records import Confidence
-from onmt_lite.spelling import Spelling, spelling_of
+from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.shortlist import Shortlist
+from onmt_lite.text.spelling import Spelling, spelling_of
 from onmt_lite.text.surfaces import Surfaces
 from onmt_lite.text.tokenizers import Tokenizer
-from onmt_lite.text.unknown import Unknown
 from onmt_lite.text.vocab import Vocab
 
 

@@ -12,12 +12,12 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json
-from onmt_lite.checkpoints.tokenizer_json import as_sentencepiece
+from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
+from onmt_lite.config.text_options import SubwordFile
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
-from onmt_lite.text_options import SubwordFile
 
 MAX_BYTES = 256 << 20
 # As the models of the toolkits have them: one for each side, or one for both

@@ -6,7 +6,7 @@ and writes must stay where it was when the graph was recorded, so each running s
 where its tensors stand, and shapes come in few sizes:
 
     sentences     eighths of a power of two; places behind the last sentence hold what was there
-    source        multiples of 32 tokens, see `onmt_lite.search.feed`
+    source        multiples of 32 tokens, see `onmt_lite.search.scheduler`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
 Not run on a GPU: the tests replay operations on a simulated one (tests/test_captured.py).

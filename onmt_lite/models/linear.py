@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.environment import processor_words
+from onmt_lite.config.environment import processor_words
 
 BLOCK = 512  # outputs computed at a time: 320 rows of them stay in the second-level cache
 ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits behind the point

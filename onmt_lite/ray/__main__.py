@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a job with these words, those of the command line by default."""
     prepare_environment("yaml")
     # Imported late: what follows needs the package
-    from onmt_lite.cli import run_program
+    from onmt_lite.config.cli import run_program
     from onmt_lite.ray.options import PROGRAM, load_ray_options
 
     return run_program(argv, PROGRAM, load_ray_options, translate)

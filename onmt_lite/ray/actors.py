@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.buckets import Bucket, Done
-from onmt_lite.environment import ROOT, prepare_environment
+from onmt_lite.config.environment import ROOT, prepare_environment
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
 from onmt_lite.fingerprint import Job, differences, fingerprint
-from onmt_lite.options import TranslateOptions
+from onmt_lite.inference.records import Line
 from onmt_lite.ray.folder import MAX_ATTEMPTS, Folder, begin_attempt, finish_part
 from onmt_lite.ray.inputs import Range, read_lines
-from onmt_lite.records import Line
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TranslateRows:
     """Adds the columns of a translation to tables.  An instance is an actor."""
 
     def __init__(self, options: TranslateOptions, column: str):
-        from onmt_lite.translator import Translator
+        from onmt_lite.inference.translator import Translator
 
         self.options, self.column = options, column
         self.translator = Translator.load(options)
@@ -132,8 +132,8 @@ def load(task: Task) -> "tuple[Translator, list[str]]":
     """The Translator, and lines for the log.  CheckpointError where this machine has other files or
     versions than the one that began."""
     prepare_environment()
-    from onmt_lite.rules import model_notes
-    from onmt_lite.translator import Translator
+    from onmt_lite.inference.search_setup import model_notes
+    from onmt_lite.inference.translator import Translator
 
     if found := differences(task.job, fingerprint(task.options)):
         raise CheckpointError(

@@ -13,6 +13,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from onmt_lite.buckets import BUCKET_LINES
+from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.config.interrupt import Interrupted, stop_on_signals
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import (
     CheckpointError,
     DataError,
@@ -24,8 +27,6 @@ from onmt_lite.errors import (
 )
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import fingerprint
-from onmt_lite.interrupt import Interrupted, stop_on_signals
-from onmt_lite.options import TranslateOptions
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.ray import folder as folders
 from onmt_lite.ray.actors import Task, TranslateBucket, packed, where_we_are
@@ -43,7 +44,6 @@ from onmt_lite.ray.inputs import (
 )
 from onmt_lite.ray.options import ClusterOptions, RayOptions
 from onmt_lite.reports import LOG
-from onmt_lite.shipped import find_model, model_paths
 
 INSTALL = "pip install 'ray[data]'"
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: ranges are small, and text never gets there

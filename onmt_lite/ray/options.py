@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from onmt_lite.opennmt_options import FOREIGN
-from onmt_lite.options import (
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import (
     LEVELS,
     ModelOptions,
     SamplingOptions,
@@ -21,9 +21,9 @@ from onmt_lite.options import (
     preset_defaults,
     search_remark,
 )
-from onmt_lite.options import OPTIONS as TRANSLATE
-from onmt_lite.options import cross_check as check_translation
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.options import OPTIONS as TRANSLATE
+from onmt_lite.config.options import cross_check as check_translation
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 
 T = TypeVar("T", ModelOptions, TextOptions)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from onmt_lite.policy import Bound, LengthRatio
+from onmt_lite.search.events import Candidates, Event, Finished
+from onmt_lite.search.finished import Pool
 from onmt_lite.search.plan import Limits, Plan
-from onmt_lite.search.pool import Pool
-from onmt_lite.search.records import Candidates, Event, Finished
+from onmt_lite.search.policy import Bound, LengthRatio
 from onmt_lite.search.scoring import length_norm
 
 NOT_A_NUMBER = "not-a-number"  # the model's output is NaN, so nothing can be ranked

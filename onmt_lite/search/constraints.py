@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.inference.records import Effects
 from onmt_lite.models.selection import sent
-from onmt_lite.records import Effects
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked
@@ -33,7 +33,7 @@ State = Any  # what `Wishes` know of a row
 
 
 class Slot(Protocol):
-    """See `onmt_lite.search.feed`."""
+    """See `onmt_lite.search.scheduler`."""
 
     number: int
     beam: Beam
@@ -42,7 +42,7 @@ class Slot(Protocol):
 
 
 class Wishes(Protocol):
-    """What a sentence asks of the text of its hypotheses; see `onmt_lite.text.wishes`."""
+    """What a sentence asks of the text of its hypotheses; see `onmt_lite.text.phrase_automaton`."""
 
     start: State
     says: list[int]  # tokens of its forced phrases

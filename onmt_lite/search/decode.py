@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.frontier import Frontier
+from onmt_lite.search.beam_batch import Frontier
 from onmt_lite.search.plan import Plan, Sentence
 
 OnStep = Callable[[Frontier, Tensor], object]

@@ -36,7 +36,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a step chose from: kept for who watches the search, see `onmt_lite.search.watch`.
+    """What a step chose from: kept for who watches the search, see `onmt_lite.search.recorder`.
 
     logits (R, V), norm (R,)  the model's own, before any mask
     scored                    what was ranked

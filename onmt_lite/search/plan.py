@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from onmt_lite.clock import Clock
-from onmt_lite.policy import Policy, Sampling, Stop
-from onmt_lite.spelling import Spelling
+from onmt_lite.search.clock import Clock
+from onmt_lite.search.policy import Policy, Sampling, Stop
+from onmt_lite.text.spelling import Spelling
 
 NO_LIMIT = 1 << 30
 
@@ -19,7 +19,7 @@ class Plan:
     sees_start     for each start token, whether penalties for repetition look at it; all but the
                    first belong to the output, at no cost, and are no part of a hypothesis
     n_given        how many of those count in its length
-    prefix_counts  what scores count of a prefix, see `onmt_lite.policy.Preset`
+    prefix_counts  what scores count of a prefix, see `onmt_lite.search.policy.Preset`
     exempt_ids     tokens that may be part of repeated n-grams
     ngram_unit     what these are n-grams of
     exempt_words   for words, the fingerprints of those that may be part of any
@@ -32,7 +32,7 @@ class Plan:
     aligns         record which source token each row attends to most
     src_margins    tokens before and after a source line that alignments pass over
     ids            what the tokens of the search are in the vocabulary; None: the same
-    watched        keep what each step chose from, for `onmt_lite.search.watch`
+    watched        keep what each step chose from, for `onmt_lite.search.recorder`
     clock          decides nothing: counts the seconds of encoding
     """
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.search.log import on_its_way
 from onmt_lite.search.masks import ANY, normaliser
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scoring import cost_of_coverage, most_attended
+from onmt_lite.search.transfer import on_its_way
 from onmt_lite.search.word_rules import WordRules
 
 MOST_LOGITS = 1 << 24  # that are made at a time

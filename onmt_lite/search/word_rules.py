@@ -1,7 +1,7 @@
 """Rules about words, for all rows at once: how many there may be, and which may not come again.
 
 `words` (R, 2 + M) is what a row knows of its text: the kind of its end and its number of words, see
-`onmt_lite.spelling`, and, where repetitions are blocked, the fingerprint of each word, then 0.  The
+`onmt_lite.text.spelling`, and, where repetitions are blocked, the fingerprint of each word, then 0.  The
 last word is open: the next token may go on with it.
 
 Whether an open word repeats an n-gram is known when it ends.  A row whose open word would repeat is
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.search.plan import Plan
-from onmt_lite.spelling import BASE, STAYS, Spelling, fingerprint, signed
+from onmt_lite.text.spelling import BASE, STAYS, Spelling, fingerprint, signed
 
 KIND, COUNT, FIRST = 0, 1, 2  # columns of `words`
 COMMON = 0.01  # the share of tokens that end a word from which on they are looked at each step

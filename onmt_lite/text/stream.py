@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
+from onmt_lite.text.file_types import LOOKED_AT, kind_of, remedy
 
 GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"

@@ -11,8 +11,8 @@ from random import Random
 
 import sentencepiece as spm
 
+from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.errors import DataError
-from onmt_lite.interrupt import SIGNALS
 from onmt_lite.training.data import Example, Pair, fitting, group, tokenize, weighted
 
 Batches = list[list[Example]]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.schema import (
+from onmt_lite.checkpoints.shipped import find_model
+from onmt_lite.config.schema import (
     DEVICE,
     META,
     Option,
@@ -16,7 +17,6 @@ from onmt_lite.schema import (
     options_of,
     refusals,
 )
-from onmt_lite.shipped import find_model
 
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]

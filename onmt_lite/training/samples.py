@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import sentencepiece as spm
 
 from onmt_lite.checkpoints import native
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.translator import Translator
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.options import TranslateOptions
-from onmt_lite.translator import Translator
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None
 

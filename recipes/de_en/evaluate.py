@@ -13,17 +13,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.cli import print_out, run_program
+from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import FileError
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.inference.translator import Translator
 from onmt_lite.training.data import Pair, read_pairs
 from onmt_lite.training.samples import HAS_SACREBLEU
-from onmt_lite.translator import Translator
 
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]

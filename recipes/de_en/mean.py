@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.checkpoints import load_checkpoint, native
-from onmt_lite.cli import print_out, run_program
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of
 
 USAGE = """\
 -models DIR DIR [DIR ...] -output DIR [options]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from onmt_lite.schema import META, Option, Program, Resolved, load, opt, options_of, refusals
+from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of, refusals
 
 USAGE = """\
 -train PAIRS.tsv -epochs N -output DIR [options]

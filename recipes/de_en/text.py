@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.cli import run_program
+from onmt_lite.config.cli import run_program
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.export import write_whole
 from onmt_lite.training.data import Pair, read_pairs, read_same, weighted

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from onmt_lite import clock
 from onmt_lite.job import times
 from onmt_lite.models.table import TableModel
 from onmt_lite.output import open_output
+from onmt_lite.search import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
 
 MATCH = "they must match line by line"

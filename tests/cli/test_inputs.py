@@ -15,9 +15,9 @@ import pytest
 
 import onmt_lite.job
 from onmt_lite import TranslateOptions, Translator
+from onmt_lite.checkpoints.shipped import DATA as MODELS
 from onmt_lite.errors import FileError
 from onmt_lite.job import run_job
-from onmt_lite.shipped import DATA as MODELS
 from tests.support.files import DATA
 
 LINES = b"one\ntwo\n\nodd\n"  # of the fixture src

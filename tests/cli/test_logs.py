@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from onmt_lite.config.options import JobOptions
 from onmt_lite.errors import FileError
-from onmt_lite.options import JobOptions
 from onmt_lite.progress import add_log_file, logging_to
 from onmt_lite.reports import LOG
 from tests.cli.conftest import SCRIPT

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
+from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.files import descriptor_of, is_device
-from onmt_lite.interrupt import Interrupted
 from onmt_lite.output import Output
-from onmt_lite.shipped import DEFAULT_MODEL
 from tests.cli.conftest import redirected
 from tests.support.files import DATA
 

@@ -13,7 +13,7 @@ import pytest
 import sentencepiece as spm
 
 from onmt_lite import export, train
-from onmt_lite.interrupt import SIGNALS, Interrupted, stop_on_signals
+from onmt_lite.config.interrupt import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.training import data
 from tests.cli.conftest import ROOT
 from tests.support.counting import write_pairs

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.interrupt import Interrupted
+from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.part import Part
 
 NAN = [float("nan")] * 2

@@ -24,9 +24,9 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.models.captured import Captured
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.feed import Feed
-from onmt_lite.search.frontier import Frontier
-from onmt_lite.search.log import Log
+from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.scheduler import Feed
+from onmt_lite.search.transfer import Log
 from tests.support.cases import (
     BEAM,
     CASES,

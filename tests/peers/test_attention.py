@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.search.forced import attend_targets
 

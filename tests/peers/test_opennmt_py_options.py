@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 
 onmt = pytest.importorskip("onmt")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.options import TranslateOptions
+from onmt_lite.config.options import TranslateOptions
 from tests.support.tables import make_checkpoint, make_source
 
 transformers = pytest.importorskip("transformers")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.shipped import DEFAULT_MODEL
 from onmt_lite.shortlist import main
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.options import TranslateOptions
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.tokenization import read_own
 from onmt_lite.text.detokenize import join_joiner, join_spacer
-from onmt_lite.tokenization import read_own
 
 HERE = Path(__file__).parents[1] / "data" / "transforms"
 CODES, PIECES = str(HERE / "src.codes"), str(HERE / "src.model")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint, native
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.export import ExportOptions, export
 from tests.support import tiny
 

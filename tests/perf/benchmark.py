@@ -13,10 +13,10 @@ from statistics import median
 
 import torch
 
-from onmt_lite import translator as translator_module
-from onmt_lite.presets import PRESETS
-from onmt_lite.search.frontier import Frontier
-from onmt_lite.translator import Translator
+from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference.translator import Translator
+from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.presets import PRESETS
 
 ROUNDS = 5
 SAMPLE = Path(__file__).parents[2] / "data" / "sample.de.txt"

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onmt_lite.models.captured import Captured
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.presets import PRESETS
-from onmt_lite.search.frontier import Frontier
+from onmt_lite.search.beam_batch import Frontier
 from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.presets import PRESETS
 from tests.support.simulated import FREE
 
 MODELS = {

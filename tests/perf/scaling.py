@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.inference.runtime import placed
 from onmt_lite.models.selection import Selection
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.presets import PRESETS
-from onmt_lite.runtime import placed
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.presets import PRESETS
 
 SHAPES = {
     "base": dict(d_model=512, heads=8, d_ff=2048, enc_layers=6, dec_layers=6),

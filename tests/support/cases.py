@@ -6,9 +6,9 @@ from typing import Any
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.models.table import TableModel
-from onmt_lite.options import TranslateOptions
-from onmt_lite.presets import PRESETS
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import load_checkpoint
+from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "checkpoints"

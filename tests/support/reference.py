@@ -1,7 +1,7 @@
 """The searches behind `-search`, told a second time: each as its original goes about it, for one
 sentence, with lists and numbers.
 
-Nothing in here comes from `onmt_lite.search` or from the declarations in `onmt_lite.presets`.
+Nothing in here comes from `onmt_lite.search`, its declarations in `presets` included.
 
 k is the beam size, t counts steps from 1, T the tokens of a hypothesis with its end token.  A
 candidate that an original marks with a large negative number, so that it cannot win, does not

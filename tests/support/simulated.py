@@ -141,8 +141,8 @@ class SimulatedDevice(TorchDispatchMode):
         return replay
 
     def arrival(self, device: torch.device) -> Any:
-        """As `onmt_lite.search.log.arrival`: from its first call on, copies for which the host need
-        not wait hold NaN until it does, which is an event of the kind `read`."""
+        """As `onmt_lite.search.transfer.arrival`: from its first call on, copies for which the host
+        need not wait hold NaN until it does, which is an event of the kind `read`."""
         begun, self.on_the_way = self.on_the_way or [], []
 
         def wait() -> None:

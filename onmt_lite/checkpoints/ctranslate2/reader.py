@@ -1,0 +1,226 @@
+"""Reads CTranslate2 models: a directory with model.bin, vocabularies and, from version 6 on,
+config.json.
+
+A package of Argos Translate is such a directory, `model`, beside sentencepiece.model.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints.ctranslate2.model_bin import read_variables
+from onmt_lite.checkpoints.ctranslate2.transformer import build_model
+from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
+from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, LanguageCheck
+from onmt_lite.checkpoints.huggingface.multilingual import OF_M2M100, OF_MBART, OF_NLLB
+from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
+from onmt_lite.checkpoints.huggingface.words import default_language, language_ids
+from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
+from onmt_lite.errors import CheckpointError
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+MODEL, CONFIG = "model.bin", "config.json"
+PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
+PACKAGE = "metadata.json"  # of Argos Translate
+CODES = "bpe.model"  # of old packages of Argos Translate
+MAX_VOCABULARY = 64 << 20  # bytes
+START = "<start>"  # what the decoder starts from where that is a vector of zeros
+# In the place of config.json before version 6
+OLD_TOKENS = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
+
+
+def recognises(path: Path) -> bool:
+    return _folder(path) is not None
+
+
+def _folder(path: Path) -> Path | None:
+    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate; or
+    that of the file itself, where vocabularies are beside it."""
+    if path.name == MODEL and path.is_file():
+        return path.parent if any(path.parent.glob("*_vocabulary.*")) else None
+    return next((folder for folder in (path, path / "model") if (folder / MODEL).is_file()), None)
+
+
+def load(path: Path, check: LanguageCheck) -> Checkpoint:
+    """CheckpointError for what is damaged, or a model of another kind, and what `check` raises."""
+    folder = _folder(path)
+    assert folder is not None
+    said = folder / CONFIG
+    beside = (folder, folder.parent) if folder.name == "model" else (folder,)
+    if said.is_file() and cuts_text(beside):  # before weights are read, which may be large
+        tokens = _read_tokens(folder, "target")
+        check(_languages(folder, Description(read_json(said), said), tokens))
+    version, variables = read_variables(folder / MODEL)
+    config = _read_config(said, version, variables)
+    model, zero_start = build_model(variables, config, folder / MODEL)
+    src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
+    for side, vocab, n in (
+        ("source", src, model.cfg.src_vocab_size),
+        ("target", tgt, model.vocab_size),
+    ):
+        if len(vocab) != n:
+            raise CheckpointError(f"{folder}: {len(vocab)} {side} tokens, but the model has {n}")
+    languages = _languages(folder, config, tgt.tokens)
+    if languages is not None and languages.target != "text":
+        tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
+    silent = [tgt.tokens[i] for i in languages.ids.values()] if languages else []
+    tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
+    if not tokenizers and any((place / CODES).is_file() for place in beside):
+        missing = (f"{beside[-1] / PIECES[0]} ({CODES} and words of Moses are not read)",)
+    # Models of transformers want the end token, and leave it to the caller
+    wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
+    adds_end = config.flag("add_source_eos", None)
+    assert tgt.eos_id is not None
+    return Checkpoint(
+        model,
+        src_vocab=src,
+        tgt_vocab=tgt,
+        tokenizers={**tokenizers, "space": SpaceTokenizer()},
+        start_id=_start_id(config, tgt, zero_start, languages),
+        src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos", None) else (),
+        src_end=(_id(src, config, "eos_token"),) if adds_end else (),
+        text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
+        never_ids=(len(tgt) - 1,) if zero_start else (),
+        missing=missing,
+        toolkit="ctranslate2",
+        version=f"(format {version})",
+        languages=languages,
+    )
+
+
+def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Description:
+    """What config.json says; in old files, flags among the variables do."""
+    if version > 5:
+        config = read_json(path)
+        if config.get("quantization_type"):
+            raise CheckpointError(f"{path}: a model of AWQ weights, which is not read")
+        if "decoder_start_token" not in config:  # none is said by null
+            raise CheckpointError(f"{path}: its options do not say decoder_start_token")
+        return Description(config, path)
+    flags = _read_flags(path, variables)
+    config = OLD_TOKENS | (read_json(path) if path.is_file() else {})
+    config["add_source_bos"] = flags.flag("with_source_bos")
+    config["add_source_eos"] = flags.flag("with_source_eos")
+    start = "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
+    config["decoder_start_token"] = config[start]
+    if flags.flag("user_decoder_start_tokens"):
+        config["decoder_start_token"] = None
+    return Description(config, path)
+
+
+def _read_flags(path: Path, variables: dict[str, Tensor]) -> Description:
+    """Take the flags of old files out of the variables.  CheckpointError unless each is one
+    number."""
+    flags = {name: variables.pop(name) for name in sorted(OLD_FLAGS & variables.keys())}
+    for name, flag in flags.items():
+        if flag.numel() != 1:
+            file = path.with_name(MODEL)
+            raise CheckpointError(f"{file}: {name} has the shape {list(flag.shape)}")
+    return Description({name: flag.item() for name, flag in flags.items()}, path)
+
+
+# -- vocabulary and tokens ------------------------------------------------------------------------
+
+
+def _read_vocabularies(
+    folder: Path, config: Description, zero_start: bool, one_table: bool
+) -> tuple[Vocab, Vocab]:
+    """Source and target.  A start that is no token of theirs is one more.
+
+    Where nothing adds the end token to a source line of tokens, the line may hold it.
+    """
+    src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
+    if zero_start:
+        src, tgt = [*src, START] if one_table else src, [*tgt, START]
+    bos: Any = START if zero_start else config.get("bos_token")
+    found = []
+    for tokens in (src, tgt):
+        ids = Vocab(tokens).ids
+        bos_id = ids.get(bos) if isinstance(bos, str) else None
+        eos, unk = (ids.get(config.text(name)) for name in ("eos_token", "unk_token"))
+        found.append(Vocab(tokens, eos_id=eos, bos_id=bos_id, unk_id=unk))
+    if found[1].eos_id is None:
+        raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
+    if not config.flag("add_source_eos", None):
+        found[0] = replace(found[0], eos_id=None)
+    return found[1] if found[0] == found[1] else found[0], found[1]
+
+
+def _read_tokens(folder: Path, side: str) -> list[str]:
+    """The tokens of a side: a list in JSON, or one token per line."""
+    names = [f"{kind}_vocabulary.{form}" for kind in ("shared", side) for form in ("json", "txt")]
+    path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    try:
+        with open(path, "rb") as f:
+            data = f.read(MAX_VOCABULARY + 1)
+        if len(data) > MAX_VOCABULARY:
+            raise ValueError("larger than any vocabulary")
+        listed = parse_json(data) if path.suffix == ".json" else None
+        if listed is None:
+            listed = data.decode().removesuffix("\n").split("\n")
+        tokens = checked_tokens(listed, path)
+        # The converter fills up rows of T5 with names that are there already
+        twice = Counter(t for t in tokens if not t.startswith("<extra_id_")).most_common(1)
+        if twice and twice[0][1] > 1:
+            raise ValueError(f"it has {twice[0][0][:50]!r} twice")
+        return tokens
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages | None:
+    """Those that tokens of the vocabulary name, placed as the family of such tokens does; of a
+    package of Argos Translate, what each of its translations begins with."""
+    tokens = dict(enumerate(tgt))
+    held = not config.get("add_source_eos")
+    if prefix := _prefix(folder.parent / PACKAGE, tgt):
+        return Languages({prefix: tgt.index(prefix)}, "none", default=Direction("", prefix))
+    texts = language_ids(tokens, OF_LANGUAGE)
+    if len(texts) > 1:
+        return Languages(texts, source="none", target="text", in_tokens=held)
+    ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
+    if ids is None:
+        return None
+    said = folder / TOKENIZER
+    tokenizer = Description(read_json(said) if said.is_file() else {}, said)
+    default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
+    if config.get("decoder_start_token") is None:
+        return Languages(ids, "after", "start", default, held)
+    last = tokenizer.flag("legacy_behaviour", False)
+    return Languages(ids, "after" if last else "before", "forced", default, held)
+
+
+def _prefix(package: Path, tgt: list[str]) -> str:
+    """The token that metadata.json says; "" for none."""
+    if not package.is_file():
+        return ""
+    prefix = Description(read_json(package), package).text("target_prefix", "")
+    if prefix and prefix not in tgt:
+        raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
+    return prefix
+
+
+def _start_id(
+    config: Description, tgt: Vocab, zero_start: bool, languages: Languages | None
+) -> int:
+    if zero_start:
+        return len(tgt) - 1
+    if languages is not None and languages.target == "start":
+        return _id(tgt, config, "eos_token")  # never used
+    return _id(tgt, config, "decoder_start_token")
+
+
+def _id(vocab: Vocab, config: Description, name: str) -> int:
+    """The id of a token by its name in the configuration."""
+    token = config.text(name)
+    if token not in vocab.ids:
+        raise CheckpointError(f"{config.path}: the vocabulary has no {name} {token[:50]!r}")
+    return vocab.ids[token]

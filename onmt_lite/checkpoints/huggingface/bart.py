@@ -1,0 +1,113 @@
+"""Weights of the models that transformers writes like BART: Marian, M2M100, mBART."""
+
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints.building import finished, same_numbers
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, Directory
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
+
+# Our names of a layer's parts, and theirs; fairseq has the same ones
+ENCODER_LAYER = {
+    "self_attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out": ("self_attn.out_proj",),
+    "self_attn_residual.norm": ("self_attn_layer_norm",),
+    "ffn.up": ("fc1",),
+    "ffn.down": ("fc2",),
+    "ffn_residual.norm": ("final_layer_norm",),
+}
+DECODER_LAYER = {
+    **ENCODER_LAYER,
+    "cross_attn.q": ("encoder_attn.q_proj",),
+    "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attn.out": ("encoder_attn.out_proj",),
+    "cross_attn_residual.norm": ("encoder_attn_layer_norm",),
+}
+SHARED = "model.shared.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+HEAD = "lm_head.weight"
+BIAS = "final_logits_bias"
+# Around the layers, where a family has them
+STACK = {
+    "encoder": {"enc_norm": ("layer_norm",), "src_embedding.norm": ("layernorm_embedding",)},
+    "decoder": {"dec_norm": ("layer_norm",), "tgt_embedding.norm": ("layernorm_embedding",)},
+}
+
+
+def read_transformer(
+    directory: Directory, weights: Weights, others: dict[str, Tensor], **variant: Any
+) -> Transformer:
+    """The model, of all weights that are left and of `others`, which have our names already.
+
+    variant: the fields of the configuration in which the families differ.  CheckpointError unless
+    the weights are those that the directory describes.
+    """
+    config = directory.config
+    ours = _embeddings(config, weights) | others
+    if BIAS in weights:
+        ours["output.bias"] = weights.take(BIAS).flatten()
+    layers, d_ff = {}, {}
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        layers[side] = weights.count(rf"model\.{side}\.layers\.(\d+)\.")
+        d_ff[side] = weights.shape(f"model.{side}.layers.0.fc1.weight")[0]
+        there = {o: t for o, t in STACK[side].items() if f"model.{side}.{t[0]}.weight" in weights}
+        ours |= weights.renamed(f"model.{side}", "", there)
+        for i in range(layers[side]):
+            ours |= weights.renamed(f"model.{side}.layers.{i}", f"{side}.{i}", parts)
+    src_size, d_model = ours["src_embedding.token.weight"].shape
+    directory.check_sizes(
+        d_model=d_model,
+        vocab_size=src_size,
+        encoder_layers=layers["encoder"],
+        decoder_layers=layers["decoder"],
+        encoder_ffn_dim=d_ff["encoder"],
+        decoder_ffn_dim=d_ff["decoder"],
+    )
+    return finished(
+        ours,
+        weights,
+        config.path,
+        heads=config.number("encoder_attention_heads"),
+        dec_heads=config.number("decoder_attention_heads"),
+        activation=config.choice("activation_function", ACTIVATIONS),
+        scale_embedding=config.flag("scale_embedding", None),
+        norm_eps=1e-5,
+        **variant,
+    )
+
+
+def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
+    """The tables under our names.
+
+    A file may repeat a shared table under each of its names, or keep any one of them.  Where
+    nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
+    """
+    tied = config.flag("tie_word_embeddings", True)
+    shared = config.flag("share_encoder_decoder_embeddings", True)
+    one_table = shared and tied
+    wanted = {
+        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * one_table,
+        "tgt_embedding.token.weight": [TARGET] + [SHARED, SOURCE] * shared + [HEAD] * tied,
+        "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
+    }
+    found = {}
+    for table, names in wanted.items():
+        name = next((name for name in names if name in weights), names[0])
+        weights.shape(name)
+        found[table] = name
+    tables = {name: weights.take(name) for name in set(found.values())}
+    weights.drop("|".join(map(literal, (SHARED, SOURCE, TARGET, HEAD))))
+    ours = {name: tables[theirs] for name, theirs in found.items()}
+    src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
+    if one_table and not same_numbers(src, tgt):
+        raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
+    return ours
+
+
+def literal(name: str) -> str:
+    """A pattern for this name alone."""
+    return name.replace(".", r"\.")

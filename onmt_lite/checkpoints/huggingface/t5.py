@@ -1,0 +1,197 @@
+"""Reads T5 directories of Hugging Face: T5, Flan-T5, mT5, MADLAD-400.
+
+T5 does not scale attention scores; here queries are scaled back.  The bias of distances, which the
+first layer of each stack holds, belongs to all layers.
+"""
+
+import re
+
+from torch import Tensor
+
+from onmt_lite.checkpoints.building import finished
+from onmt_lite.checkpoints.huggingface.directory import (
+    ACTIVATIONS,
+    Directory,
+    banned_ids,
+    forces_eos,
+    token_id,
+)
+from onmt_lite.checkpoints.huggingface.words import Words, language_ids
+from onmt_lite.checkpoints.record import Checkpoint, Languages
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.tokenizers import SpaceTokenizer
+
+SHARED, HEAD = "shared.weight", "lm_head.weight"
+TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+MAX_POSITIONS = 1 << 14  # the model has no limit of its own
+SENTINELS = 100
+OF_T5 = r"<2(\w+)>|<extra_id_\d+>"  # added tokens
+OF_LANGUAGE = r"<2(\w+)>"  # MADLAD's: the language to translate into, before the line
+
+
+def load(directory: Directory) -> Checkpoint:
+    """CheckpointError for a directory that is damaged."""
+    config = directory.config
+    words = Words(directory, OF_T5)
+    tokens = words.with_added(dict(enumerate(words.pieces)))
+    ids = language_ids(tokens, OF_LANGUAGE)
+    languages = Languages(ids, source="none", target="text") if ids else None
+    directory.check(languages)
+    model = _read_model(directory, directory.weights())
+    tokens |= _sentinels(directory, words, tokens, model.vocab_size)
+    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
+    vocab = words.vocab(tokens, model.vocab_size)
+    start = token_id(config, "decoder_start_token_id", config.number("pad_token_id"))
+    if not 0 <= start < len(vocab):
+        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
+    if config.get("forced_bos_token_id") is not None:
+        raise CheckpointError(f"{config.path}: a T5 that forces a first token, which is not read")
+    eos = token_id(config, "eos_token_id")
+    silent = [tokens[i] for i in ids.values()]
+    return Checkpoint(
+        model,
+        src_vocab=vocab,
+        tgt_vocab=vocab,
+        tokenizers={"sentencepiece": words.tokenizer(silent), "space": SpaceTokenizer()},
+        start_id=start,
+        src_end=(eos,),
+        never_ids=banned_ids(config, len(vocab)),
+        forced_eos=forces_eos(config, eos),
+        notes=directory.notes,
+        toolkit="transformers",
+        version=directory.version,
+        languages=languages,
+    )
+
+
+def _sentinels(
+    directory: Directory, words: Words, tokens: dict[int, str], size: int
+) -> dict[int, str]:
+    """<extra_id_0> and so on, from the last one down, where no file lists them."""
+    if words.own_ids or any(re.fullmatch(r"<extra_id_\d+>", text) for text in tokens.values()):
+        return {}
+    n = directory.tokenizer.number("extra_ids", SENTINELS if directory.family == "t5" else 0)
+    first = len(words.pieces)
+    return {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)} if first + n <= size else {}
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def _read_model(directory: Directory, weights: Weights) -> Transformer:
+    config = directory.config
+    weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
+    if not any(name.startswith("decoder.block.") for name in weights.tensors):
+        raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
+    ours, factor = _tables(directory, weights)
+    vocab_size, d_model = ours["tgt_embedding.token.weight"].shape
+    heads, width = config.number("num_heads"), config.number("d_kv", 64)
+    if min(heads, width) < 1:
+        raise CheckpointError(f"{config.path}: num_heads is {heads} and d_kv {width}, not above 0")
+    activation, gated = _activation(directory)
+    layers = {}
+    for side in ("encoder", "decoder"):
+        layers[side] = weights.count(rf"{side}\.block\.(\d+)\.")
+        bias = weights.take(f"{side}.{BIAS}")
+        for i in range(layers[side]):
+            ours |= _layer(weights, side, i, gated, width**0.5, heads * width)
+            ours[f"{side}.{i}.self_attn.relation.weight"] = bias
+    ours["enc_norm.weight"] = weights.take("encoder.final_layer_norm.weight")
+    ours["dec_norm.weight"] = weights.take("decoder.final_layer_norm.weight") * factor
+    directory.check_sizes(
+        d_model=d_model,
+        vocab_size=vocab_size,
+        num_layers=layers["encoder"],
+        num_decoder_layers=layers["decoder"],
+    )
+    return finished(
+        ours,
+        weights,
+        config.path,
+        heads=heads,
+        head_width=0 if heads * width == d_model else width,
+        positions="none",
+        max_positions=MAX_POSITIONS,
+        activation=activation,
+        gated_ffn=gated,
+        attn_bias=False,
+        ffn_bias=False,
+        scale_embedding=False,
+        norm="rms",
+        norm_eps=config.real("layer_norm_epsilon", 1e-6),
+        relative="buckets",
+        relative_buckets=config.number("relative_attention_num_buckets", 32),
+        relative_limit=config.number("relative_attention_max_distance", 128),
+    )
+
+
+def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
+    """The tables under our names, and the factor of the logits.
+
+    The file decides: transformers 5 writes "tied" for models with a head of their own.
+    """
+    config = directory.model
+    name = next((name for name in (SHARED, *TABLES) if name in weights), SHARED)
+    for copy in TABLES:
+        if copy != name and copy in weights and not weights.same(name, copy):
+            raise CheckpointError(f"{config.path}: embeddings of encoder and decoder differ")
+    own_head = HEAD in weights and not weights.same(name, HEAD)
+    if directory.family == "mt5" and HEAD not in weights:
+        raise CheckpointError(f"{config.path}: an mT5 without {HEAD}, which is not read")
+    weights.shape(name)
+    table = weights.take(name)
+    ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
+    ours["output.weight"] = weights.take(HEAD) if own_head else table
+    weights.drop("|".join(re.escape(n) for n in (SHARED, *TABLES, HEAD)))
+    scales = config.get("scale_decoder_outputs")
+    if scales is None:
+        scales = directory.family == "t5" and config.flag("tie_word_embeddings", True)
+    return ours, table.size(1) ** -0.5 if scales else 1.0
+
+
+def _activation(directory: Directory) -> tuple[str, bool]:
+    """The activation under our name, and whether a gate multiplies what is activated."""
+    default = "gated-gelu" if directory.family == "mt5" else "relu"
+    name = directory.config.text("feed_forward_proj", default)
+    if name == "gated-gelu":
+        return "gelu_tanh", True
+    kind = name.removeprefix("gated-")
+    if kind not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{directory.config.path}: feed_forward_proj {name[:50]!r} is not one that is read"
+        )
+    return ACTIVATIONS[kind], kind != name
+
+
+def _layer(
+    weights: Weights, side: str, i: int, gated: bool, scale: float, n_queries: int
+) -> dict[str, Tensor]:
+    """The weights of one layer, queries times `scale`."""
+    last = 1 if side == "encoder" else 2
+    feed = f"layer.{last}.DenseReluDense"
+    parts: dict[str, tuple[str, ...]] = {
+        "self_attn.qkv": tuple(f"{SELF}.{x}" for x in "qkv"),
+        "self_attn.out": (f"{SELF}.o",),
+        "self_attn_residual.norm": ("layer.0.layer_norm",),
+        "ffn.up": (f"{feed}.wi_0" if gated else f"{feed}.wi",),
+        "ffn.down": (f"{feed}.wo",),
+        "ffn_residual.norm": (f"layer.{last}.layer_norm",),
+    }
+    if gated:
+        parts["ffn.gate"] = (f"{feed}.wi_1",)
+    if side == "decoder":
+        parts["cross_attn.q"] = (f"{CROSS}.q",)
+        parts["cross_attn.kv"] = (f"{CROSS}.k", f"{CROSS}.v")
+        parts["cross_attn.out"] = (f"{CROSS}.o",)
+        parts["cross_attn_residual.norm"] = ("layer.1.layer_norm",)
+    ours: dict[str, Tensor] = weights.renamed(f"{side}.block.{i}", f"{side}.{i}", parts)
+    fused = f"{side}.{i}.self_attn.qkv.weight"
+    ours[fused][:n_queries] *= scale  # made of three: memory of its own
+    cross = f"{side}.{i}.cross_attn.q.weight"
+    if cross in ours:
+        ours[cross] = ours[cross] * scale
+    return ours

@@ -1,0 +1,1 @@
+"""Marian's own models."""

@@ -1,0 +1,365 @@
+"""Reads Marian's own models, as the zips of OPUS-MT hold them: an .npz file and vocabularies.
+
+The path is a directory, with a decoder.yml that names the files, or the .npz file itself.  Names
+count, not the folders before them: those are of the machine that trained the model.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+
+from onmt_lite.checkpoints.building import add_zero_start, finished
+from onmt_lite.checkpoints.description import Description, checked_tokens
+from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
+from onmt_lite.checkpoints.marian import npz
+from onmt_lite.checkpoints.pickled import is_size
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.search.model_defaults import DECODER as DEFAULTS
+from onmt_lite.search.model_defaults import file_names, parse_yaml
+from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
+from onmt_lite.text.vocab import Vocab
+
+DECODER = "decoder.yml"
+OPTIONS = "special:model.yml"  # the array that holds the model's options as text
+EOS, UNK = "</s>", "<unk>"
+START = "<start>"  # a vector of zeros, which is no token of Marian's
+MAX_POSITIONS = 2048  # as many as CTranslate2 gives a model that computes them
+MAX_YAML = 64 << 20
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C one where PyYAML has it
+# The events of a file with one table, around the texts in it
+TABLE = (
+    *(yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent),
+    *(yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent),
+)
+NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # in names of other YAML files
+TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
+# Theirs of a layer, as Hugging Face names them; Marian counts layers from 1
+RULES = (
+    (r"(en|de)coder_l(\d+)_self_([Wb])([qkv])", r"\1coder.\2.self_attn.\4_proj.\3"),
+    (r"(en|de)coder_l(\d+)_self_([Wb])o", r"\1coder.\2.self_attn.out_proj.\3"),
+    (r"(en|de)coder_l(\d+)_context_([Wb])([qkv])", r"\1coder.\2.encoder_attn.\4_proj.\3"),
+    (r"(en|de)coder_l(\d+)_context_([Wb])o", r"\1coder.\2.encoder_attn.out_proj.\3"),
+    (r"(en|de)coder_l(\d+)_self_Wo_ln_(\w+)", r"\1coder.\2.self_attn_layer_norm.\3"),
+    (r"(en|de)coder_l(\d+)_context_Wo_ln_(\w+)", r"\1coder.\2.encoder_attn_layer_norm.\3"),
+    (r"(en|de)coder_l(\d+)_ffn_([Wb])([12])", r"\1coder.\2.fc\4.\3"),
+    (r"(en|de)coder_l(\d+)_ffn_ffn_ln_(\w+)", r"\1coder.\2.final_layer_norm.\3"),
+    (r"(en|de)coder_top_ln_(\w+)", r"\1coder.top.\2"),
+    (r"(en|de)coder_emb_ln_(\w+)", r"\1coder.emb.\2"),
+    (r"decoder_ff_logit_out_(W|b)", r"output.\1"),
+)
+EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
+OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
+SHORTLIST = "shortlist in decoder.yml: without effect; give its text file with -shortlist"
+BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
+KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
+
+
+class Files(NamedTuple):
+    """What a model consists of: its file and the vocabularies of source and target."""
+
+    model: Path
+    source: Path
+    target: Path
+    decoder: Description
+
+
+def recognises(path: Path) -> bool:
+    if path.is_dir():
+        return (path / DECODER).is_file() or any(path.glob("*.npz"))
+    return path.suffix == ".npz" and path.is_file()
+
+
+def load(path: Path) -> Checkpoint:
+    """CheckpointError for a model of another kind, or a damaged one."""
+    files = _find(path)
+    if files.decoder.real("word-penalty", 0.0):
+        raise CheckpointError(f"{files.decoder.path}: a word-penalty, which is not supported")
+    arrays = npz.read(files.model)
+    if OPTIONS not in arrays:
+        raise CheckpointError(f"{files.model}: not a model of Marian: it has no {OPTIONS}")
+    text = bytes(arrays.pop(OPTIONS).to(torch.uint8).flatten().tolist()).rstrip(b"\0")
+    options = Description(_parse(text, files.model), files.model)
+    _check_kind(options)
+    model = _build(options, Weights(_renamed(arrays, files.model), files.model))
+
+    cfg = model.cfg
+    n_src, n_tgt = _said_sizes(options)
+    tgt = _read_tokens(files.target, cfg.tgt_vocab_size - 1, n_tgt)
+    tgt_vocab = src_vocab = _vocab([*tgt, START], files.target)
+    if files.source != files.target or not cfg.share_embeddings:
+        if len(_names(files.decoder, "vocabs")) == 1 and not cfg.share_embeddings:
+            raise CheckpointError(f"{files.decoder.path}: names one vocabulary of a model with two")
+        src = _read_tokens(files.source, cfg.src_vocab_size - cfg.share_embeddings, n_src)
+        src_vocab = _vocab([*src, START][: cfg.src_vocab_size], files.source)
+    tokenizers, missing = _tokenizers(files, tgt)
+    assert src_vocab.eos_id is not None
+    return Checkpoint(
+        model,
+        src_vocab=src_vocab,
+        tgt_vocab=tgt_vocab,
+        tokenizers={**tokenizers, "space": SpaceTokenizer()},
+        start_id=len(tgt),
+        src_end=(src_vocab.eos_id,),
+        never_ids=(len(tgt),),
+        missing=missing,
+        notes=(SHORTLIST,) if files.decoder.get("shortlist") else (),
+        toolkit="marian-npz",
+        version=options.label("version"),
+    )
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _find(path: Path) -> Files:
+    """What decoder.yml names, or else what lies there.  CheckpointError where that is not one
+    model with its vocabularies."""
+    folder = path if path.is_dir() else path.parent
+    said = folder / DECODER
+    decoder = Description(_parse(_read(said), said) if said.is_file() else {}, said)
+    for name in DEFAULTS:
+        decoder.get(name)  # refuses a name that is misspelt
+    models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
+    if models and (path.is_dir() or path.name in models):
+        if len(models) > 1 or not vocabs:
+            raise CheckpointError(
+                f"{said}: names {len(models)} models and {len(vocabs)} vocabularies; of an "
+                "ensemble, give each .npz file to -model"
+            )
+        model, source, target = (folder / name for name in (models[0], vocabs[0], vocabs[-1]))
+        for file, kind in ((model, ".npz"), (source, ""), (target, "")):
+            if file.suffix == ".fsv" or (kind and file.suffix != kind):
+                what = "factored vocabularies" if file.suffix == ".fsv" else BINARY
+                raise CheckpointError(f"{said}: {file.name[:80]!r}: {what}, which is not read")
+            if not file.is_file():
+                raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
+        return Files(model, source, target, decoder)
+    found = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
+    words = words or sorted(folder.glob("*.spm"))
+    targets = [f for f in words if TARGET.search(f.name)] if len(words) > 1 else words
+    sources = [f for f in words if f not in targets] if len(words) > 1 else words
+    if [len(found), len(sources), len(targets)] != [1, 1, 1]:
+        names = ", ".join(f.name for f in (*found, *words))[:200]
+        raise CheckpointError(
+            f"{path}: {names or 'nothing'}: not one .npz file with one vocabulary for each side; "
+            f"name them in a {DECODER}"
+        )
+    return Files(found[0], sources[0], targets[0], Description({}, said))
+
+
+def _names(decoder: Description, key: str) -> list[str]:
+    return file_names(decoder.get(key), key, decoder.path)
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as f:
+        data = f.read(MAX_YAML + 1)
+    if len(data) > MAX_YAML:
+        raise CheckpointError(f"{path}: larger than any vocabulary")
+    return data
+
+
+def _parse(data: bytes, path: Path) -> Any:
+    try:
+        return parse_yaml(data)
+    except ValueError:
+        raise CheckpointError(f"{path}: not YAML that is understood") from None
+
+
+# -- vocabulary and tokens ------------------------------------------------------------------------
+
+
+def _said_sizes(options: Description) -> tuple[int, int]:
+    """How many tokens the model's options give source and target; 0 where they do not say."""
+    sizes = options.get("dim-vocabs") or [0]
+    if not isinstance(sizes, list) or not all(is_size(n) for n in sizes):
+        raise CheckpointError(f"{options.path}: dim-vocabs is not a list of sizes")
+    return sizes[0], sizes[-1]
+
+
+def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
+    """Tokens by id, `n` unless that is 0: sentencepiece's own, or those that YAML gives.  Rows of
+    the model's table behind the last token get names of their own."""
+    if path.suffix == ".spm":
+        pieces = read_pieces(str(path))
+        tokens = {i: pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
+    else:
+        tokens = _read_ids(path)
+    expected = n if n and path.suffix != ".spm" else len(tokens)
+    if not len(tokens) == expected <= rows or sorted(tokens) != list(range(expected)):
+        raise CheckpointError(
+            f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {n or rows}"
+        )
+    return checked_tokens([tokens.get(i, f"<unused {i}>") for i in range(rows)], path)
+
+
+def _read_ids(path: Path) -> dict[int, str]:
+    """Every key is text as it stands, also what YAML takes for a number, a truth or nothing."""
+    try:
+        scalars = _read_scalars(_read(path))
+        tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
+        if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
+            raise ValueError("an id or a token twice")
+    except (yaml.YAMLError, ValueError):
+        raise CheckpointError(f"{path}: not a vocabulary of Marian: `token: id` lines") from None
+    return dict(zip(ids, tokens))
+
+
+def _read_scalars(data: bytes) -> list[str]:
+    """Keys and values, in turn, of the only table.  ValueError for YAML that has more than that.
+
+    Events are read and no nodes: the C loader follows the nesting of these until the stack is full.
+    """
+    scalars, n = [], 0
+    for event in yaml.parse(data, Loader=LOADER):
+        if isinstance(event, yaml.ScalarEvent):
+            scalars.append(event.value)
+        elif n < len(TABLE) and isinstance(event, TABLE[n]):
+            n += 1
+        else:
+            raise ValueError("not one table of texts")
+    return scalars
+
+
+def _vocab(tokens: list[str], path: Path) -> Vocab:
+    ids = Vocab(tokens).ids
+    if EOS not in ids:
+        raise CheckpointError(f"{path}: it lacks the end token {EOS}")
+    return Vocab(tokens, eos_id=ids[EOS], bos_id=ids.get(START), unk_id=ids.get(UNK))
+
+
+def _tokenizers(files: Files, tokens: list[str]) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
+    """Vocabularies that are sentencepiece models cut lines themselves."""
+    if files.source.suffix == files.target.suffix == ".spm":
+        src, tgt = (read_pieces(str(file)) for file in (files.source, files.target))
+        return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
+    return pieces_beside([files.model.parent], tokens, SIDES)
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def _check_kind(options: Description) -> None:
+    """CheckpointError with what it is, for a model of Marian that is not read."""
+    kind = options.text("type", "none")
+    autoreg = options.text("transformer-decoder-autoreg", "self-attention")
+    cell = options.text("dec-cell", "gru")
+    preprocess = options.text("transformer-preprocess", "")
+    norms = preprocess, *(options.text(f"transformer-postprocess{x}", "") for x in ("", "-top"))
+    reasons = {
+        "recurrent networks (RNN)": kind in ("s2s", "nematus", "amun", "multi-s2s"),
+        f"type {kind[:30]!r}": kind != "transformer",
+        "an SSRU decoder": autoreg == "rnn" and cell == "ssru",
+        "an RNN decoder": autoreg == "rnn",
+        "an average attention (AAN) decoder": autoreg == "average-attention",
+        f"decoder {autoreg[:30]!r}": autoreg != "self-attention",
+        "factored vocabularies": options.number("lemma-dim-emb", 0) > 0,
+        f"norms by the rules {norms}": norms not in (("", "dan", ""), ("n", "da", "n")),
+        "layers that are tied": bool(options.get("transformer-tied-layers")),
+        **{
+            f"{name}": options.flag(name)
+            for name in (
+                "transformer-no-projection",
+                "transformer-no-bias",
+                "transformer-no-affine",
+            )
+        },
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise CheckpointError(
+                f"{options.path}: Marian: a model with {reason}, which is not read"
+            )
+
+
+def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Arrays under Hugging Face's names, matrices of layers with a row for each output."""
+    found: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        plain = name.removesuffix("_pre")
+        matches = ((re.fullmatch(pattern, plain), new) for pattern, new in RULES)
+        ours = next((match.expand(new) for match, new in matches if match), name)
+        scope, _, last = ours.rpartition(".")
+        if scope:
+            ours = f"{scope}.{KINDS.get(last, last)}"
+            array = array.T.contiguous() if last == "W" and array.dim() == 2 else array.flatten()
+        if ours in found:
+            raise CheckpointError(f"{path}: {name[:80]!r} is there under another name too")
+        found[ours] = array
+    return found
+
+
+def _build(options: Description, weights: Weights) -> Transformer:
+    pre_norm = options.text("transformer-preprocess", "") == "n"
+    embedding_norm = "n" in options.text("transformer-postprocess-emb", "d")
+    ours = _tables(weights)
+    learned = "Wpos" in weights
+    if learned:
+        ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.take("Wpos")
+    layers = {}
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        layers[side] = options.number(f"{side[:3]}-depth")
+        for i in range(layers[side]):
+            ours |= weights.renamed(f"{side}.{i + 1}", f"{side}.{i}", parts)
+        if pre_norm:
+            ours |= weights.renamed(f"{side}.top", "", {f"{side[:3]}_norm": ("",)})
+        if embedding_norm:
+            table = {"encoder": "src", "decoder": "tgt"}[side]
+            ours |= weights.renamed(f"{side}.emb", "", {f"{table}_embedding.norm": ("",)})
+    add_zero_start(ours)
+    return finished(
+        ours,
+        weights,
+        weights.path,
+        heads=options.number("transformer-heads"),
+        enc_layers=layers["encoder"],
+        dec_layers=layers["decoder"],
+        pre_norm=pre_norm,
+        final_norm=pre_norm,
+        embedding_norm=embedding_norm,
+        positions="learned" if learned else "concat",
+        max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
+        activation=options.choice("transformer-ffn-activation", ACTIVATIONS),
+        norm_eps=1e-5,
+        align_layer=_align_layer(options),
+    )
+
+
+def _align_layer(options: Description) -> int:
+    """From 1; 0 for the last one."""
+    name = "transformer-guided-alignment-layer"
+    said = options.get(name)
+    if said in (None, "last"):
+        return 0
+    quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
+    return int(said) if quoted else options.number(name)
+
+
+def _tables(weights: Weights) -> dict[str, Tensor]:
+    """Embeddings of both sides and the output layer, of which a file has those that differ."""
+    for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
+        if name in weights:
+            weights.shape(name)
+    both = weights.take("Wemb") if "Wemb" in weights else None
+    src, tgt = (
+        both if both is not None else weights.take(f"{side}_Wemb")
+        for side in ("encoder", "decoder")
+    )
+    ours = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
+    ours["output.weight"] = tgt
+    for name in OUTPUTS:
+        if name in weights:
+            ours["output.weight"] = weights.take(name)
+    if "output.bias" in weights:
+        ours["output.bias"] = weights.take("output.bias")
+    return ours

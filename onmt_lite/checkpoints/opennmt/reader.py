@@ -1,0 +1,208 @@
+"""Reads checkpoints of OpenNMT-py 1, 2 and 3: one `.pt` file, the weights in it or beside it.
+
+The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the training options) and
+`optim` (not needed).  From 3.3 on the weights of `X.pt` may be beside it: in `X.safetensors`, or in
+parts, `X.00.safetensors` and so on.
+"""
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints.archive import Archive
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt import (
+    cnn as opennmt_cnn,
+)
+from onmt_lite.checkpoints.opennmt import (
+    copy_attention as opennmt_copy,
+)
+from onmt_lite.checkpoints.opennmt import (
+    rnn as opennmt_rnn,
+)
+from onmt_lite.checkpoints.opennmt import (
+    transformer as opennmt_transformer,
+)
+from onmt_lite.checkpoints.opennmt.vocab import EOS, read_vocabularies
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.family import Family
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+Build = Callable[[Weights, Description], Family]
+
+# By encoder_type and decoder_type
+FAMILIES: dict[tuple[str, str], Build] = {
+    ("transformer", "transformer"): opennmt_transformer.build_model,
+    ("rnn", "rnn"): opennmt_rnn.build_model,
+    ("brnn", "rnn"): opennmt_rnn.build_model,
+    ("cnn", "cnn"): opennmt_cnn.build_model,
+}
+
+
+def recognises(path: Path) -> bool:
+    return archive.is_archive(path)
+
+
+def load(path: Path) -> Checkpoint:
+    """Load a checkpoint.
+
+    Raises CheckpointError for a damaged file, one of another toolkit, and models that are not
+    supported.
+    """
+    with archive.opened(path) as file:
+        root = _check_root(file.root, path)
+        opt = Description(root["opt"], path)
+        family = _choose_family(opt)
+        weights = Weights(_read_weights(file, root), path)
+    src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
+    _check_weights(weights)
+    for name, vocab in (("encoder", src_vocab), ("decoder", tgt_vocab)):
+        rows, _ = weights.shape(f"{name}.embeddings.make_embedding.emb_luts.0.weight")
+        if rows != len(vocab):
+            raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
+    version = _version(root["vocab"])
+    return Checkpoint(
+        _build(family, weights, opt, src_vocab, tgt_vocab),
+        src_vocab=src_vocab,
+        tgt_vocab=tgt_vocab,
+        tokenizers={"space": SpaceTokenizer(only_spaces=version == "3")},
+        start_id=start_id,
+        src_end=_source_end(opt, src_vocab),
+        toolkit="opennmt",
+        version=version,
+    )
+
+
+def _version(vocab: Any) -> str:
+    """Tell the version by the vocabularies: lists of tokens, before 3.0 fields of torchtext."""
+    if isinstance(vocab, list):
+        return "0.x"
+    src = vocab["src"]
+    of_tokens = isinstance(src, list) and all(isinstance(token, str) for token in src[:1])
+    return "3" if of_tokens else "1 or 2"
+
+
+def _build(
+    family: Build, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+) -> Family:
+    """Build the model, with a head that copies if the checkpoint has copy attention."""
+    copying = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
+    model = family(weights, opt)
+    _check_layers(model.cfg, opt)
+    if copying is None:
+        return model
+    return opennmt_copy.wrap(model, copying, opt, src_vocab, tgt_vocab)
+
+
+def _check_layers(cfg: Any, opt: Description) -> None:
+    """Raise CheckpointError where layers are missing.  Option `layers` overrides both sides'."""
+    both = opt.number("layers", -1)
+    for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
+        said = both if both > 0 else opt.number(name, n)
+        if said != n:
+            raise CheckpointError(f"{opt.path}: {name} is {said}, but the weights have {n}")
+
+
+def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
+    """The end token, for a model trained with that token as suffix of its sources."""
+    used = opt.get("transforms")
+    suffixed = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
+    return (src_vocab.eos_id,) if suffixed and src_vocab.eos_id is not None else ()
+
+
+def _check_root(root: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(root, dict):
+        raise CheckpointError(f"{path}: a PyTorch file, but not a checkpoint of a toolkit")
+    if {"opt", "vocab"} <= set(root):
+        return root
+    if "model" in root and {"args", "cfg"} & set(root):
+        raise CheckpointError(
+            f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
+        )
+    if "model_state" in root:
+        raise CheckpointError(f"{path}: a JoeyNMT model, which is not read")
+    keys = ", ".join(repr(key)[:30] for key in list(root)[:4])
+    raise CheckpointError(
+        f"{path}: a PyTorch file with {keys or 'nothing'}, but without 'opt' and 'vocab', "
+        "so not a checkpoint of OpenNMT-py"
+    )
+
+
+def _choose_family(opt: Description) -> Build:
+    """Choose the builder of a model.  Raises CheckpointError for kinds that are not supported."""
+    kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
+    reasons = {
+        "a language model": opt.text("model_task", "seq2seq") != "seq2seq" or "_lm" in kinds[1],
+        "a model of images or sound": opt.text("model_type", "text") != "text",
+        "a mixture of experts": opt.number("num_experts", 0) > 0,
+        "a quantised model": bool(opt.get("quant_type")) and bool(opt.get("quant_layers")),
+        "a model with a sliding window": opt.number("sliding_window", 0) > 0,
+        "a model with sparsemax output": opt.text("generator_function", "softmax") != "softmax",
+        "a model with SRU cells": "rnn" in kinds[0] and opt.get("rnn_type") == "SRU",
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise _refusal(opt.path, reason)
+    if kinds not in FAMILIES:
+        encoder, decoder = (kind[:30] for kind in kinds)
+        raise _refusal(opt.path, f"a model with {encoder!r} encoder and {decoder!r} decoder")
+    return FAMILIES[kinds]
+
+
+def _check_weights(weights: Weights) -> None:
+    """Raise CheckpointError for unsupported models that only names of weights reveal."""
+    names = list(weights.tensors)
+    reasons = {
+        "the adapter of a LoRA training; merge it into its model first": ".lora_",
+        "a model with word features": "emb_luts.1.",
+        "a mixture of experts": ".experts.",
+        "a quantised model": ".qweight",
+        "a model of OpenNMT-py before 0.6": ".a_2",
+    }
+    for reason, part in reasons.items():
+        if any(part in name for name in names):
+            raise _refusal(weights.path, reason)
+
+
+def _refusal(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path}: OpenNMT-py: {reason}, which is not read")
+
+
+def _read_weights(file: Archive, root: dict[str, Any]) -> dict[str, Tensor]:
+    """Read all weights; names of the output layer's begin with `generator.`"""
+    if "model" not in root:
+        return _read_beside(file.path)
+    tensors = file.tensors(root["model"])
+    generator = {} if root.get("generator") is None else file.tensors(root["generator"])
+    for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight
+        tensors["generator." + name.removeprefix("0.")] = tensor
+    return tensors
+
+
+def _read_beside(path: Path) -> dict[str, Tensor]:
+    """Read what lies beside the file, whole or in parts.
+
+    Raises CheckpointError where nothing does, and where two parts have a tensor.
+    """
+    whole = path.with_suffix(".safetensors")
+    parts = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
+    files = [whole] if whole.is_file() else parts
+    if not files:
+        raise CheckpointError(
+            f"{path}: its weights should be beside it, in {whole.name} or in parts, "
+            f"{path.stem}.00.safetensors and so on"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = safetensors.read(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file}: {twice[0][:100]!r} is in a part before it too")
+        tensors |= found
+    return tensors

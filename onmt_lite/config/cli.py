@@ -1,0 +1,199 @@
+"""What every program of the project does around its work: help, errors, signals, exit codes."""
+
+import errno
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from onmt_lite import __version__
+from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
+from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.interrupt import Interrupted, stop_on_signals
+from onmt_lite.config.schema import (
+    META_NAMES,
+    Program,
+    Resolved,
+    Resolver,
+    completion,
+    help_on,
+    help_text,
+    json_schema,
+    markdown_table,
+    split_argv,
+)
+from onmt_lite.errors import FileError, OnmtLiteError, OptionError
+
+T = TypeVar("T")
+
+
+def run_program(
+    argv: Sequence[str] | None,
+    program: Program,
+    load: Callable[[Sequence[str]], tuple[T, Resolved]],
+    run: Callable[[T], None],
+) -> int:
+    """Run a program on the words of `argv`, those of the command line by default.
+
+    Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
+    7 some lines not translated, 128+N stopped by signal N.  An error of any other kind is a defect:
+    it is announced and raised, which ends a process with its traceback and exit code 1.
+    """
+    words = sys.orig_argv[1:] if argv is None else ["-m", "onmt_lite", *argv]
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        stop_on_signals()
+        if told := tell(argv, program):
+            print_out(told + "\n")
+            return 0
+        loaded, resolved = load(argv)
+        if resolved.values["print_config"]:
+            print_out(resolved.configuration().to_yaml())
+        elif resolved.values["save_config"] is not None:
+            save_configuration(program, resolved)
+        else:
+            run(loaded)
+    except OnmtLiteError as error:
+        problems = error.problems if isinstance(error, OptionError) else (str(error),)
+        for problem in problems:
+            print(f"onmt_lite: error: {_one_line(problem)}", file=CONSOLE)
+        say_how_to_go_on(error, words)
+        return error.exit_code
+    except Interrupted as interrupted:
+        # The interpreter must not flush into a pipe that nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted
+            echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
+            kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
+            print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
+            say_how_to_go_on(interrupted, words)
+        return interrupted.exit_code
+    except Exception as error:
+        what = _one_line(f"{type(error).__name__}: {error}")
+        print(
+            f"onmt_lite: error: a defect of the program ({what}); "
+            "please report the traceback below",
+            file=CONSOLE,
+        )
+        say_how_to_go_on(error, words)
+        raise
+    return 0
+
+
+def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
+    """The command that goes on with a job, for a shell: on a line of its own.
+
+    words  of the command line, behind the name of the interpreter
+    """
+    if not getattr(error, "goes_on", False):
+        return
+    if not isinstance(error, Interrupted):  # which says that itself
+        print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
+    resumes = dict(split_argv(words)[0]).get("resume") in ([], ["true"])
+    again = [] if resumes else ["-resume"]  # of several the last one counts
+    print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
+
+
+def tell(argv: Sequence[str], program: Program) -> str:
+    """What the program says of itself, where the command line asks: then nothing else is done.
+    OptionError for a wrong question."""
+    asked = dict(split_argv(argv)[0])
+    columns = shutil.get_terminal_size((80, 24)).columns
+    if (names := asked.get("help", asked.get("h"))) is not None:
+        if names in ([], ["true"]):
+            return help_text(program.options, f"{command()} {program.usage}", columns)
+        return help_on(names, program.options, columns)
+    meta = Resolver({name: program.options[name] for name in META_NAMES})
+    for name in ("version", "print_schema", "print_completion"):
+        if name in asked:
+            meta.put_words(name, asked[name])
+    values = meta.result().values
+    if values["version"]:
+        return versions()
+    if "md" in asked and "md" in program.foreign:  # OpenNMT-py's name
+        return markdown_table(program.options)
+    if values["print_schema"]:
+        return json_schema(program)
+    if values["print_completion"]:
+        return completion(values["print_completion"], program)
+    return ""
+
+
+def command() -> str:
+    """The words that started this program, as far as the first option."""
+    module = sys.modules["__main__"].__spec__  # None but for `python -m`
+    if module is not None and module.origin == sys.argv[0]:
+        return f"python -m {module.name.removesuffix('.__main__')}"
+    path = Path(sys.argv[0])
+    return f"python {path.name}" if path.suffix == ".py" else path.name
+
+
+def versions() -> str:
+    """onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"""
+    from importlib import metadata  # takes longer than all else before a job
+
+    try:
+        torch = metadata.version("torch")  # without the import, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = "of unknown version"
+    return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
+
+
+def save_configuration(program: Program, resolved: Resolved) -> None:
+    """Raises OptionError for a path that another option names, FileError."""
+    from onmt_lite.files import check_paths  # takes longer than reading the options
+
+    path = resolved.values["save_config"]
+    check_paths(list(files_named(program, resolved)), [("save_config", path)])
+    save(resolved.configuration().to_yaml(), path)
+
+
+def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """Every file that the options name: which option, and its path; of a model all its files."""
+    from onmt_lite.fingerprint import model_files  # late, as above
+
+    for name, option in program.options.items():
+        if not option.is_path or name == "save_config":
+            continue
+        value = resolved.values[name]
+        paths = list(filter(None, value if option.many else [value]))
+        if name in ("model", "init_from"):
+            models = map(find_model, model_paths(paths) if name == "model" else paths)
+            files = [file for path in models for file in model_files(path)]
+            # An empty one there may be what the shell has made for `> file`
+            paths = [str(file) for file in files if file.stat().st_size]
+        elif name == "config":
+            paths = [find_config(path) for path in paths]
+        yield from ((name, path) for path in paths)
+
+
+def save(text: str, path: str) -> None:
+    """Write all of a file, or leave what is there.  Raises FileError."""
+    from onmt_lite.output import open_whole, write_whole  # late, as above
+
+    with open_whole(path) as sink:
+        write_whole(sink, text.encode("utf-8", "backslashreplace"))
+
+
+def print_out(text: str) -> None:
+    """Standard output, failing as a job's output does."""
+    if sys.stdout is None:
+        raise FileError("cannot write standard output: it is closed")
+    try:
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # whatever the locale
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is lost anyway
+        if error.errno == errno.EPIPE:
+            raise Interrupted(signal.SIGPIPE) from None
+        raise FileError(f"cannot write standard output: {error.strerror}") from None
+
+
+def _one_line(problem: str) -> str:
+    """Whatever a file name or a value holds, an error is one line that can be printed."""
+    return " ".join(problem.encode("utf-8", "backslashreplace").decode("utf-8").split())

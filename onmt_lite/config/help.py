@@ -1,0 +1,181 @@
+"""Options as text for people: what -help prints, and the tables of the documentation."""
+
+import difflib
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onmt_lite.config.option import META_NAMES, Option, parse_words
+from onmt_lite.config.sources import dump, split_argv
+from onmt_lite.errors import OptionError
+
+Options = Mapping[str, Option]
+
+WIDEST = 100  # columns; longer lines are hard to read
+NARROWEST = 40
+COLUMN = 26  # where descriptions begin
+MAX_CHOICES = 40  # characters; longer lists of choices go into the description
+BAR = "\\|"  # a bar inside a cell of a Markdown table
+
+
+def by_group(options: Options) -> dict[str, list[Option]]:
+    """The options of each group, by its title, in order."""
+    groups: dict[str, list[Option]] = {}
+    for option in options.values():
+        groups.setdefault(option.group, []).append(option)
+    return groups
+
+
+# -- what -help prints ----------------------------------------------------------------------------
+
+
+def help_text(options: Options, usage: str, columns: int = 80) -> str:
+    """All options, group by group, for a terminal of so many columns."""
+    width = _width(columns)
+    listings = [_listing(title, group, width) for title, group in by_group(options).items()]
+    end = "-help NAME ... describes options and groups, with examples: -help beam_size sampling"
+    paragraphs = ["\n".join(_wrap(text, width)) for text in (*usage.split("\n\n"), end)]
+    return "\n\n".join([*paragraphs[:-1], *listings, paragraphs[-1]])
+
+
+def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
+    """The options and groups of these names, with examples.  OptionError for unknown names.
+
+    Any word of a group's title names the group; where an option has the same name, both are shown.
+    """
+    width, groups = _width(columns), by_group(options)
+    parts: list[str] = []
+    problems = []
+    for name in (word.lstrip("-").lower() for word in names):
+        titles = [t for t in groups if name in (t.lower(), *t.lower().split())]
+        if name in options:
+            parts.append(_detail(options[name], options, width))
+        for title in titles:
+            members = groups[title]
+            parts += [_listing(title, members, width), _examples(members, options, width)]
+        if name not in options and not titles:
+            known = [*options, *(title.lower() for title in groups)]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "-help alone lists all"
+            problems.append(f"help: no option or group is called {name[:50]!r}; {hint}")
+    if problems:
+        raise OptionError(*problems)
+    return "\n\n".join(parts)
+
+
+def _listing(title: str, members: Sequence[Option], width: int) -> str:
+    """A group: options on the left, what they do on the right."""
+    lines = [f"{title}:"]
+    for option in members:
+        head, body = f"  {head_of(option)}", _wrap(description(option), width, COLUMN)
+        if len(head) < COLUMN - 1:
+            body[0] = head.ljust(COLUMN) + body[0].lstrip()
+        else:
+            lines += _wrap(head_of(option), width, 6, first=2)
+        lines += body
+    return "\n".join(lines)
+
+
+def _detail(option: Option, options: Options, width: int) -> str:
+    """All about one option."""
+    command, pairs = example(option, options)
+    lines = _wrap(head_of(option), width, 4, first=0)
+    lines += [*_wrap(description(option), width, 4), "", f"    Group:         {option.group}"]
+    lines += _wrap(f"Value:         {option.expected()}", width, 19, first=4)
+    lines += _wrap(f"Command line:  {command}", width, 19, first=4)
+    for i, pair in enumerate(pairs):
+        lines += _wrap(f"YAML:          {pair}" if i == 0 else pair, width, 21, 19 if i else 4)
+    return "\n".join(lines)
+
+
+def _examples(members: Sequence[Option], options: Options, width: int) -> str:
+    """Examples of a group: the command line's words on the left, YAML on the right."""
+    lines = ["Examples, as words and as YAML:"]
+    for command, pairs in (example(option, options) for option in members):
+        yaml = pairs[0] if len(pairs) == 1 else f"{{{', '.join(pairs)}}}" if pairs else ""
+        if len(command) + 4 <= width // 2 and len(yaml) <= width - width // 2:
+            lines.append(f"  {command.ljust(width // 2 - 2)}{yaml}".rstrip())
+        else:
+            lines += _wrap(command, width, 4, first=2) + _wrap(yaml, width, 6)
+    return "\n".join(lines)
+
+
+def example(option: Option, options: Options) -> tuple[str, list[str]]:
+    """An example of the option: words of a command line, and the lines of YAML that say the same;
+    none where a YAML file may not hold the option."""
+    command = f"-{option.name} {option.example}".rstrip()
+    if option.name in META_NAMES:
+        return command, []
+    given, _ = split_argv(shlex.split(command))
+    return command, [f"{name}: {dump(parse_words(options[name], words))}" for name, words in given]
+
+
+# -- the tables of the documentation --------------------------------------------------------------
+
+
+def markdown_table(options: Options) -> str:
+    """A table for each group, under its title."""
+    head = ["| option | default | meaning |", "|---|---|---|"]
+    return "\n\n".join(
+        "\n".join([f"### {title}", "", *head, *map(_row, members)])
+        for title, members in by_group(options).items()
+    )
+
+
+def _row(option: Option) -> str:
+    default = "" if option.default in (None, (), "") else f"`{_show(option.default)}`"
+    cells = (f"`{head_of(option)}`", default, description(option, with_default=False))
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+
+
+# -- what both are made of ------------------------------------------------------------------------
+
+
+def head_of(option: Option) -> str:
+    """The option's name and the form of its value: -beam_size N."""
+    choices = "{" + ",".join(option.choices) + "}"
+    word = {bool: "", int: "N", float: "X", str: "TEXT"}[option.kind]
+    if option.choices:
+        word = choices if len(choices) <= MAX_CHOICES else "NAME"
+    word = option.value or word
+    several = option.many and not word.startswith("[")
+    return f"-{option.name} {f'{word} [{word} ...]' if several else word}".rstrip()
+
+
+def description(option: Option, with_default: bool = True) -> str:
+    """What the option does, its choices, its default, what it needs: sentences."""
+    sentences = [option.help]
+    if option.choices and "{" not in head_of(option):
+        sentences.append(f"One of {', '.join(option.choices)}")
+    if with_default and option.default not in (None, (), "") and option.default is not False:
+        sentences.append(f"Default: {_show(option.default)}")
+    if option.needs:
+        sentences.append(f"Effective only with {option.needs}")
+    if option.requires:
+        sentences.append(f"Requires {option.requires}")
+    if option.remark:
+        sentences.append(option.remark)
+    return " ".join(f"{sentence}." for sentence in sentences)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _width(columns: int) -> int:
+    return max(NARROWEST, min(columns, WIDEST))
+
+
+def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> list[str]:
+    """Lines of the text, indented by so many columns, the first one by `first`."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * (indent if first is None else first),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

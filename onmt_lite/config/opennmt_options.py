@@ -1,0 +1,194 @@
+"""Options of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that have nothing to do here.
+
+Values that ask for nothing are taken without a word, so that configurations work as they stand.
+Other values get a note, or are refused where the output would not be what was asked for.
+"""
+
+from onmt_lite.config.schema import Foreign
+
+ALL = None  # values that ask for nothing
+SWITCHED_OFF = ("false", "")
+ONE_PROCESS = (
+    "without effect here; gpu names the GPUs, such as -gpu 0 1, and each has a process of its own"
+)
+TEXT_ONLY = "only text is translated; leave it out"
+NO_FEATURES = "models with word features are not read; leave it out"
+NOT_QUANTISED = "without effect here; weights are held in the type of -precision"
+TRAINING = "for training only; leave it out"
+
+# Options of its training, 1.2 to 3.5.1, that stand in configurations for both
+OF_TRAINING = (
+    "aan_useffn accum_count accum_steps adagrad_accumulator_init adam_beta1 adam_beta2 "
+    "add_ffnbias add_qkvbias apex_opt_level attention_dropout audio_enc_pooling average_decay "
+    "average_every batch_size_multiple bidir_edges both_embeddings bridge bridge_extra_node brnn "
+    "bucket_size bucket_size_increment bucket_size_init cnn_kernel_width context_gate copy_attn "
+    "copy_attn_force copy_attn_type copy_loss_by_seqlength coverage_attn data data_ids "
+    "data_to_noise data_weights dec_hid_size dec_layers dec_rnn_size decay_method decay_steps "
+    "decoder_start_token decoder_type default_specials dropout dropout_steps dump_fields "
+    "dump_preds dump_samples dump_transforms early_stopping_criteria embeddings_type enc_hid_size "
+    "enc_layers enc_rnn_size encoder_type epochs feat_merge feat_vec_exponent feat_vec_size "
+    "features_vocabs_prefix filter_valid fix_word_vecs_dec fix_word_vecs_enc freeze_decoder "
+    "freeze_encoder freeze_word_vecs_dec freeze_word_vecs_enc full_context_alignment "
+    "generator_function global_attention global_attention_function gpuid heads hidden_size "
+    "input_feed keep_checkpoint label_smoothing lambda_align lambda_coverage layer_norm layers "
+    "learn_subwords learn_subwords_size learning_rate learning_rate_decay lm_prior_lambda "
+    "lm_prior_model lm_prior_tau lora_alpha lora_dropout lora_embedding lora_layers lora_rank "
+    "loss_scale lower max_generator_batches max_grad_norm max_relative_positions max_shard_size "
+    "model_dtype model_task model_type multiquery n_edge_types n_node n_sample n_steps norm_eps "
+    "normalization num_experts num_experts_per_tok num_kv num_threads num_workers optim "
+    "override_opts overwrite parallel_residual param_init param_init_glorot pool_factor "
+    "pos_ffn_activation_fn position_encoding position_encoding_type pre_word_vecs_dec "
+    "pre_word_vecs_enc prefetch_factor prior_tokenization queue_size relative_positions_buckets "
+    "report_every reset_optim residual reuse_copy_attn rnn_size rnn_type rotary_dim "
+    "rotary_interleave rotary_theta save_checkpoint_steps save_data save_format save_model "
+    "scoring_debug share_decoder_embeddings share_embeddings shared_layer_norm shuffle "
+    "single_pass skip_empty_level sliding_window src_embeddings src_feats_vocab src_ggnn_size "
+    "src_noise src_noise_prob src_seq_length_trunc src_vocab src_vocab_size src_word_vec_size "
+    "src_words_min_frequency start_decay_steps state_dim subword_prefix subword_prefix_is_joiner "
+    "tensorboard tensorboard_log_dir tgt_embeddings tgt_seq_length_trunc tgt_vocab tgt_vocab_size "
+    "tgt_word_vec_size tgt_words_min_frequency train train_align train_eval_steps train_from "
+    "train_ids train_metrics train_src train_steps train_tgt transformer_ff truncated_decoder "
+    "update_vocab use_ckpting valid_align valid_batch_size valid_metrics valid_src valid_steps "
+    "valid_tgt vocab_sample_queue_size vocab_size_multiple warmup_steps word_vec_size "
+    "zero_out_prompt_loss "
+).split()
+
+
+def _noted(**off: str) -> dict[str, Foreign]:
+    """Options without effect, each with the value that asks for nothing."""
+    return {name: Foreign((value,)) for name, value in off.items()}
+
+
+def _of_training(transform: str, **off: str) -> dict[str, Foreign]:
+    """Options of a transform that does nothing in a translation: without effect where `transforms`
+    name it, refused elsewhere."""
+    unless = f"-transforms {transform}"
+    return {name: Foreign((v,), TRAINING, refused=True, unless=unless) for name, v in off.items()}
+
+
+FOREIGN = {
+    # Transforms that are not performed, or only in training
+    **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(ALL)),
+    **_noted(
+        src_lang="",
+        tgt_lang="",
+        reversible_tokenization="joiner",
+        doc_length="200",
+        max_context="1",
+        termbase_path="",
+        src_spacy_language_model="",
+        tgt_spacy_language_model="",
+        term_corpus_ratio="0.3",
+        term_example_ratio="0.2",
+        tm_path="",
+        fuzzy_corpus_ratio="0.1",
+        fuzzy_threshold="70",
+        tm_delimiter="\t",
+        fuzzymatch_min_length="4",
+        fuzzymatch_max_length="70",
+    ),
+    # Marks that those transforms put into the text
+    **_noted(
+        src_term_stoken="｟src_term_start｠",
+        tgt_term_stoken="｟tgt_term_start｠",
+        tgt_term_etoken="｟tgt_term_end｠",
+        term_source_delimiter="｟fuzzy｠",
+        fuzzy_token="｟fuzzy｠",
+    ),
+    **_of_training(
+        "bart",
+        permute_sent_ratio="0",
+        rotate_ratio="0",
+        insert_ratio="0",
+        random_ratio="0",
+        mask_ratio="0",
+        mask_length="subword",
+        poisson_lambda="3",
+        replace_length="-1",
+    ),
+    **_of_training("switchout", switchout_temperature="1"),
+    **_of_training("tokendrop", tokendrop_temperature="1"),
+    **_of_training("tokenmask", tokenmask_temperature="1"),
+    **_of_training(
+        "clean",
+        src_eq_tgt="false",
+        same_char="false",
+        same_word="false",
+        scripts_ok="Latin Common",
+        scripts_nok="",
+        src_tgt_ratio="2",
+        avg_tok_min="3",
+        avg_tok_max="20",
+        langid="",
+    ),
+    **_of_training(
+        "inlinetags",
+        tags_dictionary_path="",
+        tags_corpus_ratio="0.1",
+        max_tags="12",
+        paired_stag="｟ph_#_beg｠",
+        paired_etag="｟ph_#_end｠",
+        isolated_tag="｟ph_#_std｠",
+        src_delimiter="｟fuzzy｠",
+    ),
+    **_of_training("response_patterns", response_patterns="Response : ｟newline｠"),
+    # Subwords are drawn in training; the best ones are what a translation reads
+    "src_subword_nbest": Foreign(("1", "0")),
+    "tgt_subword_nbest": Foreign(("1", "0")),
+    "src_subword_alpha": Foreign(("0",)),
+    "tgt_subword_alpha": Foreign(("0",)),
+    "gpt2_pretok": Foreign(
+        SWITCHED_OFF, "text is not cut into bytes; cut the file before, and leave it out", True
+    ),
+    # Where and how it runs
+    "world_size": Foreign(("1", "0"), ONE_PROCESS),
+    "gpu_ranks": Foreign(("", "0"), ONE_PROCESS),
+    "parallel_mode": Foreign(("data_parallel",)),
+    "gpu_backend": Foreign(("nccl",)),
+    "gpu_verbose_level": Foreign(("0",)),
+    "master_ip": Foreign(("localhost",)),
+    "master_port": Foreign(("10000",)),
+    "timeout": Foreign(("60",)),
+    "self_attn_type": Foreign(("scaled-dot-flash",), "without effect here; the model says it"),
+    "quant_layers": Foreign(("",), NOT_QUANTISED),
+    "quant_type": Foreign(("",), NOT_QUANTISED),
+    "w_bit": Foreign(("4",), NOT_QUANTISED),
+    "group_size": Foreign(("128",), NOT_QUANTISED),
+    "int8": Foreign(SWITCHED_OFF, "here it is precision int8", switch=("precision", "int8")),
+    "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
+    "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
+    "fast": Foreign(SWITCHED_OFF, "without effect here; every search is batched"),
+    "shard_size": Foreign(ALL),  # memory does not grow with the file
+    "profile": Foreign(SWITCHED_OFF, "without effect here; -report_time says how long it took"),
+    # What is read
+    "data_type": Foreign(("text",), TEXT_ONLY, refused=True),
+    "src_dir": Foreign(("",), TEXT_ONLY, refused=True),
+    "sample_rate": Foreign(("16000",), TEXT_ONLY, refused=True),
+    "window_size": Foreign(("0.02",), TEXT_ONLY, refused=True),
+    "window_stride": Foreign(("0.01",), TEXT_ONLY, refused=True),
+    "window": Foreign(("hamming",), TEXT_ONLY, refused=True),
+    "image_channel_size": Foreign(("3",), TEXT_ONLY, refused=True),
+    "n_src_feats": Foreign(("0",), NO_FEATURES, refused=True),
+    "src_feats": Foreign(("", "{}"), NO_FEATURES, refused=True),
+    "src_feats_defaults": Foreign(("",), NO_FEATURES, refused=True),
+    "dynamic_dict": Foreign(SWITCHED_OFF, "without effect here; the model says whether it copies"),
+    # How long an output may be
+    "max_sent_length": Foreign((), "here it is max_length", renamed="max_length"),
+    # What is reported
+    "report_rouge": Foreign(
+        SWITCHED_OFF, "without effect here; score the output with a tool for ROUGE"
+    ),
+    "align_debug": Foreign(SWITCHED_OFF, "without effect here; attn_debug shows the weights"),
+    "md": Foreign(SWITCHED_OFF, "belongs on the command line", refused=True),
+    # Ours too: what "not given" is there, and what else a value may mean
+    "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
+    "coverage_penalty": Foreign((), "its weight is beta", refused=True),
+    "precision": Foreign(("",)),
+    "seed": Foreign(("-1",)),
+    "log_file": Foreign(("",)),
+    "dump_beam": Foreign(("",)),
+    "save_config": Foreign(("",)),
+    "tgt_prefix": Foreign(
+        ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
+    ),
+}

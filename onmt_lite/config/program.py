@@ -1,0 +1,22 @@
+"""A program, as far as its options go."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onmt_lite.config.foreign import Foreign
+from onmt_lite.config.option import Option
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What -help, -print_schema and -print_completion speak of.
+
+    commands  the names that a shell knows it by
+    usage     what follows the command in the help
+    foreign   options of another program that its YAML files may hold
+    """
+
+    commands: tuple[str, ...]
+    usage: str
+    options: Mapping[str, Option]
+    foreign: Mapping[str, Foreign] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Lines to translations, without files."""

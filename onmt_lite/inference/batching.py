@@ -1,0 +1,126 @@
+"""Lines to windows, examples to padded batches."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+
+import torch
+
+from onmt_lite.errors import DataError
+from onmt_lite.inference.records import Batch, Example, Line
+from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
+
+Progress = Callable[[int, int], object]  # of lines and target tokens
+Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
+
+
+def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
+    """Pair lines with prefixes.  Raises DataError where their numbers differ."""
+    if prefixes is None:
+        yield from ((line, None) for line in lines)
+        return
+    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
+        if line is None or prefix is None:
+            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
+            raise DataError(f"more {more} than {fewer}, which are {i}")
+        yield line, prefix
+
+
+def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Yield windows of growing size: the first results come soon, later windows fill batches."""
+    window: list[Pair] = []
+    n_chars, size = 0, 1
+    for pair in pairs:
+        window.append(pair)
+        n_chars += len(pair[0].text)
+        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
+            yield window
+            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
+    if window:
+        yield window
+
+
+def source_length(example: Example) -> int:
+    return len(example.src_ids)
+
+
+def longer_side(example: Example) -> int:
+    """Tokens of the longer side of an example with a reference, counting EOS."""
+    return max(len(example.src_ids), len(example.tgt_ids or []) + 1)
+
+
+def make_batches(
+    examples: list[Example],
+    batch_size: int,
+    batch_type: str,
+    length: Callable[[Example], int] = source_length,
+    max_sentences: float = math.inf,
+) -> list[list[Example]]:
+    """Group examples of like length into batches, the longest first, and those with a prefix, in
+    batches of their own, before the others.
+
+    Like lengths need little padding; a batch too large for the memory fails at once.  A batch holds
+    at most `batch_size` sentences (`sents`) or padded tokens, at most `max_sentences`, and at least
+    one sentence.  Beside sentences with a prefix the last bits of one without would not be what
+    they are alone, and a last bit may decide what int8 rounds to.
+    """
+    batches: list[list[Example]] = []
+    width = 0
+    for example in sorted(examples, key=lambda e: (not e.prefix_ids, -length(e))):
+        n = len(batches[-1]) + 1 if batches else 1
+        size = n if batch_type == "sents" else n * width
+        other = batches and bool(batches[-1][0].prefix_ids) != bool(example.prefix_ids)
+        if not batches or other or size > batch_size or n > max_sentences:
+            batches.append([])
+            width = length(example)
+        batches[-1].append(example)
+    return batches
+
+
+def join_batches(
+    batches: list[list[Example]], refills: bool = True
+) -> list[tuple[list[Example], int]]:
+    """Batches as buckets for a search that refills: the sentences of each bucket, and how many of
+    them run at once.  Of a search that does not refill, each batch is a bucket.
+
+    As many run as the bucket's first batch has.  The longest sentence of a bucket is at most twice
+    as long as the longest of each of its batches, since all slots are as wide as the longest.
+    """
+    buckets: list[tuple[list[Example], int]] = []
+    longest = 0
+    for batch in batches:
+        width = source_length(batch[0])
+        # It is wider where batches without prefixes begin
+        if not refills or not buckets or 2 * width < longest or width > longest:
+            buckets.append(([], len(batch)))
+            longest = width
+        buckets[-1][0].extend(batch)
+    return buckets
+
+
+def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Batch:
+    """Pad examples to a batch; src (B, S) and src_lengths (B,) on the device."""
+    lengths = [len(e.src_ids) for e in examples]
+    rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
+    copied = [
+        e.copy_ids + [0] * (max(lengths) - n) for e, n in zip(examples, lengths) if e.copy_ids
+    ]
+    return Batch(
+        examples,
+        torch.tensor(rows, device=device),
+        torch.tensor(lengths, device=device),
+        torch.tensor(copied, device=device) if copied else None,
+    )
+
+
+def totals(progress: Progress | None) -> Progress:
+    """A progress of what each batch adds, from one of what is done in all."""
+    n_lines = n_tokens = 0
+
+    def add(more_lines: int, more_tokens: int) -> None:
+        nonlocal n_lines, n_tokens
+        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
+        if progress is not None and more_lines:
+            progress(n_lines, n_tokens)
+
+    return add

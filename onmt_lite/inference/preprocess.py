@@ -1,0 +1,206 @@
+"""Lines to what a model reads: ids of source, reference and prefix."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.errors import DataError, OptionError
+from onmt_lite.inference.languages import read_tag
+from onmt_lite.inference.records import CAPITALS, Example, Line, Reading
+from onmt_lite.text.copying import extended_ids
+from onmt_lite.text.json_lines import INVALID
+from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.phrases import occurs
+from onmt_lite.text.placeholders import SPACER, Reader, UnknownRule
+from onmt_lite.text.tokenizers import LINE_BREAKS
+from onmt_lite.text.vocab import Vocab
+
+# Notes that a reference or prefix may have too
+OF_READING = (INVALID, "invalid-utf8")
+NEITHER = Direction()  # of a model that has no languages
+
+
+class ExampleMaker:
+    """Makes examples for one model, with its first tokenizer."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, lowers_capitals: bool = False, rule: UnknownRule = "model"
+    ):
+        """rule: what becomes of characters that the model does not know.  OptionError where the
+        tokenizer or the model is not made for it."""
+        self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
+        self.reader = None if rule == "model" else build_reader(checkpoint, rule)
+        self.tokenizer = next(iter(checkpoint.tokenizers.values()))
+        self.max_positions = checkpoint.model.max_positions
+
+    def make(
+        self,
+        line: Line,
+        tgt: Line | None = None,
+        prefix: Line | None = None,
+        forced: Sequence[int] = (),
+        direction: Direction = NEITHER,
+    ) -> Example:
+        """Ids of a line, cut to what the model takes; a blank line has none.
+
+        tgt        its reference
+        prefix     what its translation begins with; `forced` has the ids of that by default
+        direction  its languages, where it has no tag of its own
+
+        DataError for a token that is unknown to a vocabulary without a token for such.
+        """
+        checkpoint, (prefix, notes) = self.checkpoint, allowed_prefix(line, tgt, prefix)
+        text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
+        frame = checkpoint.frame(direction)
+        reading = self._read(text)
+        capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
+        reading = reading.lower() if capitals else reading
+        tokens = self.tokenizer.encode(reading.text)
+        plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
+        n_unknown = self._n_unknown(plain)
+        if reading.passes:
+            return self._passed(line, text, n_unknown)
+        before, after = [*frame.src_start], [*frame.src_end]
+        tokens, n_tag = self._tagged(tokens, frame.text, reading)
+        n_tokens = len(tokens)
+        tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
+        ids = encode(checkpoint.src_vocab, tokens, line)
+        copy_ids, own_words = self._copying(tokens, before, after)
+        tgt_room = self.max_positions - len(frame.start)
+        tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
+        if tgt_ids is not None:
+            tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
+            if len(tgt_ids) > tgt_room or is_cut(tgt):
+                tgt_ids, notes = None, (*notes, "tgt-too-long")
+        prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
+        notes += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
+        prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
+        if len(prefix_ids) > tgt_room or is_cut(prefix):
+            notes = (*notes, "prefix-truncated")
+        return Example(
+            line,
+            src_ids=before + ids + after if ids else [],
+            n_src_tokens=len(ids),
+            n_unknown=n_unknown,
+            tgt_ids=tgt_ids,
+            notes=(*notes, CAPITALS) if capitals else notes,
+            copy_ids=copy_ids,
+            own_words=own_words,
+            start=frame.start,
+            prefix_ids=tuple(prefix_ids[:tgt_room]),
+            src_tokens=tuple(tokens),
+            n_cut=n_tokens - len(tokens),
+            n_tag=n_tag,
+            reading=reading if reading.items and self.rule == "copy" else None,
+        )
+
+    def _tagged(self, tokens: list[str], tag: str, reading: Reading) -> tuple[list[str], int]:
+        """The tokens of a line behind a text that says its language, and how many that takes."""
+        if not tokens or not tag:
+            return tokens, 0
+        tagged = self.tokenizer.encode(tag + reading.text)
+        return tagged, len(tagged) - len(tokens)
+
+    def _read(self, text: str) -> Reading:
+        """The line without what is taken out of it, if the rule takes something out."""
+        reading = None if self.reader is None else self.reader.read(text)
+        return reading or Reading(text, (text,))
+
+    @staticmethod
+    def _cut(
+        tokens: list[str], room: int, notes: tuple[str, ...]
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """What the model takes of a line, and its notes, one of which says why a line is blank."""
+        if not tokens:
+            notes = notes if INVALID in notes else (*notes, "empty")
+        elif len(tokens) > room and "truncated" not in notes:
+            notes = (*notes, "truncated")
+        return tokens[:room], notes
+
+    def _passed(self, line: Line, text: str, n_unknown: int) -> Example:
+        """A line that is not translated; `text` is the line without its tag."""
+        n = len(self.tokenizer.encode(text))
+        notes, reading = (*line.notes, "unknown-script"), Reading(text, (text,), passes=True)
+        return Example(line, [], n, n_unknown, notes=notes, reading=reading, passes=True)
+
+    def _n_unknown(self, tokens: list[str]) -> int:
+        """How many tokens the model does not know; of a line's start, if it is too long."""
+        vocab = self.checkpoint.src_vocab
+        return sum(not is_known(vocab, token) for token in tokens[: self.max_positions])
+
+    def _copying(
+        self, tokens: list[str], before: list[int], after: list[int]
+    ) -> tuple[list[int] | None, tuple[str, ...]]:
+        """For a model that copies: see `Example`."""
+        if not tokens or not self.checkpoint.copies:
+            return None, ()
+        ids, own_words = extended_ids(tokens, self.checkpoint.tgt_vocab)
+        return self._as_target(before) + ids + self._as_target(after), tuple(own_words)
+
+    def _as_target(self, src_ids: list[int]) -> list[int]:
+        """Tokens around a source line, by their ids in the target vocabulary."""
+        src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
+        return [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(src_ids)]
+
+    def _target_ids(
+        self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
+    ) -> list[int] | None:
+        """Ids of a line in the target language; capitals: whether its source is written so."""
+        if line is None or INVALID in line.notes:
+            return None
+        text = LINE_BREAKS.sub(" ", line.text)
+        if not text.strip():
+            return []
+        text = text.lower() if capitals and in_capitals(text) else text
+        text = reading.of_target(text)
+        tokens = self.tokenizer.encode_target(text)
+        return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+
+
+def allowed_prefix(
+    line: Line, tgt: Line | None, prefix: Line | None
+) -> tuple[Line | None, tuple[str, ...]]:
+    """The prefix of a line, unless it holds a phrase that is banned, and the notes on the line."""
+    notes = line.notes + notes_on_target(tgt or prefix)
+    if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
+        return None, (*notes, "prefix-banned")
+    return prefix, notes
+
+
+def notes_on_target(line: Line | None) -> tuple[str, ...]:
+    """What a reference or prefix adds to the notes of its source line."""
+    return tuple(f"tgt-{note}" for note in line.notes if note in OF_READING) if line else ()
+
+
+def is_cut(line: Line | None) -> bool:
+    """Whether a reference or prefix that is used has lost its end when it was read."""
+    return line is not None and "truncated" in line.notes and INVALID not in line.notes
+
+
+def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:
+    """OptionError unless the tokenizer is one of characters and the model attends."""
+    tokenizer = next(iter(checkpoint.tokenizers.values()))
+    if SPACER not in "".join(tokenizer.encode("a a")):
+        raise OptionError(f"unknown {rule}: needs lines that sentencepiece cuts; leave it out")
+    if rule == "copy" and not checkpoint.attends:
+        raise OptionError("unknown copy: the model has no attention; unknown drop works")
+    unknown = checkpoint.unknown
+    if rule == "drop":
+        unknown = replace(unknown, names=(), numbers=())
+    return Reader(tokenizer.encode, lambda token: is_known(checkpoint.src_vocab, token), unknown)
+
+
+def is_known(vocab: Vocab, token: str) -> bool:
+    """Whether the model reads it as something else than the unknown token."""
+    i = vocab.ids.get(token, vocab.unk_id)
+    return i != vocab.unk_id and not (i is not None and vocab.is_control(i))
+
+
+def encode(
+    vocab: Vocab, tokens: list[str], line: Line, side: str = "", own_words: Sequence[str] = ()
+) -> list[int]:
+    """Ids of a line's tokens; a DataError says which line it is."""
+    try:
+        return vocab.encode(tokens, own_words)
+    except DataError as error:
+        raise DataError(f"{side}line {line.id + 1}: {error}") from None

@@ -1,0 +1,499 @@
+"""Lines to translations: no files, no printing."""
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.checkpoints.shortlist import with_shortlist
+from onmt_lite.config.options import SpeedOptions, TranslateOptions
+from onmt_lite.config.text_options import TextOptions
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
+from onmt_lite.inference.alignment import Aligner, with_source
+from onmt_lite.inference.batching import (
+    Pair,
+    growing_windows,
+    join_batches,
+    longer_side,
+    make_batches,
+    pad_batch,
+    pair_up,
+    source_length,
+    totals,
+)
+from onmt_lite.inference.budget import Budget, Room, Size, bytes_at_once, free_on
+from onmt_lite.inference.duplicates import Copies
+from onmt_lite.inference.fallbacks import filled
+from onmt_lite.inference.glossary import Phrases, with_phrases
+from onmt_lite.inference.languages import choose_languages
+from onmt_lite.inference.loading import read_parts
+from onmt_lite.inference.notes import notes_of, total, unsearched, with_gold
+from onmt_lite.inference.paragraphs import Paragraphs, longest
+from onmt_lite.inference.postprocess import Renderer, unmet
+from onmt_lite.inference.preprocess import ExampleMaker
+from onmt_lite.inference.records import NOTHING, Example, Found, Line, Progress, Translation
+from onmt_lite.inference.runtime import DTYPES, choose, computing, placed
+from onmt_lite.inference.search_setup import SearchRules, model_notes, sums_to_one
+from onmt_lite.inference.tokenization import Named, fit, forced_ids, phrases_of, read_own
+from onmt_lite.inference.tracing import Tracer
+from onmt_lite.models.base import AnyModel, EncoderDecoder
+from onmt_lite.models.captured import Captured, CudaRecorder, captures
+from onmt_lite.search.beam import NOT_A_NUMBER
+from onmt_lite.search.clock import Clock
+from onmt_lite.search.decode import decode
+from onmt_lite.search.forced import score_targets
+from onmt_lite.text.lines import from_texts
+
+if TYPE_CHECKING:
+    from onmt_lite.buckets import Engine
+    from onmt_lite.reports import Summary
+
+# Options that are settled when the model is loaded
+FIXED = (
+    *("model", "avg_raw_probs", "model_weights"),
+    *("device", "gpu", "precision", "shortlist"),
+    *(f.name for f in dataclasses.fields(TextOptions)),
+)
+LANGUAGES = ("src_lang", "tgt_lang")  # with the transform normalize, which reads them, too
+
+
+class Translator:
+    """A model with the options that its translations use unless told otherwise."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: TranslateOptions,
+        own: Named | None = None,
+        phrases: dict[str, str] | None = None,
+        free: int | None = None,
+    ):
+        """The checkpoint's model stays as it is: where its weights are of another device or number
+        type than the options ask for, the Translator has a copy.
+
+        `own`, `phrases`: the tokenizer of the options and their phrase table, where they have
+        been read already.  `free`: bytes of main memory for its work, by default all that are."""
+        self.options = options
+        self.device, precision = choose(options.speed, options.is_exact)
+        self.model = placed(checkpoint.model, self.device, precision)
+        checkpoint = replace(checkpoint, model=self.model)
+        checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
+        self.searched: AnyModel = self.model  # as searches run it; a shortlist changes its head
+        if self.device.type == "cuda" and captures(self.model) and checkpoint.shortlist is None:
+            self.searched = Captured(self.model, CudaRecorder(self.device))
+        self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
+        raw_text = options.text.tokenizer != "space"
+        rule = options.text.unknown
+        if rule == "auto":
+            rule = checkpoint.unknown.rule if raw_text else "model"
+        if options.information.report_unsure and checkpoint.confidence is None:
+            raise OptionError(
+                "report_unsure: the model does not say how sure it is; "
+                "python -m onmt_lite.calibrate teaches one of our format to"
+            )
+        self._direction(options)  # before the first line is read
+        self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        phrases = phrases_of(options) if phrases is None else phrases
+        self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
+        self.tokenizer = self.renderer.tokenizer
+        # Few sentences leave a GPU idle; a CPU is faster with batches that shrink (docs/design.md)
+        self.refills = self.device.type == "cuda"
+        if free is None or self.device.type != "cpu":
+            free = free_on(self.device)
+        kind = self.device.type
+        self.budget = Budget(
+            Size.of(self._members(), DTYPES.get(precision, torch.float32).itemsize),
+            kind,
+            bytes_at_once(kind, free),
+        )
+        self.aligner = Aligner(self.model, self.renderer, self.device, self.budget)
+        self.room = Room("lower beam_size or max_length")
+        self.gold_room = Room("shorten its target")
+        timed_gpu = options.information.report_time and self.device.type == "cuda"
+        self.clock = Clock(torch.cuda.synchronize) if timed_gpu else Clock()
+        self.warned: set[str] = set()  # notes on options that were given as warnings
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
+        """Load the model at `path`, of any kind that -model takes; by default the shipped one.
+        Several, an ensemble, are given as `model=[...]` instead.
+
+        `options` are the command line's and become the defaults of `translate`.  With `workers` the
+        calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
+        """
+        if path is not None:
+            options["model"] = (str(path),)
+        parsed = TranslateOptions.of(**options)
+        if (parsed.n_workers or 1) == 1:
+            return cls.load(parsed)
+        from onmt_lite.pool import Pool  # up: who has workers is a Translator too
+
+        return Pool(parsed)
+
+    @classmethod
+    def load(cls, options: TranslateOptions) -> "Translator":
+        """The model that the options name, or the ensemble of several."""
+        # One that is not there is found before all else
+        device, precision = choose(options.speed, options.is_exact)
+        with computing(options.speed, device):
+            checkpoint, own, phrases = read_parts(options, device, precision)
+            return cls(checkpoint, options, own, phrases)
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
+        **options: Any,
+    ) -> list[Translation]:
+        """Translate all lines: one Translation per line, in order.
+
+        lines        any iterable of text
+        prefixes     what each translation begins with, one per line
+        progress     called after each batch with the lines and target tokens that are done
+        force_words  phrases that translations are to hold: for all lines a text with TAB between
+                     them; or one such text, or a list of phrases, for each line
+        ban_words    the same of phrases that they may not hold
+        options      the command line's, by name
+
+        Raises OptionError; TypeError for what is no text; DataError unless there are as many
+        prefixes and phrases as lines.
+        """
+        parsed = self._options(options)
+        numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
+        begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
+        if begin is not None and len(begin) != len(numbered):
+            raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
+        return self.translate_lines(numbered, None, parsed, totals(progress), begin)
+
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
+        **options: Any,
+    ) -> Generator[Translation, None, None]:
+        """Translate lines as they come, also without an end: the same Translations as `translate`.
+
+        Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
+        have been taken, so that memory does not grow with the input.  Arguments and errors are
+        those of `translate`.
+        """
+        parsed = self._options(options)
+        numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
+        begin = None if prefixes is None else from_texts(prefixes, "prefixes")
+        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
+
+    def _stream(
+        self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
+    ) -> Generator[Translation, None, None]:
+        for window in growing_windows(pairs):
+            lines = [line for line, _ in window]
+            prefixes = [prefix for _, prefix in window if prefix is not None] or None
+            yield from self.translate_lines(lines, None, options, progress, prefixes)
+
+    def translate_file(
+        self,
+        src: str | Path,
+        output: str | Path,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> "Summary":
+        """Translate a file as the command line does: `output` appears when it is complete.
+
+        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
+        Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
+        `untranslated` those that are blank because they could not be translated.
+        Raises the command line's errors; then an older `output` is as it was.
+        """
+        from onmt_lite.job import run_job  # the only way up: the job layer uses this one
+
+        job = dict(src=src, output=output, quiet=True, verbose=False)
+        parsed = self._options(options, in_files=True).updated(**job)
+        return run_job(parsed, self, progress)
+
+    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
+        """Teacher-forced log-probability of each target; None where the source is blank or passed
+        through, the target is longer than the model takes, or the model returns NaN.
+
+        In nats, the end token's included.  TypeError for what is no text; DataError unless both
+        have as many lines.
+        """
+        sources = list(from_texts(src_lines, "src_lines"))
+        targets = list(from_texts(tgt_lines, "tgt_lines"))
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
+        return self.score_lines(sources, targets)
+
+    def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
+        """As `score`."""
+        with computing(self.options.speed, self.device):
+            direction = self._direction(self.options)
+            lines = zip(sources, targets)
+            examples = [self.examples.make(*pair, direction=direction) for pair in lines]
+            alone = self.options.speed.deterministic
+            return [*map(total, self._gold(examples, alone))]
+
+    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
+        """Those of a call.  OptionError for what belongs elsewhere."""
+        if fixed := [name for name in given if name in FIXED]:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
+        outside = vars(self.options.jobs) | vars(self.options.information) | of_files
+        if names := [name for name in given if name in outside]:
+            raise OptionError(f"{', '.join(names)}: of the command line only")
+        options = self.options.updated(**given)
+        # Another program's name, such as fp16, may stand for one of these
+        before, after = self.options.given, options.given
+        settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
+        if fixed := [n for n in settled if after.get(n) != before.get(n)]:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        idle = [name for name, value in after.items() if value and name in of_files]
+        notes = [f"{name}: without effect; it is of translate_file" for name in idle]
+        # The defaults of from_pretrained, too, are judged beside the options of a call
+        for note in (*options.notes, *self.notes_on(options), *notes):
+            if note not in self.warned:
+                self.warned.add(note)
+                warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
+        return options
+
+    def notes_on(self, options: TranslateOptions) -> list[str]:
+        """What they ask for and changes nothing with this model."""
+        return model_notes(options, self.checkpoint, self.device)
+
+    def engine(self, options: TranslateOptions) -> "Engine":
+        """What translates the buckets of a job with these options."""
+        from onmt_lite.work import InProcess  # up, as for `translate_file`
+
+        return InProcess(options, self)
+
+    def close(self) -> None:
+        """End the processes of `workers`; at the end of the program that happens by itself."""
+
+    def __enter__(self) -> "Translator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def translate_lines(
+        self,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None = None,
+        options: TranslateOptions | None = None,
+        progress: Progress = lambda n_lines, n_tokens: None,
+        prefixes: Sequence[Line] | None = None,
+    ) -> list[Translation]:
+        """One Translation per line, in order; with `tgt_lines`, their log-probabilities too.
+        With `prefixes` each begins with the tokens of its prefix.  `progress` is called with the
+        lines and target tokens that each batch adds."""
+        options = options or self.options
+        rules = SearchRules(options, self.checkpoint)
+        if prefixes is not None:
+            rules.check_prefixes()
+        rules.check_phrases(lines)
+        paragraphs = Paragraphs(lines, longest(rules), rules, prefixes)
+        if paragraphs.are_cut and tgt_lines is not None:
+            return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
+        lines, progress = paragraphs.lines, paragraphs.counting(progress)
+        with self.clock.phase("tokenise"):
+            examples = self.examples_of(lines, tgt_lines, paragraphs.prefixes, options)
+            copies = Copies(examples, rules.copies_are_equal)
+            examples = copies.distinct
+        if options.data.score_only and tgt_lines is not None:
+            with computing(options.speed, self.device):
+                gold = self._gold(examples, options.speed.deterministic)
+            copies.tell(progress, examples, [len(scores or ()) for scores in gold])
+            return copies.of_all(map(with_gold, map(unsearched, examples), gold))
+        full = [e for e in examples if e.src_ids]
+        place = {id(e): i for i, e in enumerate(examples)}
+        copies.tell(progress, [e for e in examples if not e.src_ids])
+        # What a blank line translates to, or one that is passed through
+        texts = [e.reading.plain if e.passes and e.reading else "" for e in examples]
+        found = [Found([replace(NOTHING, text=text)]) for text in texts]
+        with computing(options.speed, self.device):
+            batches = self.batches(full, options.speed, rules)
+            for group, n_slots in join_batches(batches, self._refills(rules)):
+                with self.clock.phase("decode"):
+                    decoded = filled(group, n_slots, rules, self.aligner.after(self._decode))
+                for example, each in zip(group, decoded, strict=True):
+                    found[place[id(example)]] = each
+                copies.tell(progress, group, (len(f.hyps[0].token_log_probs) for f in decoded))
+            found = self.aligner.hypotheses(examples, found, rules)
+            if tgt_lines is not None:
+                gold = self._gold(examples, options.speed.deterministic)
+        made = [self._translation(*each, rules) for each in zip(examples, found)]
+        made = self.aligner.tables(examples, with_source(examples, made, options), options)
+        made = self.aligner.gold(examples, made, options)
+        made = copies.of_all(made if tgt_lines is None else map(with_gold, made, gold))
+        return paragraphs.joined(made)
+
+    def _translation(self, example: Example, found: Found, rules: SearchRules) -> Translation:
+        curve = self.checkpoint.confidence
+        confidence = None if curve is None else curve.of(found.hyps[0])
+        unsure = confidence is not None and confidence < 0.5
+        return Translation(
+            example.line.id,
+            example.line.text,
+            found.hyps,
+            notes_of(example, found, rules, unsure and self.options.information.report_unsure),
+            n_src_tokens=example.n_src_tokens,
+            n_unknown=example.n_unknown,
+            confidence=confidence,
+            calibrated=curve is not None,
+            fields=example.line.fields,
+            trace=found.trace,
+            n_forced=len(example.line.forced),
+            unmet=unmet(found.hyps[0].text, example.line.forced),
+        )
+
+    def examples_of(
+        self,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None,
+        prefixes: Sequence[Line] | None,
+        options: TranslateOptions,
+    ) -> list[Example]:
+        """What the model reads of each line, its reference and its prefix."""
+        targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
+        begin = prefixes if prefixes is not None else [None] * len(lines)
+        forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
+        direction, each = self._direction(options), zip(lines, targets, begin, strict=True)
+        return [self.examples.make(*sides, forced, direction) for sides in each]
+
+    def _direction(self, options: TranslateOptions) -> Direction:
+        """The languages of lines without a tag.  OptionError where they are not to be had."""
+        given = Direction(options.model.src_lang, options.model.tgt_lang)
+        return choose_languages(self.checkpoint.languages, given)
+
+    def batches(
+        self, examples: list[Example], speed: SpeedOptions, rules: SearchRules
+    ) -> list[list[Example]]:
+        if speed.deterministic:
+            return make_batches(examples, 1, "sents")
+        if speed.batch_size is not None:
+            return make_batches(examples, speed.batch_size, speed.batch_type)
+        limit = self.budget.limit(rules.n_rows)
+        if speed.batch_type == "tokens":
+            return make_batches(examples, limit.tokens, "tokens", max_sentences=limit.sentences)
+        return make_batches(examples, limit.sentences, "sents")
+
+    def _decode(self, group: list[Example], n_slots: int, rules: SearchRules) -> list[Found]:
+        """Best hypotheses of each example, of which n_slots run at once, or as many as memory has
+        room for.  An example for which the model returns NaN is tried once more."""
+        found = self._run(self.searched, group, n_slots, rules)
+        fine = [i for i, each in enumerate(found) if each.hyps]
+        if rules.policy.as_2018 and len(fine) < len(group):  # batch mates have met the others
+            again = self._decode([group[i] for i in fine], n_slots, rules)
+            for i, each in zip(fine, again):
+                found[i] = each
+        return [f if f.hyps else self._retry(e, rules) for e, f in zip(group, found)]
+
+    def _retry(self, example: Example, rules: SearchRules) -> Found:
+        """What a search in fp32 finds for an example alone; blank where that fails as well."""
+        blank = Found([NOTHING], NOT_A_NUMBER)
+        try:
+            (found,) = self._run(self.exact_model, [example], 1, rules)
+        except MemoryExhausted:
+            return blank
+        return found if found.hyps else blank
+
+    @functools.cached_property
+    def exact_model(self) -> EncoderDecoder:
+        """The model in fp32.  MemoryExhausted where there is no room beside the other."""
+        return placed(self.model, self.device, "fp32")
+
+    def _run(
+        self, model: AnyModel, group: list[Example], n_slots: int, rules: SearchRules
+    ) -> list[Found]:
+        def width(example: Example) -> int:
+            return source_length(example) * rules.beam_size
+
+        return self.room.run(group, n_slots, width, partial(self._search, model, rules))
+
+    def _refills(self, rules: SearchRules) -> bool:
+        """Whether waiting sentences may join a batch; 2018's results depend on who is in it, and
+        a shortlist is short for few sentences."""
+        few = rules.policy.as_2018 or rules.alone or self.checkpoint.shortlist is not None
+        return self.refills and not few
+
+    def _search(
+        self, model: AnyModel, rules: SearchRules, group: list[Example], n_slots: int
+    ) -> Iterator[tuple[int, Found]]:
+        """The place of each example in the group and what was found, where its search is over."""
+        aligns = rules.plan.aligns or any(e.reading for e in group)
+        plan = replace(rules.plan, aligns=aligns, clock=self.clock)
+        # A GPU that refills is at a step of one batch while the host reads that of another
+        n_joint, n_batches = (len(group), 2) if self._refills(rules) else (n_slots, 1)
+        for start in range(0, len(group), n_joint):
+            part = group[start : start + n_joint]
+            tracer = Tracer(self.renderer, part)
+            if tracer.watch is not None:  # which knows sentences by their numbers in one batch
+                plan, n_batches = replace(plan, watched=True), 1
+            prepared = rules.prepared(model, part, plan)
+            for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
+                with self.clock.phase("tokenise"):
+                    kept = rules.n_kept, rules.unk_later, rules.word_limits(part[i])
+                    text = self.renderer.found(beam, part[i], *kept)
+                    found = tracer.traced(i, beam, text)
+                yield start + i, found
+
+    def _gold(self, examples: list[Example], alone: bool) -> list[list[float] | None]:
+        """Log-probabilities of each example's reference; None where either side is missing.  NaN
+        where the model returns NaN, once more in fp32 and alone.  `alone`: no batches."""
+        place = {id(e): i for i, e in enumerate(examples)}
+        gold: list[list[float] | None] = [None] * len(examples)
+        scorable = [e for e in examples if e.src_ids and e.tgt_ids is not None]
+        most = 1 if alone else self.budget.scored_tokens
+        for group in make_batches(scorable, most, "tokens", longer_side):
+            scores = self._scores(self.model, group)
+            for example, score in zip(group, scores, strict=True):
+                gold[place[id(example)]] = self._rescore(example) if total(score) is None else score
+        return gold
+
+    def _rescore(self, example: Example) -> list[float]:
+        """The scores of an example alone in fp32; NaN where there is no room for that."""
+        try:
+            return self._scores(self.exact_model, [example])[0]
+        except MemoryExhausted:
+            return [math.nan]
+
+    def _scores(self, model: EncoderDecoder, group: list[Example]) -> list[list[float]]:
+        score = partial(self._score, model)
+        return self.gold_room.run(group, len(group), longer_side, score)
+
+    def _score(
+        self, model: EncoderDecoder, group: list[Example], n_at_once: int
+    ) -> Iterator[tuple[int, list[float]]]:
+        """The place of each example in the group and its reference's log-probabilities."""
+        for start in range(0, len(group), n_at_once):
+            part = group[start : start + n_at_once]
+            batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
+            scores = score_targets(
+                model,
+                batch.src,
+                batch.src_lengths,
+                [e.tgt_ids or [] for e in part],
+                [e.start for e in part],
+                self.checkpoint.eos_id,
+                sums_to_one(self.options.search.search, self.checkpoint),
+                batch.copy_ids,
+                self.budget.scored_logits,
+            )
+            yield from enumerate(scores, start)
+
+    def _members(self) -> list[Any]:
+        """The models of an ensemble, or the model alone."""
+        return list(getattr(self.model, "members", [self.model]))

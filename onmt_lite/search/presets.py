@@ -1,0 +1,266 @@
+"""The beam searches behind `-search NAME`, each a declaration: read it as a table, by columns.
+
+What the words mean is said in `onmt_lite.search.policy`.  To add a system, add a `Preset`: no code
+knows the names in here.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from onmt_lite.search.policy import (
+    Bound,
+    Exhausted,
+    Full,
+    LengthRatio,
+    Policy,
+    Preset,
+    Sampling,
+    TopEnded,
+)
+
+# Options that not every system has; a preset that does not list one refuses it
+SWITCHES = (
+    "min_length",
+    "coverage_penalty",
+    "beta",
+    "stepwise_penalty",
+    "block_ngram_repeat",
+    "ignore_when_blocking",
+    "repetition_penalty",
+    "ban_unk_token",
+    "early_stopping",
+    "patience",
+    "ratio",
+    "tgt_file_prefix",
+    "force_words",
+    "ban_words",
+    "beam_groups",
+    "diversity_rate",
+    "do_sample",
+    "random_sampling_temp",
+    "random_sampling_topk",
+    "random_sampling_topp",
+)
+LENGTH_AND_NGRAMS = {"min_length", "block_ngram_repeat"}
+BANS = frozenset({"ban_words"})  # of ours, for every search that can heed it
+COVERAGE = {"coverage_penalty", "beta"}
+SAMPLES = {"do_sample", "random_sampling_temp", "random_sampling_topk", "random_sampling_topp"}
+GROUPS = {"beam_groups", "diversity_rate"}
+OPENNMT = LENGTH_AND_NGRAMS | COVERAGE | {"stepwise_penalty", "ignore_when_blocking"}
+OPENNMT_3 = {"ban_unk_token", "ratio", "tgt_file_prefix"}
+TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | BANS | {"early_stopping", "repetition_penalty"}
+TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
+
+OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
+TOP_50 = {"random_sampling_topk": 50}
+
+# What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
+# of 50 tokens beyond the source
+GNMT: dict[str, Any] = dict(
+    defaults=dict(
+        beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
+    ),
+    forms=("none", "wu"),
+    one_limit=True,
+    limit_extra=50,
+    limit_counts_end=True,
+)
+
+PRESETS = {
+    # The 2018 beam with its defects mended
+    "opennmt": Preset(
+        "onmt_lite's own",
+        Policy(
+            candidates=1, ended="keep", pool="all", at_max="rows", least_bad=True, distinct="text"
+        ),
+        {
+            "ratio=0.0": TopEnded(sticky=True, need="beam_size"),
+            "": LengthRatio(need="beam_size"),
+        },
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS | {"force_words"}),
+        forms=("none", "wu", "avg"),
+        sampling=replace(OPENNMT_SAMPLING, chains="n_best", one_is_beam=True),
+    ),
+    # Results depend on the batch, as they did
+    "opennmt-2018": Preset(
+        "OpenNMT-py, commit ead41bbc (November 2018)",
+        Policy(
+            candidates=1,
+            ended="keep",
+            min_length_offset=-1,
+            ngrams="row",
+            plain_avg=True,
+            length_offset=1,
+            open_length_offset=1,
+            stepwise_from=2,
+            pool="all",
+            at_max="lost",
+            as_2018=True,
+            distinct="copies",
+        ),
+        {"": TopEnded(sticky=True, need="n_best")},
+        defaults=dict(length_penalty="none", alpha=0.0, max_length=100, max_length_ratio=0.0),
+        options=frozenset(OPENNMT),
+        forms=("none", "wu", "avg"),
+    ),
+    "opennmt-3": Preset(
+        "OpenNMT-py 3.5.1",
+        Policy(
+            candidates=1,
+            ended="keep",
+            ngrams_of_one=False,
+            length_offset=1,
+            open_length_offset=1,
+            stepwise_from=2,
+            pool="all",
+            at_max="rows",
+        ),
+        {
+            "ratio=0.0": TopEnded(sticky=False, need="n_best"),
+            "": LengthRatio(need="n_best", offset=2),
+        },
+        defaults=dict(max_length_ratio=1.25),
+        options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS),
+        limit_counts_end=True,
+        prefix_apart=True,
+        sees_start=True,
+        mean_sums_to_one=True,
+        forms=("none", "wu", "avg"),
+        sampling=replace(OPENNMT_SAMPLING, blocks_ngrams=False, covers=False),
+    ),
+    "tensor2tensor": Preset(
+        "tensor2tensor, commit bafdc1b",
+        Policy(idle_score=-1e7, ends_within=2, at_max="if_none"),
+        {
+            "n_best=1": Bound("live", "max", finished="one", beats="best", strictly=True),
+            "": Bound("live", "max", strictly=True),
+        },
+        options=BANS,
+        **GNMT,
+    ),
+    "tensorflow": Preset(
+        "tf-models-official 2.20.0",
+        Policy(ends_within=2, at_max="if_none"),
+        {"": Bound("live", "max", finished="one", strictly=True)},
+        options=BANS,
+        **GNMT,
+    ),
+    "transformers-2": Preset(
+        "transformers 2.11.0",
+        Policy(
+            idle_score=-1e9,
+            repetition="logits",
+            min_length_offset=-1,
+            open_length_offset=1,
+            steps_offset=-1,
+            ties="later",
+        ),
+        {"early_stopping=true": Full(), "": Bound("candidates", "now")},
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS),
+        sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
+        sampling_defaults=TOP_50,
+        free_end=True,
+        sees_start=True,
+        asks_model="transformers",
+        greedy_apart=True,
+        counts_forced=True,
+    ),
+    "transformers": Preset(
+        "transformers 4.46.3",
+        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, ties="later"),
+        {
+            "early_stopping=true": Full(),
+            "early_stopping=never": Bound("candidates", "max_if_rewarded"),
+            "": Bound("candidates", "now"),
+        },
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS_4 | GROUPS),
+        prefix_counts="nothing",
+        sampling=Sampling("beam", "log_probs", keep=2),
+        sampling_defaults=TOP_50,
+        free_end=True,
+        sees_start=True,
+        asks_model="transformers",
+        greedy_apart=True,
+        counts_forced=True,
+    ),
+    "transformers-5": Preset(
+        "transformers 5.23.0",
+        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, at_max="rows"),
+        {
+            "early_stopping=true": Full(),
+            "early_stopping=never": Bound("live", "max_if_rewarded"),
+            "": Bound("live", "now"),
+        },
+        defaults=dict(early_stopping="false", max_length_ratio=0.0),
+        options=frozenset(TRANSFORMERS_4),
+        prefix_counts="nothing",
+        sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
+        sampling_defaults=TOP_50,
+        free_end=True,
+        sees_start=True,
+        asks_model="transformers",
+        greedy_apart=True,
+        counts_forced=True,
+    ),
+    # The first k to finish win
+    "fairseq": Preset(
+        "fairseq 0.12.2, n-gram blocking by the rule of 0.10.2",
+        Policy(
+            spares_one=True,
+            ngrams_of_one=False,
+            groups="interleaved",
+            pool="first",
+            at_max="end",
+            steps_offset=1,
+        ),
+        {"": Full()},
+        defaults=dict(min_length=1, max_length=200, max_length_ratio=0.0, avg_raw_probs=True),
+        options=frozenset(
+            LENGTH_AND_NGRAMS | SAMPLES | GROUPS | BANS | {"ban_unk_token", "tgt_file_prefix"}
+        ),
+        sampling=Sampling("rows", "logits"),
+    ),
+    "ctranslate2": Preset(
+        "CTranslate2 4.8.5",
+        Policy(
+            masks="logits",
+            repetition="logits",
+            ended="in_slot",
+            forced_then_end="best",
+            skips_unattended=True,
+            pool="all",
+            at_max="rows",
+        ),
+        {"alpha=0.0 beta=0.0": TopEnded(sticky=True, need="n_best"), "": Full()},
+        defaults=dict(
+            beam_size=2, min_length=1, max_length=256, patience=1.0, max_length_ratio=0.0
+        ),
+        options=frozenset(
+            LENGTH_AND_NGRAMS
+            | COVERAGE
+            | BANS
+            | {"patience", "repetition_penalty", "ban_unk_token", "tgt_file_prefix"}
+        ),
+        prefix_counts="length",
+        coverage_forms=("none", "wu"),
+        counts_forced=True,
+        greedy_apart=True,
+    ),
+    # The beam narrows with each hypothesis that ends
+    "marian": Preset(
+        "Marian, commit c9f287d",
+        Policy(candidates=1, ended="shrink", pool="all", at_max="rows"),
+        {"": Exhausted()},
+        defaults=dict(
+            beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
+        ),
+        options=BANS | {"ban_unk_token", "tgt_file_prefix"},
+        asks_model="marian",
+        one_limit=True,
+        limit_extra=0,
+        limit_counts_end=True,
+        limit_rounds_up=True,
+    ),
+}
