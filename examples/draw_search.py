@@ -7,9 +7,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
 
 from onmt_lite import Translator
-from onmt_lite.inference.records import Line
 from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.search.decode import decode
+from onmt_lite.text.line import Line
 
 translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from onmt_lite.config.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.errors import DataError
 from onmt_lite.files import MATCH, open_input
-from onmt_lite.inference.records import Line
 from onmt_lite.inference.trace import Trace
 from onmt_lite.reports import Summary
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.json_lines import object_line
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import LineReader, to_line
 from onmt_lite.text.stream import STANDARD_INPUT
 

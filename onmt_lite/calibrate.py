@@ -23,10 +23,12 @@ from onmt_lite.config.environment import prepare_environment
 if __name__ == "__main__":
     prepare_environment()
 
+from onmt_lite.checkpoints.confidence import Confidence, mean_log_prob
 from onmt_lite.config.cli import print_out, run_program
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.records import Confidence, Example, Line, Translation, mean_log_prob
+from onmt_lite.inference.records import Example, Translation
+from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import is_one_word
 
 USAGE = """\

@@ -16,13 +16,14 @@ from onmt_lite.inference.budget import LOGIT_BYTES
 from onmt_lite.inference.duplicates import Copies
 from onmt_lite.inference.notes import unsearched
 from onmt_lite.inference.paragraphs import Paragraphs, longest
-from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.records import Example
 from onmt_lite.inference.runtime import threads_of_each
 from onmt_lite.inference.search_setup import SearchRules, model_notes
 from onmt_lite.inference.translator import Translator
 from onmt_lite.job import check_job, count_lines, workers_that_pay
 from onmt_lite.progress import Meter, logging_to
 from onmt_lite.reports import LOG, Noted, Summary
+from onmt_lite.text.line import Line
 
 SECONDS = 10.0  # that translating a sample takes, unless a single line takes longer
 SAMPLE = 1024  # lines, at most

@@ -18,9 +18,10 @@ from typing import Any
 from onmt_lite.buckets import BUCKET_LINES, Bucket, Done, Engine
 from onmt_lite.buckets import Progress as Added
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Line, Translation
+from onmt_lite.inference.records import Translation
 from onmt_lite.inference.translator import Translator
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.text.line import Line
 from onmt_lite.work import translate_bucket
 from onmt_lite.workers import Workers
 

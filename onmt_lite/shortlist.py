@@ -21,7 +21,7 @@ from onmt_lite.config.cli import run_program
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import DataError
 from onmt_lite.files import check_paths
-from onmt_lite.inference.records import Line
+from onmt_lite.text.line import Line
 
 if TYPE_CHECKING:
     import torch

@@ -25,9 +25,10 @@ from onmt_lite.calibrate import (
 )
 from onmt_lite.calibrate import calibrate as run
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.inference.records import Confidence, Hypothesis, Translation
+from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.reports import to_jsonl
 from onmt_lite.text.placeholders import Unknown
 from tests.support import tiny

@@ -14,8 +14,9 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.inference import translator as translator_module
 from onmt_lite.inference.duplicates import OF_A_LINE, Copies, kind_of
-from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.text.line import Line
 from tests.support import cases
 
 # Some come twice or oftener, far apart and side by side, and in other words the same tokens

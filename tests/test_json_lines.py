@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from onmt_lite.buckets import Shard, open_buckets
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Line, Translation
+from onmt_lite.inference.records import Translation
 from onmt_lite.reports import to_jsonl
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import MAX_DEPTH, object_line
+from onmt_lite.text.line import Line
 
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
 NUMBERS = st.sampled_from(["0", "-0", "1.10", "1e400", "-1E-400", "9" * 5000, "1e5", "0.1e+1"])

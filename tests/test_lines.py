@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
 from onmt_lite.files import open_input
-from onmt_lite.inference.records import Line
 from onmt_lite.text import lines as lines_module
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import object_line
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import LineReader, count_lines, from_text, in_capitals, to_line
 
 BOM = b"\xef\xbb\xbf"

@@ -17,8 +17,9 @@ from onmt_lite.inference import budget as budget_module
 from onmt_lite.inference import translator as translator_module
 from onmt_lite.inference.batching import longer_side, source_length
 from onmt_lite.inference.budget import Room, is_out_of_memory
-from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.records import Example
 from onmt_lite.search.forced import score_targets
+from onmt_lite.text.line import Line
 from tests.support import families, tiny
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]

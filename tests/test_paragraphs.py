@@ -12,7 +12,7 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.inference.records import Line
+from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.sentences import sentences_of
 from tests.support import tiny

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.batching import join_batches
-from onmt_lite.inference.records import Example, Line
+from onmt_lite.inference.records import Example
 from onmt_lite.inference.translator import Translator
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_batch import Frontier
@@ -18,6 +18,7 @@ from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.scheduler import fill_holes
+from onmt_lite.text.line import Line
 from tests.support import families, tiny
 from tests.support.tables import (
     Settings,

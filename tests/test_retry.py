@@ -9,13 +9,15 @@ import pytest
 from onmt_lite import Translator
 from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.fallbacks import cures
-from onmt_lite.inference.records import NOTHING, Confidence, Found, Line
+from onmt_lite.inference.records import NOTHING, Found
 from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
 from tests.support import tables, tiny
 

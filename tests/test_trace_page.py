@@ -7,9 +7,9 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Line
 from onmt_lite.inference.trace import Ending, Trace
 from onmt_lite.inference.trace_page import to_html, why_second_lost
+from onmt_lite.text.line import Line
 
 LINES = ["Ich habe das <Buch> & 'den' Brief.", "", "Das ist sehr, sehr, sehr gut."]
 VOID = {"meta", "hr", "br"}

@@ -26,8 +26,8 @@ from onmt_lite.errors import (
     WorkerLost,
 )
 from onmt_lite.fingerprint import fingerprint
-from onmt_lite.inference.records import Line
 from onmt_lite.reports import LOG
+from onmt_lite.text.line import Line
 from onmt_lite.work import InProcess
 from onmt_lite.worker import load, portable, translator_of
 from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
+from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, FileError
-from onmt_lite.inference.records import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word

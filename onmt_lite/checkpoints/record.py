@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from onmt_lite.inference.records import Confidence
+from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.shortlist import Shortlist

@@ -7,7 +7,8 @@ from itertools import zip_longest
 import torch
 
 from onmt_lite.errors import DataError
-from onmt_lite.inference.records import Batch, Example, Line
+from onmt_lite.inference.records import Batch, Example
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
 
 Progress = Callable[[int, int], object]  # of lines and target tokens

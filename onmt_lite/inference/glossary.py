@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from onmt_lite.errors import DataError
-from onmt_lite.inference.records import Line
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import from_text
 from onmt_lite.text.phrases import occurs, parse_phrases
 

@@ -12,8 +12,9 @@ from itertools import chain, repeat
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.languages import TAG
-from onmt_lite.inference.records import Hypothesis, Line, Pairs, Progress, Translation
+from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
 from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.text.line import Line
 from onmt_lite.text.sentences import MARKS, sentences_of
 
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")

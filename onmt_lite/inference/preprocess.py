@@ -6,9 +6,10 @@ from dataclasses import replace
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.inference.languages import read_tag
-from onmt_lite.inference.records import CAPITALS, Example, Line, Reading
+from onmt_lite.inference.records import Example
 from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.json_lines import INVALID
+from onmt_lite.text.line import CAPITALS, Line, Reading
 from onmt_lite.text.lines import in_capitals
 from onmt_lite.text.phrases import occurs
 from onmt_lite.text.placeholders import SPACER, Reader, UnknownRule

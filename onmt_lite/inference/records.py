@@ -2,88 +2,18 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.inference.trace import Trace
+from onmt_lite.text.line import CAPITALS, Line, Reading
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-CAPITALS = "capitals"  # the note of a line that was read in small letters
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
 Progress = Callable[[int, int], object]  # is told how many lines and target tokens were added
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of input.
-
-    notes   what was done to it, as in the JSONL output
-    fields  of a line that is a JSON object: the object without the text, as it was written
-    traced  its search is to be watched, see `onmt_lite.inference.trace`
-    forced  phrases that its translation is to hold
-    banned  phrases that no translation of it may hold
-    """
-
-    id: int
-    text: str
-    notes: tuple[str, ...] = ()
-    fields: str | None = None
-    traced: bool = False
-    forced: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Item:
-    """What was taken out of a line.
-
-    stand_in  what the model reads in its place; "" for a mark
-    side      "left": it follows the translation of the word before it; "right": it precedes that of
-              the word behind it; or it stays at the "start" or the "end" of the line, or before the
-              marks with which the line "closes"
-    spaced    whether a space stood before it, and behind it
-    joins     it stood between two words without a space
-    partner   the number of the item that closes the pair which this one opens
-    """
-
-    text: str
-    stand_in: str
-    side: str
-    spaced: tuple[bool, bool]
-    joins: bool = False
-    partner: int | None = None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A line as the model reads it: `parts` of text and, between each two of them, an item.
-
-    plain   the line before anything was taken out
-    passes  it is not to be translated but passed through
-    """
-
-    plain: str
-    parts: tuple[str, ...]
-    items: tuple[Item, ...] = ()
-    passes: bool = False
-
-    @property
-    def text(self) -> str:
-        stand_ins = [item.stand_in for item in self.items]
-        return "".join(part + name for part, name in zip(self.parts, [*stand_ins, ""]))
-
-    def of_target(self, text: str) -> str:
-        """A translation as it would be without the items: a reference, or what it begins with."""
-        for item in self.items:
-            text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
-        return text
-
-    def lower(self) -> "Reading":
-        """In small letters, but for the stand-ins."""
-        return replace(self, parts=tuple(part.lower() for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -125,26 +55,6 @@ class Example:
     def in_capitals(self) -> bool:
         """Whether its translation is written in capitals."""
         return CAPITALS in self.notes
-
-
-@dataclass(frozen=True)
-class Effects:
-    """What phrases that are forced or banned say of the tokens that may follow a row.
-
-    forbidden   tokens that may not follow; the end token is one of them unless `may_end`
-    completing  tokens after which a banned phrase is complete, unless its last word goes on
-    closed      numbers of classes of tokens that may not follow, see `onmt_lite.text.surfaces`
-    may_end     no forced phrase is missing, and no banned one is complete
-    bank        tokens of forced phrases that the row holds
-    wanted      tokens that bring a forced phrase further, each with the bank of the row then
-    """
-
-    forbidden: tuple[int, ...] = ()
-    completing: tuple[int, ...] = ()
-    closed: tuple[int, ...] = ()
-    may_end: bool = True
-    bank: int = 0
-    wanted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,37 +121,6 @@ class Found:
     n_complete: int = 0
     unfit: tuple[int, ...] = ()
     retried: bool = False
-
-
-@dataclass(frozen=True)
-class Confidence:
-    """How probable it is that a translation is right, by its mean log-probability per token: a
-    logistic curve, fitted to translations of held-out text by `onmt_lite.calibrate`.
-
-    at_zero   log-odds where the mean is 0
-    per_nat   by how much they grow with each nat more, above 0
-    """
-
-    at_zero: float
-    per_nat: float
-
-    def of(self, hyp: Hypothesis) -> float | None:
-        """From 0 to 1; None for a text that the model did not make."""
-        return self.at(mean_log_prob(hyp)) if hyp.token_log_probs else None
-
-    def at(self, mean: float) -> float:
-        odds = self.at_zero + self.per_nat * mean
-        return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
-
-    @property
-    def threshold(self) -> float:
-        """The mean log-probability from which on a translation is more probably right than not."""
-        return -self.at_zero / self.per_nat
-
-
-def mean_log_prob(hyp: Hypothesis) -> float:
-    """In nats per token, the end token included."""
-    return hyp.log_prob / len(hyp.token_log_probs)
 
 
 @dataclass(frozen=True)

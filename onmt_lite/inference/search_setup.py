@@ -12,7 +12,7 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions, no_such_option
 from onmt_lite.config.phrase_options import FORCED_AND_DRAWN
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.records import Example, Found, Line
+from onmt_lite.inference.records import Example, Found
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.models.narrow import narrowed
@@ -21,6 +21,7 @@ from onmt_lite.search.plan import NO_LIMIT, Limits, Plan, Sentence
 from onmt_lite.search.policy import Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
+from onmt_lite.text.line import Line
 from onmt_lite.text.phrase_automaton import Wishes
 from onmt_lite.text.spelling import fingerprints
 from onmt_lite.text.words import WordLimits

@@ -39,7 +39,7 @@ from onmt_lite.inference.notes import notes_of, total, unsearched, with_gold
 from onmt_lite.inference.paragraphs import Paragraphs, longest
 from onmt_lite.inference.postprocess import Renderer, unmet
 from onmt_lite.inference.preprocess import ExampleMaker
-from onmt_lite.inference.records import NOTHING, Example, Found, Line, Progress, Translation
+from onmt_lite.inference.records import NOTHING, Example, Found, Progress, Translation
 from onmt_lite.inference.runtime import DTYPES, choose, computing, placed
 from onmt_lite.inference.search_setup import SearchRules, model_notes, sums_to_one
 from onmt_lite.inference.tokenization import Named, fit, forced_ids, phrases_of, read_own
@@ -50,6 +50,7 @@ from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.clock import Clock
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import from_texts
 
 if TYPE_CHECKING:

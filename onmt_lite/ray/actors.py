@@ -11,9 +11,9 @@ from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
 from onmt_lite.fingerprint import Job, differences, fingerprint
-from onmt_lite.inference.records import Line
 from onmt_lite.ray.folder import MAX_ATTEMPTS, Folder, begin_attempt, finish_part
 from onmt_lite.ray.inputs import Range, read_lines
+from onmt_lite.text.line import Line
 
 if TYPE_CHECKING:
     import pyarrow

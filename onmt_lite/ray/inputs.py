@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.inference.records import Line
 from onmt_lite.text.file_types import LOOKED_AT, kind_of
 from onmt_lite.text.json_lines import object_line
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import (
     BOM,
     MAX_LINE_BYTES,

@@ -11,8 +11,8 @@ import pyarrow
 from pyarrow import parquet
 
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.inference.records import Line
 from onmt_lite.ray.inputs import Range, changed, open_table
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import shorten, to_line
 
 MADE = {  # columns that a translation adds

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.inference.records import Effects
 from onmt_lite.models.selection import sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked
+from onmt_lite.text.effects import Effects
 
 ENDING = 2  # the first class of tokens before which no word ends
 # How a word that begins like a banned one may go on: with a probability of 2 % at least.  What is

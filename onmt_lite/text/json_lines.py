@@ -4,7 +4,7 @@ import json
 import re
 from typing import NoReturn
 
-from onmt_lite.inference.records import Line
+from onmt_lite.text.line import Line
 from onmt_lite.text.lines import to_line
 
 INVALID = "invalid-json"  # the note of a line that is no object with a text

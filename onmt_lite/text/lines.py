@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from onmt_lite.errors import FileError
-from onmt_lite.inference.records import Line
+from onmt_lite.text.line import Line
 from onmt_lite.text.stream import Stream, text_stream
 
 CHUNK = 1 << 16

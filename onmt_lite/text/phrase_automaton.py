@@ -7,7 +7,7 @@ follows from each is worked out once.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from onmt_lite.inference.records import Effects
+from onmt_lite.text.effects import Effects
 from onmt_lite.text.phrases import borders, is_word, single_spaced
 from onmt_lite.text.surfaces import Surfaces
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from onmt_lite.inference.records import Item, Reading
+from onmt_lite.text.line import Item, Reading
 from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]

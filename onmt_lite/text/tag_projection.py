@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
-from onmt_lite.inference.records import Item, Reading
+from onmt_lite.text.line import Item, Reading
 from onmt_lite.text.placeholders import CLOSING, SPACER
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
