@@ -37,9 +37,6 @@ RECORDS = {
         "-min_length 4 -block_ngram_repeat 1",
         "-ignore_when_blocking the a cat cats",
     ),
-    "min_words": ("", "-min_words 4"),
-    "max_words": ("", "-max_words 1"),
-    "word_penalty": ("", "-word_penalty -3"),
     "tgt": ("", "-tgt {tgt}"),
     "input_format": ("", "-input_format jsonl"),
     "text_field": ("-src {objects} -input_format jsonl", "-text_field other"),
@@ -104,7 +101,6 @@ APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["dump_beam"]  # see test_trace.py
 APART += ["alignment_layer", "alignment_heads"]  # see test_alignment.py
-APART += ["block_ngram_unit"]  # see test_word_lengths.py
 APART += ["n_best_unique"]  # see test_widening.py
 APART += ["retry_repeats"]  # see test_retry.py
 APART += ["workers"]  # see test_workers.py

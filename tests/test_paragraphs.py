@@ -147,8 +147,7 @@ def test_alignments_are_moved_on(model):
 def test_what_stays_whole(model):
     split, whole = make(model, split_longer=1), make(model, split_longer=0)
     begun, forced = dict(prefixes=["I"]), dict(force_words=["station"])
-    limits = [dict(min_words=20), dict(max_words=9), dict(min_length=30)]
-    for asked in (begun, forced, *limits, dict(do_sample=True, seed=3)):
+    for asked in (begun, forced, dict(min_length=30), dict(do_sample=True, seed=3)):
         assert split.translate([LINE], **asked) == whole.translate([LINE], **asked)
     assert split.score([LINE], ["I go."]) == whole.score([LINE], ["I go."])
 
@@ -168,7 +167,7 @@ def test_references_are_scored_as_whole_lines(model):
 
 def test_hypotheses_are_in_the_order_of_their_scores(model):
     line = LINE + " Vielleicht kommt er morgen doch noch zu der Feier seines Bruders. Ja!"
-    for asked in ({}, {"length_penalty": "wu"}, {"word_penalty": 0.5, "length_penalty": "none"}):
+    for asked in ({}, {"length_penalty": "wu"}, {"length_penalty": "none"}):
         (found,) = make(model, split_longer=1).translate([line], n_best=5, **asked)
         scores = [hyp.score for hyp in found.hyps]
         assert len(scores) == 5 and scores == sorted(scores, reverse=True)

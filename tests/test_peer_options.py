@@ -123,6 +123,7 @@ def test_a_name_of_ours_with_hyphens_is_refused_with_ours(name):
         ("world-size", "it is spelt world_size"),
         ("lm-weight", NOTHING),
         ("workspace", NOTHING),
+        ("word-penalty", NOTHING),
     ],
 )
 def test_no_name_gets_the_nearest_one_of_another_meaning(name, hint):

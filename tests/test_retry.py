@@ -15,7 +15,6 @@ from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.fallbacks import cures
 from onmt_lite.inference.records import NOTHING, Found
-from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
@@ -74,7 +73,6 @@ def test_lines_that_repeat_are_those_of_a_search_with_block(search, n):
     [
         dict(block_ngram_repeat=2, ignore_when_blocking=["a"]),
         dict(block_ngram_repeat=1, ignore_when_blocking=["a"]),
-        dict(block_ngram_repeat=2, ignore_when_blocking=["a"], block_ngram_unit="words"),
         dict(search="opennmt-3", block_ngram_repeat=1),  # which blocks none
     ],
 )
@@ -83,7 +81,7 @@ def test_a_block_that_lets_some_repeat_is_not_as_strict(given):
     model = translator()
     plain = model.translate(LINES, **given)
     found = model.translate(LINES, retry_repeats=3, **given)
-    strict = {**given, "ignore_when_blocking": [], "block_ngram_unit": "tokens"}
+    strict = {**given, "ignore_when_blocking": []}
     expected = plain
     for size in (3, 2):
         blocked = model.translate(LINES, **{**strict, "block_ngram_repeat": size})
@@ -165,16 +163,15 @@ def test_what_cannot_be_is_refused(words, problem):
 def test_a_translation_gives_way_to_a_better_one_only():
     """Neither to a blank one, nor to one that is cut off; and the words are counted, too."""
     (example,) = translator().examples_of([Line(0, "s0")], None, None, TranslateOptions.of())
-    rules = SearchRules(translator().options, translator().checkpoint)
 
     def found(text, ended=True, note=""):
         return Found([replace(NOTHING, text=text, ended=ended)], note)
 
     first = found("a a a")
-    assert cures(found("a b"), first, example, rules)
+    assert cures(found("a b"), first, example)
     for worse in (found(""), found("a b", ended=False), found("b b b"), found("a", note="x")):
-        assert not cures(worse, first, example, rules)
-    assert cures(found("a b", ended=False), found("a a a", ended=False), example, rules)
+        assert not cures(worse, first, example)
+    assert cures(found("a b", ended=False), found("a a a", ended=False), example)
 
 
 def test_texts_differ_where_they_must():

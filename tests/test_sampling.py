@@ -204,11 +204,6 @@ class TestNgramBlocking:
     def test_no_sample_repeats_a_bigram(self, name):
         assert all(set(counts.values()) <= {1} for counts in self.bigrams(name))
 
-    def test_words_are_blocked_where_tokens_are_not(self):
-        """Which the original does not know."""
-        found = list(self.bigrams("opennmt-3", block_ngram_unit="words"))
-        assert all(set(counts.values()) <= {1} for counts in found)
-
     def test_a_sample_repeats_what_may_repeat_alone(self):
         found = list(self.bigrams("opennmt", ignore_when_blocking=("a",)))
         repeated = {pair for counts in found for pair, n in counts.items() if n > 1}

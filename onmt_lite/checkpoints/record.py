@@ -9,7 +9,6 @@ from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.shortlist import Shortlist
-from onmt_lite.text.spelling import Spelling, spelling_of
 from onmt_lite.text.surfaces import Surfaces
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
@@ -148,12 +147,6 @@ class Checkpoint:
         if known is None or (known.in_tokens and not tgt_lang):
             return 0
         return int(known.target == "forced")
-
-    @cached_property
-    def spelling(self) -> Spelling:
-        """How target tokens make words where the first tokenizer joins them; takes about 0.4 s for
-        10,000 tokens."""
-        return spelling_of(self.tgt_vocab.tokens, next(iter(self.tokenizers.values())).decode)
 
     @cached_property
     def surfaces(self) -> Surfaces:

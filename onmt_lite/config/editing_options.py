@@ -14,8 +14,6 @@ AGAINST = {
     "dump_beam": "several searches find the alternatives of a line",
     "split_longer": "the words that may follow are those of the whole line",
     "retry_repeats": "several searches find the alternatives of a line",
-    "min_words": "it may ask for other words than these",
-    "max_words": "it may ask for other words than these",
 }
 
 

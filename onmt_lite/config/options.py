@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.config.attention_options import AttentionOptions
 from onmt_lite.config.editing_options import EditingOptions, check_editing
 from onmt_lite.config.information_options import InformationOptions
-from onmt_lite.config.length_options import LengthOptions, check_lengths
 from onmt_lite.config.opennmt_options import FOREIGN, OF_TRAINING
 from onmt_lite.config.peer_options import hints
 from onmt_lite.config.phrase_options import PhraseOptions, check_phrases
@@ -499,7 +498,6 @@ class TranslateOptions:
     jobs: JobOptions
     information: InformationOptions
     attention: AttentionOptions
-    lengths: LengthOptions
     editing: EditingOptions
     phrases: PhraseOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
@@ -555,7 +553,6 @@ KINDS: dict[str, type] = {
     "text": TextOptions,
     "data": DataOptions,
     "search": SearchOptions,
-    "lengths": LengthOptions,
     "sampling": SamplingOptions,
     "attention": AttentionOptions,
     "editing": EditingOptions,
@@ -629,7 +626,7 @@ def idle_notes(resolved: Resolved, given: Mapping[str, Any]) -> list[str]:
 
 def unsearched_notes(v: Mapping[str, Any]) -> dict[str, str]:
     """Why options of a search have no effect where there is none."""
-    groups = SearchOptions, LengthOptions, SamplingOptions, PhraseOptions
+    groups = SearchOptions, SamplingOptions, PhraseOptions
     of_search = [f.name for group in groups for f in fields(group)]
     named = [*of_search, "with_score"] if v["score_only"] else []
     return dict.fromkeys(named, "score_only is true: nothing is searched")
@@ -675,7 +672,7 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["alpha"] = f"-search {name} divides by the length itself with length_penalty avg"
     if block == 1 and not preset.policy.ngrams_of_one:
         reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
-    passes_over = v["ignore_when_blocking"] or v["block_ngram_unit"] == "words"
+    passes_over = v["ignore_when_blocking"]
     if (1 if preset.policy.ngrams_of_one else 2) <= block <= 2 and not passes_over:
         reasons["retry_repeats"] = f"block_ngram_repeat {block} is as strict already"
     if block >= v["max_length"]:
@@ -688,8 +685,8 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["seed"] = one_left
     elif sampling and sampling.is_asked_for(v):
         reasons["retry_repeats"] = "tokens are drawn, which may repeat themselves"
-        if not sampling.blocks_ngrams and v["block_ngram_unit"] == "tokens":
-            why = f"-search {name} blocks no n-grams of tokens where it draws them"
+        if not sampling.blocks_ngrams:
+            why = f"-search {name} blocks no n-grams where it draws them"
             reasons |= dict.fromkeys(("block_ngram_repeat", "ignore_when_blocking"), why)
         if not sampling.covers:
             why = f"-search {name} has no coverage penalty where it draws tokens"
@@ -707,7 +704,7 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
 def cross_check(v: dict[str, Any]) -> list[str]:
     """Contradictions between options that are fine one by one."""
     problems = [*refusals(OPTIONS, v), *check_preset(v), *check_diversity(v), *check_text(v)]
-    problems += check_lengths(v) + check_phrases(v)
+    problems += check_phrases(v)
     if v["n_best"] > v["beam_size"]:
         problems.append(
             f"n_best {v['n_best']} is more than beam_size {v['beam_size']}; "

@@ -80,7 +80,6 @@ NAMES: dict[str, dict[str, str]] = {
         "n-best": "n_best",
         "normalize": "alpha",
         "max-length-factor": "max_length_ratio",
-        "word-penalty": "word_penalty, with the other sign",
         "allow-unk": NO_UNKNOWN,
         "output-sampling": "do_sample",
         "force-decode": "tgt_file_prefix",
@@ -130,7 +129,7 @@ MORE = {
 # Names whose nearest one here would mislead
 NO_COUNTERPART = (
     "end_token max_input_length lm_path lm_weight print_step workspace max_length_crop port "
-    "max_source_length encoder_repetition_penalty use_cache"
+    "max_source_length encoder_repetition_penalty use_cache word_penalty"
 ).split()
 
 

@@ -29,7 +29,7 @@ def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
         except MemoryExhausted:
             break
         for i, other in zip(again, others, strict=True):
-            if cures(other, found[i], group[i], rules):
+            if cures(other, found[i], group[i]):
                 found[i] = replace(other, retried=True)
     return found
 
@@ -39,14 +39,14 @@ def repeats(found: Found, example: Example) -> bool:
     return bool(found.hyps) and loops(found.hyps[0].text, example.line.text)
 
 
-def cures(second: Found, first: Found, example: Example, rules: SearchRules) -> bool:
+def cures(second: Found, first: Found, example: Example) -> bool:
     """Whether what was found last takes the place of what repeats itself: it says something, does
-    not repeat itself, keeps to the rules about words, is complete if the first one is, and holds as
-    many of the phrases that it should."""
+    not repeat itself, is complete if the first one is, and holds as many of the phrases that it
+    should."""
     if second.note or repeats(second, example):
         return False
     new, old = second.hyps[0], first.hyps[0]
-    if not new.text.strip() or rules.breaks(new.text, example) or (old.ended and not new.ended):
+    if not new.text.strip() or (old.ended and not new.ended):
         return False
     n_unmet = [len(unmet(hyp.text, example.line.forced)) for hyp in (new, old)]
     return n_unmet[0] <= n_unmet[1]
@@ -60,7 +60,7 @@ def blocks(rules: SearchRules) -> list[int]:
         n = rules.checkpoint.retry_repeats if rules.search.search == "opennmt" else 0
     if n == 0 or rules.sampling is not None:
         return []
-    strict = plan.blocks_ngrams and not plan.exempt_ids  # words of several spellings are not
+    strict = plan.blocks_ngrams and not plan.exempt_ids
     blocked = plan.block_ngram_repeat if strict else 0
     return [size for size in sorted({n, 2}, reverse=True) if not 0 < blocked <= size]
 
@@ -68,8 +68,7 @@ def blocks(rules: SearchRules) -> list[int]:
 def blocking(rules: SearchRules, n: int) -> SearchRules:
     """The same search, in which no n tokens in a row may come twice, whichever they are."""
     search = replace(rules.search, block_ngram_repeat=n, ignore_when_blocking=())
-    lengths = replace(rules.lengths, block_ngram_unit="tokens")
-    return SearchRules(replace(rules.options, search=search, lengths=lengths), rules.checkpoint)
+    return SearchRules(replace(rules.options, search=search), rules.checkpoint)
 
 
 def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:
@@ -80,7 +79,6 @@ def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decod
     for and has no text more than the one before.  A beam without room in memory is not tried.
     """
     found = decode(group, n_slots, rules)
-    group, found = reworded(group, found, n_slots, rules, decode)
     short = [i for i, each in enumerate(found) if rules.lacks(each)]
     while short and rules.beam_size < WIDEST:
         narrow, rules = rules, patient(rules.wider(min(WIDEST, 2 * rules.beam_size)))
@@ -115,21 +113,3 @@ def full(found: Found, rules: SearchRules) -> bool:
     """Whether a search may have left hypotheses out for which a wider beam has room; where open
     rows are lost at the limit, their number does not say so."""
     return found.n_complete >= rules.beam_size or rules.policy.at_max in ("lost", "if_none")
-
-
-def reworded(
-    group: list[Example], found: list[Found], n_slots: int, rules: SearchRules, decode: Decode
-) -> tuple[list[Example], list[Found]]:
-    """The examples and what is found for them, where those were searched again whose texts have
-    too many or too few words, since something was put back into them or taken out.
-
-    The search then allows for as many words as have come.
-    """
-    group, found = list(group), list(found)
-    again = [i for i, each in enumerate(found) if any(each.unfit)]
-    for i in again:
-        group[i] = replace(group[i], more_words=(min(found[i].unfit), max(found[i].unfit)))
-    if again:
-        for i, each in zip(again, decode([group[i] for i in again], n_slots, rules), strict=True):
-            found[i] = each
-    return group, found

@@ -19,9 +19,6 @@ Of a reference or prefix:
   tgt-not-a-number  its score is NaN or infinite, also alone in fp32
 Of the options:
   min-length-over-limit  the line's own limit of length is below min_length
-  min-words-over-limit  the line's own limit of length leaves no room for min_words words
-  word-rules-unmet  no translation was found that keeps to min_words, max_words and
-                    block_ngram_unit; this one does not
 Of the output, its best hypothesis:
   unfinished        cut by a limit of length before the end token
   unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
@@ -53,8 +50,6 @@ def notes_of(example: Example, found: Found, rules: SearchRules, unsure: bool) -
         "unknown-tokens": example.n_unknown > 0,
         "prefix-over-limit": rules.outgrown(example),
         "min-length-over-limit": rules.cannot_end(example),
-        "min-words-over-limit": rules.lacks_room_for_words(example),
-        "word-rules-unmet": rules.breaks(best.text, example),
         "unfinished": not best.ended and not found.note,
         "unsure": unsure,
         "retried": found.retried,

@@ -26,13 +26,12 @@ def longest(rules: SearchRules) -> int:
     Those with limits that are of the whole translation do, and those whose tokens are drawn: each
     sentence of a line would draw the same.
     """
-    options, limits = rules.options, rules.lengths
+    options = rules.options
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
         n = rules.checkpoint.split_longer if options.search.search == "opennmt" else 0
     whole = options.editing.alternatives or options.attention.gold_align or options.data.score_only
-    limited = options.search.min_length or limits.min_words or limits.max_words
-    return 0 if whole or limited or rules.sampling is not None else n
+    return 0 if whole or options.search.min_length or rules.sampling is not None else n
 
 
 class Paragraphs:

@@ -9,7 +9,7 @@ from onmt_lite.search.beam import SEARCH_EMPTY, Beam
 from onmt_lite.search.events import Finished
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
-from onmt_lite.text.words import WordLimits, word_log_probs
+from onmt_lite.text.words import word_log_probs
 
 
 class Renderer:
@@ -21,19 +21,10 @@ class Renderer:
         self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
-    def found(
-        self,
-        beam: Beam,
-        example: Example,
-        n: int,
-        later: bool = False,
-        limits: WordLimits | None = None,
-    ) -> Found:
+    def found(self, beam: Beam, example: Example, n: int, later: bool = False) -> Found:
         """The n best that are distinct, as the search counts them.  `later`: unknown tokens stay,
-        for `without_unk`.  `limits`: texts that break them are left out, but for the best one where
-        all do."""
+        for `without_unk`."""
         hyps: dict[Any, Hypothesis] = {}
-        unfit: list[tuple[Hypothesis, int]] = []
         forced = example.line.forced
         for finished in beam.best():
             if len(hyps) == n and not forced:
@@ -43,20 +34,12 @@ class Renderer:
                 continue
             # Two segmentations of one text are two sequences of tokens
             key = {"text": hyp.text, "tokens": (hyp.ids, hyp.ended), "copies": len(hyps)}
-            if limits is None or limits.fits(hyp.text):
-                hyps.setdefault(key[beam.plan.policy.distinct], hyp)
-            else:
-                unfit.append((hyp, self._more_words(hyp)))
-        found = list(hyps.values()) or [rendered for rendered, _ in unfit[:1]]
-        found.sort(key=lambda hyp: len(unmet(hyp.text, forced)))
-        more, n_complete = tuple(n_words for _, n_words in unfit), len(beam.finished)
+            hyps.setdefault(key[beam.plan.policy.distinct], hyp)
+        found = sorted(hyps.values(), key=lambda hyp: len(unmet(hyp.text, forced)))
+        n_complete = len(beam.finished)
         if n_complete and not found:  # none is without a banned phrase
             return Found([NOTHING], SEARCH_EMPTY, n_complete=n_complete)
-        return Found(found[:n], beam.note, n_complete=n_complete, unfit=more)
-
-    def _more_words(self, hyp: Hypothesis) -> int:
-        """How many words a text has beside those of its tokens."""
-        return len(hyp.text.split()) - self.checkpoint.spelling.count(hyp.ids)
+        return Found(found[:n], beam.note, n_complete=n_complete)
 
     def _hypothesis(
         self, beam: Beam, finished: Finished, example: Example, later: bool

@@ -48,8 +48,6 @@ class Example:
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # what was taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
-    # Words that its text has beside those of its tokens, at least and at most
-    more_words: tuple[int, int] = (0, 0)
 
     @property
     def in_capitals(self) -> bool:
@@ -111,15 +109,12 @@ class Found:
 
     trace       of an example that is traced: the search itself, see `onmt_lite.inference.trace`
     n_complete  hypotheses, before those with the same text or tokens were left out
-    unfit       hypotheses whose texts break rules about words were left out, since something became
-                of them after the search: how many words more each has than its tokens
     retried     of a second search, since the translation of the first repeated itself"""
 
     hyps: list[Hypothesis]
     note: str = ""
     trace: Trace | None = None
     n_complete: int = 0
-    unfit: tuple[int, ...] = ()
     retried: bool = False
 
 

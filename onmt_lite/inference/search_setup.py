@@ -17,14 +17,14 @@ from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.models.narrow import narrowed
 from onmt_lite.search.narrow import narrow
-from onmt_lite.search.plan import NO_LIMIT, Limits, Plan, Sentence
+from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.policy import Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.line import Line
 from onmt_lite.text.phrase_automaton import Wishes
-from onmt_lite.text.spelling import fingerprints
-from onmt_lite.text.words import WordLimits
+
+UNLIMITED = 1 << 30
 
 
 class SearchRules:
@@ -32,7 +32,7 @@ class SearchRules:
 
     def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
         self.options = options
-        self.search, self.drawing, self.lengths = options.search, options.sampling, options.lengths
+        self.search, self.drawing = options.search, options.sampling
         self.seed = options.sampling.seed
         self.alone = options.speed.deterministic  # sentences are decoded one by one
         self.checkpoint = checkpoint
@@ -48,7 +48,7 @@ class SearchRules:
         # Texts that must differ are not known before unknown tokens are replaced: all are read
         self.differ_late = self.unk_later and self.policy.distinct == "text"
         if self.differ_late:
-            self.n_kept, self.policy = NO_LIMIT, replace(self.policy, distinct="tokens")
+            self.n_kept, self.policy = UNLIMITED, replace(self.policy, distinct="tokens")
         self.one_token = False  # the search ends one token after the prefix
         self.n_alternatives = options.editing.alternatives
         if self.n_alternatives:
@@ -56,8 +56,7 @@ class SearchRules:
             self.policy = replace(self.policy, forced_then_end="any")  # words are not forced
         self.n_rows = self.beam_size * max(1, self.n_alternatives)  # of a line, at once
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
-        plan = self._plan(options.text.replace_unk and not self.unk_later)
-        self.plan = self._as_drawn(self._of_words(plan))
+        self.plan = self._as_drawn(self._plan(options.text.replace_unk and not self.unk_later))
         self.wishes: dict[tuple[Any, ...], Wishes] = {}
 
     @property
@@ -198,9 +197,6 @@ class SearchRules:
             prefix_counts=self.preset.prefix_counts,
             block_ngram_repeat=search.block_ngram_repeat,
             exempt_ids=tuple(i for i in exempt if i is not None),
-            ngram_unit=self.lengths.block_ngram_unit,
-            bounds_words=self.lengths.bounds,
-            word_penalty=self.lengths.word_penalty,
             repetition_penalty=search.repetition_penalty,
             force_end=force_end,
             sampling=self.sampling,
@@ -213,49 +209,13 @@ class SearchRules:
             src_margins=checkpoint.src_margins,
         )
 
-    def _of_words(self, plan: Plan) -> Plan:
-        """With the rules about words.  OptionError where the model copies parts of words."""
-        lengths = self.lengths
-        if not plan.minds_words:
-            return plan
-        exempt = fingerprints(self.search.ignore_when_blocking).tolist()
-        plan = replace(plan, spelling=self.checkpoint.spelling, exempt_words=tuple(exempt))
-        if self.checkpoint.copies and not self.checkpoint.spelling.ends.all():
-            wanted = {
-                "min_words": lengths.min_words > 0,
-                "max_words": lengths.max_words is not None,
-            }
-            wanted["block_ngram_unit"] = plan.blocks_word_ngrams
-            wanted["word_penalty"] = lengths.word_penalty != 0
-            names = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
-            raise OptionError(f"{names}: the model copies parts of words; leave it out")
-        return plan
-
     def _as_drawn(self, plan: Plan) -> Plan:
         """Without what the system leaves out where it draws tokens."""
         if self.sampling and not self.sampling.covers:
             plan = replace(plan, coverage_penalty="none", stepwise_penalty=False)
-        if self.sampling and not self.sampling.blocks_ngrams and plan.ngram_unit == "tokens":
+        if self.sampling and not self.sampling.blocks_ngrams:
             plan = replace(plan, block_ngram_repeat=0)
         return plan
-
-    def word_limits(self, example: Example) -> WordLimits | None:
-        """What the words of a line's translations must keep to, where that is asked for."""
-        lengths, plan = self.lengths, self.plan
-        if self.one_token or not (lengths.bounds or plan.blocks_word_ngrams):
-            return None
-        n_given = plan.spelling.count(example.prefix_ids) if plan.spelling else 0
-        return WordLimits(
-            lengths.min_words,
-            math.inf if lengths.max_words is None else max(lengths.max_words, n_given),
-            plan.block_ngram_repeat if plan.blocks_word_ngrams else 0,
-            self.search.ignore_when_blocking,
-        )
-
-    def breaks(self, text: str, example: Example) -> bool:
-        """Whether a translation does not keep to that."""
-        limits = self.word_limits(example)
-        return limits is not None and not limits.fits(text)
 
     def check_prefixes(self) -> None:
         """OptionError where the search cannot be given prefixes."""
@@ -308,7 +268,6 @@ class SearchRules:
             n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
         steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
-        (fewest, most), words = example.more_words, self.lengths
         max_steps = min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced)
         prefix, apart = (*prefix, *example.chosen.ids), self.plan.prefix_counts != "all"
         if self.one_token:
@@ -322,8 +281,6 @@ class SearchRules:
             score=example.chosen.log_prob if apart else 0.0,
             seed=line_seed(self.seed, example.line.id),
             start=example.start,
-            min_words=max(0, words.min_words - fewest),
-            max_words=NO_LIMIT if words.max_words is None else max(0, words.max_words - most),
         )
 
     def outgrown(self, example: Example) -> bool:
@@ -336,11 +293,6 @@ class SearchRules:
         limits = self.limits(example)
         return self.search.min_length > 0 and limits.min_end > limits.max_steps
 
-    def lacks_room_for_words(self, example: Example) -> bool:
-        """Whether the line's limit comes before it can have `min_words` words."""
-        limits = self.limits(example)
-        return limits.min_words > limits.max_steps - self.plan.n_closing
-
     def _src_length(self, example: Example) -> int:
         return len(example.src_ids) if self.preset.limit_counts_end else example.n_src_tokens
 
@@ -348,8 +300,7 @@ class SearchRules:
         """The option's limit or the line's own, whichever is lower."""
         limit, preset, ratio = self.search.max_length, self.preset, self.search.max_length_ratio
         if ratio:
-            length = max(self._src_length(example), self.lengths.min_words)
-            of_line = ratio * length + preset.limit_extra
+            of_line = ratio * self._src_length(example) + preset.limit_extra
             limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
         # A limit of one token leaves room for the start token alone where that is counted
         return max(1, limit + self.policy.steps_offset - self.plan.n_given)
@@ -367,7 +318,7 @@ def model_notes(
     """What is asked for and changes nothing with this model, on this device."""
     model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    if unknown and options.lengths.block_ngram_unit == "tokens":
+    if unknown:
         notes.append(
             f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
             "passed over"

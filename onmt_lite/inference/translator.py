@@ -446,8 +446,7 @@ class Translator:
             prepared = rules.prepared(model, part, plan)
             for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
-                    kept = rules.n_kept, rules.unk_later, rules.word_limits(part[i])
-                    text = self.renderer.found(beam, part[i], *kept)
+                    text = self.renderer.found(beam, part[i], rules.n_kept, rules.unk_later)
                     found = tracer.traced(i, beam, text)
                 yield start + i, found
 

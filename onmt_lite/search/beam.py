@@ -190,7 +190,7 @@ class Beam:
                     self._finish(pool, rows, k)
             if at_max == "if_none":  # without any penalty
                 for hyp in pool.finished:
-                    hyp.score = sum(self.hypothesis(hyp)[1]) + self.gain(hyp)
+                    hyp.score = sum(self.hypothesis(hyp)[1])
 
     def _close(self, rows: Candidates) -> None:
         """See whether anything is left to do."""
@@ -250,14 +250,6 @@ class Beam:
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         tokens, ids = [*tokens, hyp.token], self.plan.ids
         return tokens if ids is None else [ids[i] for i in tokens], [*log_probs, hyp.log_prob]
-
-    def gain(self, hyp: Finished) -> float:
-        """What its words add to its score."""
-        plan = self.plan
-        if plan.spelling is None or plan.word_penalty == 0.0 or hyp.step == 0:
-            return 0.0
-        tokens = [*self.get_hyp(hyp.step - 1, hyp.row)[0], hyp.token]
-        return plan.word_penalty * plan.spelling.count(tokens[:-1] if hyp.ended else tokens)
 
     def alignment(self, hyp: Finished) -> list[int]:
         """Which token of the source was attended to most when each of its tokens was made."""

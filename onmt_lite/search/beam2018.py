@@ -42,7 +42,7 @@ class Beam2018(Beam):
         pool.done = False
         if self.aliased and self.plan.stepwise_penalty:
             for hyp, k in self.views:
-                hyp.score = sum(self.hypothesis(hyp)[1]) + self.gain(hyp) - event.costs[k]
+                hyp.score = sum(self.hypothesis(hyp)[1]) - event.costs[k]
         super().advance(event)
         self.watching = self.aliased
         if pool.done:

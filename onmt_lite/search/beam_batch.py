@@ -14,14 +14,13 @@ from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Held, keeper_of
 from onmt_lite.search.events import Event
-from onmt_lite.search.masks import ANY, Demands, Scored, Seen
+from onmt_lite.search.masks import ANY, Demands, Masks, Scored, Seen
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.scheduler import Encoded, Feed, Slot, Table, fill_holes
 from onmt_lite.search.scoring import cost_of_coverage, most_attended
 from onmt_lite.search.transfer import Log
-from onmt_lite.search.word_rules import Wording, WordRules
 
 
 class Frontier:
@@ -38,7 +37,7 @@ class Frontier:
     def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
         self.feed = Feed(model, plan, sentences, n_slots)
-        self.masks = self.feed.masks
+        self.masks = Masks(plan, self.feed.n_words, self.device)
         self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
         self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
         self.log = Log(plan, n_slots, self.device)
@@ -47,7 +46,7 @@ class Frontier:
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
         self.n_steps = 0
-        self.history = self.coverage = self.words = torch.empty(0)
+        self.history = self.coverage = torch.empty(0)
         self.sees = torch.tensor([*plan.sees_start, True]).to(self.device)
         self.n_before = len(plan.sees_start) - 1  # steps that read start tokens and choose nothing
         # Steps of the frontier, of all sentences
@@ -92,7 +91,7 @@ class Frontier:
         for slot in self.slots:
             self._start(slot)
         rows = torch.arange(n, device=self.device)[:, None].expand_as(self.table.tokens)
-        self.history, self.coverage, self.words = fresh.history, fresh.coverage, fresh.words
+        self.history, self.coverage = fresh.history, fresh.coverage
         self.table.started = self.n_steps - self.table.lead
         self._select(Selection(rows))
 
@@ -135,8 +134,6 @@ class Frontier:
     def _select(self, selection: Selection, fresh: Encoded | None = None) -> None:
         """Move what rows and sentences have in the model's state and in the tables of masks."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
-        if self.masks.words:
-            self._keep_words(self.masks.words, selection, fresh)
         if self.masks.needs_history:
             self._keep_history(selection, fresh)
         if self.plan.has_costs:
@@ -151,12 +148,6 @@ class Frontier:
             self.history, joining = both
         history = selection.of_rows(self.history, joining)
         self.history = history[:, max(0, history.size(1) - self._longest()) :]
-
-    def _keep_words(self, rules: WordRules, selection: Selection, fresh: Encoded | None) -> None:
-        """Move what rows know of their words, without what no row has."""
-        self.words = F.pad(self.words, (0, max(0, rules.width - self.words.size(1))))
-        words = selection.of_rows(self.words, fresh.words if fresh else None)
-        self.words = words[:, : rules.longest(self._longest())]
 
     def _longest(self) -> int:
         """Tokens that a running sentence may have at most, start tokens among them."""
@@ -183,11 +174,6 @@ class Frontier:
         plain = logits.clone() if plan.watched else logits  # masks write into the others
         if self.masks.needs_history:
             self._remember(table.tokens)
-        if self.masks.words:
-            tokens = table.tokens
-            if self.n_steps <= self.start_until + 1:  # start tokens are no text
-                tokens = tokens.where(self._steps() > 1, ANY)
-            self.words = self.masks.words.follow(self.words, tokens.flatten())
         cost, scores = None, table.scores
         if plan.has_costs:
             cost = self._cover(attn).view_as(scores)
@@ -195,8 +181,7 @@ class Frontier:
         demands = self._demands()
         scored, norm = self.masks.score(logits, scores.flatten(), self.history, demands)
         if plan.watched:
-            of_rows = scores, attn.float().clone(), demands.wording
-            self.seen = Seen(plain, norm, scored, *of_rows)
+            self.seen = Seen(plain, norm, scored, scores, attn.float().clone())
         ranked = self._candidates(scored, scores, demands.held)
         if not self.masks.keeps_log_probs:
             ranked = replace(ranked, log_prob=self._plain(logits, norm, ranked))
@@ -263,22 +248,8 @@ class Frontier:
             too_early = self._of_rows(self._steps() < table.min_end)
         if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
             last = self._of_rows(self._steps() >= table.max_steps)
-        wording = self._wording() if self.masks.words else None
         held = self.keeper.tell(self.slots, self.n_steps) if self.keeper else None
-        return Demands(too_early, last, wording, held)
-
-    def _wording(self) -> Wording:
-        """What is known of the words of each row."""
-        table, n_closing, at_end = self.table, self.plan.n_closing, None
-        left = self._of_rows(table.max_steps - self._steps() - n_closing).clamp(min=0)
-        if any(slot.last - n_closing <= self.n_steps for slot in self.slots):
-            at_end = left == 0
-        least, most = self._of_rows(table.min_words), self._of_rows(table.max_words)
-        given = None
-        if self.n_steps <= self.start_until + 1:
-            n_prefix = self._n_prefix()
-            given = self._of_rows((n_prefix > 0) & (self._steps() == n_prefix + 1))
-        return Wording(self.words, least, most, left, at_end, given)
+        return Demands(too_early, last, held)
 
     def _candidates(self, scored: Scored, scores: Tensor, held: Held | None) -> Ranked:
         plan, (b, k) = self.plan, scores.shape
@@ -287,8 +258,6 @@ class Frontier:
             n_tokens = self.model.vocab_size
             return draw(scored, scores, seeds, steps, n_tokens, self.feed.n_words, plan)
         values, slope = scored.values.view(b, k, -1), scored.slope
-        if scored.gain is not None:
-            values = values + scored.gain.view_as(values)
         slope = None if slope is None else slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None
         norm = scored.norm.view(b, k)

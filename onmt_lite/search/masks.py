@@ -10,7 +10,6 @@ from torch import Tensor
 from onmt_lite.search.constraints import Held
 from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
 from onmt_lite.search.plan import Plan
-from onmt_lite.search.word_rules import Wording, WordRules
 
 ANY = -1  # where there is no token
 NEGLIGIBLE = -80.0  # in nats
@@ -24,14 +23,12 @@ class Scored:
     """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
 
     W is V, and a spare column of -inf where tokens are scattered.  `slope` (R, W) is the share of
-    a diversity penalty that tokens pay, where that is not all of it; `gain` (R, W) what they add
-    to a score beside that.
+    a diversity penalty that tokens pay, where that is not all of it.
     """
 
     values: Tensor
     norm: Tensor
     slope: Tensor | None = None
-    gain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class Seen:
     scored                    what was ranked
     scores (B, K)             of the rows that were continued
     attn (R, S)               of these rows
-    wording                   what rules about words knew of them
     """
 
     logits: Tensor
@@ -50,7 +46,6 @@ class Seen:
     scored: Scored
     scores: Tensor
     attn: Tensor
-    wording: Wording | None = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,11 @@ class Demands:
 
     too_early (R,)  the end token may not come yet
     last (R,)       this is the row's last step
-    wording         what is known of the words of each row, where rules are about words
     held            what phrases demand, see `onmt_lite.search.constraints`
     """
 
     too_early: Tensor | None = None
     last: Tensor | None = None
-    wording: Wording | None = None
     held: Held | None = None
 
 
@@ -88,16 +81,15 @@ class Masks:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)
             exempt[list(plan.exempt_ids)] = True
             self.exempt = exempt.to(device)
-        self.words = WordRules(plan, vocab_size, device) if plan.minds_words else None
         # Scattered writes without effect go to a spare column
-        self.spare = 1 if self.needs_history or self.words else 0
+        self.spare = 1 if self.needs_history else 0
         # Whether a value that is not -inf is the model's own logit, and counts as log_prob does
         self.keeps_values = plan.repetition_penalty == 1.0 and plan.force_end != "free"
         if plan.sampling:
             self.keeps_values &= plan.sampling.temperature != "logits"
         self.keeps_log_probs = (
             self.keeps_values and not on_logits and not plan.sampling and plan.beam_groups == 1
-        ) and plan.word_penalty == 0.0
+        )
 
     def score(
         self, logits: Tensor, scores: Tensor, history: Tensor | None, demands: Demands
@@ -122,8 +114,6 @@ class Masks:
             values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
         if demands.held is not None:
             demands.held.forbid(values, plain_norm, scores)
-        if self.words and demands.wording is not None:
-            self.words.forbid(values, demands.wording)
         if plan.blocks_ngrams and history is not None:  # last: see whether anything else is left
             self._block_ngrams(values, scores, history)
         if end_value is not None and demands.last is not None:
@@ -137,10 +127,7 @@ class Masks:
             values.index_fill_(1, self.never, -math.inf)
         if plan.sampling and plan.sampling.temperature == "log_probs":
             values, norm = values / plan.temperature, norm / plan.temperature
-        gain = None
-        if self.words and demands.wording is not None and plan.word_penalty:
-            gain = self.words.gains(demands.wording.words)
-        return Scored(values, norm, slope, gain), plain_norm
+        return Scored(values, norm, slope), plain_norm
 
     def _own(self, logits: Tensor) -> Tensor:
         """Logits to write into, with spare columns; a copy where the model's own are read later."""

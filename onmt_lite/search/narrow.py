@@ -58,7 +58,6 @@ def narrow(
         never_ids=renumbered(plan.never_ids),
         banned_ids=renumbered(plan.banned_ids),
         exempt_ids=renumbered(plan.exempt_ids),
-        spelling=plan.spelling and plan.spelling.of(torch.cat([ids, ids.new_zeros(n_filling)])),
         ids=tuple(ids.tolist()),
     )
     limits = [

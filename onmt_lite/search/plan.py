@@ -5,9 +5,6 @@ from typing import Any, Literal
 
 from onmt_lite.search.clock import Clock
 from onmt_lite.search.policy import Policy, Sampling, Stop
-from onmt_lite.text.spelling import Spelling
-
-NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -21,11 +18,6 @@ class Plan:
     n_given        how many of those count in its length
     prefix_counts  what scores count of a prefix, see `onmt_lite.search.policy.Preset`
     exempt_ids     tokens that may be part of repeated n-grams
-    ngram_unit     what these are n-grams of
-    exempt_words   for words, the fingerprints of those that may be part of any
-    bounds_words   sentences have limits of their words
-    word_penalty   what each word adds to a score
-    spelling       how tokens make words; None where no rule is about words
     force_end      the last step allows the end token alone: for its probability (`paid`), for
                    nothing (`free`), or not (`no`)
     sums_to_one    the model returns logits; False: log-probabilities that count as they are
@@ -57,11 +49,6 @@ class Plan:
     prefix_counts: Literal["all", "length", "nothing"] = "all"
     block_ngram_repeat: int = 0
     exempt_ids: tuple[int, ...] = ()
-    ngram_unit: Literal["tokens", "words"] = "tokens"
-    exempt_words: tuple[int, ...] = ()
-    bounds_words: bool = False
-    word_penalty: float = 0.0
-    spelling: Spelling | None = field(default=None, compare=False, repr=False)
     repetition_penalty: float = 1.0
     force_end: str = "no"
     sampling: Sampling | None = None
@@ -108,26 +95,8 @@ class Plan:
 
     @property
     def blocks_ngrams(self) -> bool:
-        """Of tokens."""
-        return self.ngram_unit == "tokens" and self._blocks
-
-    @property
-    def blocks_word_ngrams(self) -> bool:
-        return self.ngram_unit == "words" and self._blocks
-
-    @property
-    def _blocks(self) -> bool:
+        """Whether a rule forbids the repetition of n-grams."""
         return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
-
-    @property
-    def minds_words(self) -> bool:
-        """Whether any rule is about words."""
-        return self.bounds_words or self.blocks_word_ngrams or self.word_penalty != 0.0
-
-    @property
-    def n_closing(self) -> int:
-        """Last steps that make no token of the text: the end token's, where it must come."""
-        return int(self.force_end != "no")
 
     @property
     def needs_history(self) -> bool:
@@ -170,8 +139,6 @@ class Limits:
     score      of the first row, where the plan does not count a prefix: that of the chosen ones
     seed       of the sentence's random draws
     start      tokens that the decoder reads before, as many as the plan says; (): its bos_id
-    min_words  words that a hypothesis has at least
-    max_words  and at most
     """
 
     max_steps: int
@@ -182,8 +149,6 @@ class Limits:
     score: float = 0.0
     seed: int = 0
     start: tuple[int, ...] = ()
-    min_words: int = 0
-    max_words: int = NO_LIMIT
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from onmt_lite.search.masks import ANY, normaliser
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scoring import cost_of_coverage, most_attended
 from onmt_lite.search.transfer import on_its_way
-from onmt_lite.search.word_rules import WordRules
 
 MOST_LOGITS = 1 << 24  # that are made at a time
 
@@ -48,14 +47,12 @@ class Given:
     history (B, T)   the tokens that were read, newest last, ANY before the first; (B, 0) where the
                      plan needs none
     coverage (B, S)  attention so far; (B, 0) where the plan has no costs
-    words (B, W)     what rules about words know of the tokens read; (B, 0) where there are none
     lines (B, P, M), attn (B, P, S), logits (B, P, V)  see `Past`
     """
 
     scores: Tensor
     history: Tensor
     coverage: Tensor
-    words: Tensor
     lines: Tensor
     attn: Tensor
     logits: Tensor
@@ -74,12 +71,10 @@ def read_prefixes(
     src_length: Tensor,
     first_scores: Tensor,
     n_words: int,
-    rules: WordRules | None,
 ) -> Given:
     """Read start tokens (B, G) and prefixes (B, P), filled up with ANY, into a new state.
 
-    src_length (B, 1); first_scores (B, K): of the rows before anything is read; n_words: V + X;
-    rules: those about words, if there are any.
+    src_length (B, 1); first_scores (B, K): of the rows before anything is read; n_words: V + X.
     """
     n_given, before = (prefix != ANY).sum(1), start.size(1) - 1
     n_read = (n_given + before).where(n_given > 0, 0)
@@ -87,10 +82,6 @@ def read_prefixes(
     at_once = max(1, MOST_LOGITS // (len(prefix) * n_words))
     attn, parts = model.prefill(read.clamp(min=0), n_read, state, before, at_once)
     counts, log_probs, logits = count_given(plan, parts, prefix, at_once)
-    words = read[:, :0]
-    if rules is not None:
-        words, begun = rules.of_prefix(prefix)
-        counts = counts + plan.word_penalty * begun
     scores = _added_up(plan, counts, first_scores)
     attn = attn.float()
     coverage, told = attn[:, 0, :0], [log_probs]
@@ -107,7 +98,6 @@ def read_prefixes(
         behind.masked_fill(ends, -math.inf),
         _read_so_far(plan, read, n_read) if plan.needs_history else read[:, :0],
         coverage,
-        words,
         on_its_way(_lines(scores, prefix, told)),
         attn if plan.watched else attn[:, :, :0],
         logits,

@@ -45,7 +45,6 @@ class Ranker:
         """n_slots: the most sentences that are ranked at once."""
         self.plan, self.vocab_size, self.device = plan, vocab_size, device
         self.block = 1 << (vocab_size.bit_length() // 2)
-        self.any_sign = plan.word_penalty > 0  # of totals
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]
         self.own_places = torch.arange(self.block, device=device)
         self.places: dict[int, Tensor] = {}
@@ -136,18 +135,14 @@ class Ranker:
         topk leaves equals in any order, and a stable sort takes twenty times longer.  So totals go
         to float64, where float32 leaves 29 bits free, and each is lowered by its column: in
         proportion to its size, and 0 by next to nothing.  Sums of log-probabilities are negative,
-        so that one product does it; with what words add they may be positive.
+        so that one product does it.
         """
         m = totals.size(1)
         if m not in self.orders:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
-            share = 2.0**-51 * column
-            self.orders[m] = -1e-200 * column, -share if self.any_sign else 1 + share
+            self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
         lowered, factor = self.orders[m]
-        if self.any_sign:
-            keys = torch.addcmul(totals + lowered, totals.abs(), factor)
-        else:
-            keys = torch.addcmul(lowered, totals, factor)
+        keys = torch.addcmul(lowered, totals, factor)
         return keys.topk(n, dim=1).indices
 
     def _diverse(

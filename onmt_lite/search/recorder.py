@@ -61,13 +61,13 @@ class Choice:
     log_probs (K, V)  the model's own
     totals (K, V)     by which continuations are ranked; -inf where a rule forbids one
     scores (K, 1)     of the rows before
-    of_words          which rule about words forbids a token in a row, "" where none does
+    of_phrases        whether a phrase forbids a token in a row
     """
 
     log_probs: Tensor
     totals: Tensor
     scores: Tensor
-    of_words: Callable[[int, int], str] = lambda parent, token: ""
+    of_phrases: Callable[[int, int], bool] = lambda parent, token: False
 
 
 @dataclass
@@ -142,15 +142,13 @@ def choice(frontier: Frontier, b: int) -> Choice:
     scores = seen.scores[b][:, None]
     log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
     values = seen.scored.values[of_rows, : log_probs.size(1)]
-    words, rules, keeper = seen.wording, frontier.masks.words, frontier.keeper
+    keeper = frontier.keeper
 
-    def of_words(parent: int, token: int) -> str:
-        if keeper is not None and keeper.forbade(b * k + parent, token):
-            return PHRASES
-        return rules.reason(words, b * k + parent, token) if rules and words else ""
+    def of_phrases(parent: int, token: int) -> bool:
+        return keeper is not None and keeper.forbade(b * k + parent, token)
 
     totals = values - seen.scored.norm[of_rows, None] + scores
-    return Choice(log_probs, totals, scores, of_words)
+    return Choice(log_probs, totals, scores, of_phrases)
 
 
 def continuations(columns: Candidates) -> list[Made]:
@@ -202,8 +200,8 @@ def passed_over(
     del found[k:]
     for parent, token, score in best_of(plain, k):
         if (parent, token) not in here and score > IDLE:
-            of_words = choice.of_words(parent, token)
-            why = "blocked: " + rule_against(plan, beam, step, token, of_words)
+            of_phrases = choice.of_phrases(parent, token)
+            why = "blocked: " + rule_against(plan, beam, step, token, of_phrases)
             found.append(Made(parent, token, score, float(log_probs[parent, token]), why))
     return found
 
@@ -216,8 +214,8 @@ def best_of(totals: Tensor, n: int) -> list[tuple[int, int, float]]:
     return [(i // v, i % v, total) for i, total in pairs if total > -math.inf]
 
 
-def rule_against(plan: Plan, beam: Beam, step: int, token: int, of_words: str = "") -> str:
-    """Which rule kept a token from following; of_words: the one about words, if one did."""
+def rule_against(plan: Plan, beam: Beam, step: int, token: int, of_phrases: bool) -> str:
+    """Which rule kept a token from following; of_phrases: a phrase did."""
     limits = beam.limits
     if step <= len(limits.prefix):
         return "the prefix of the line demands another token"
@@ -227,8 +225,8 @@ def rule_against(plan: Plan, beam: Beam, step: int, token: int, of_words: str = 
         return "the last step allows the end alone"
     if token in plan.banned_ids or token in plan.never_ids:
         return "this token is banned"
-    if of_words:
-        return of_words
+    if of_phrases:
+        return PHRASES
     if plan.blocks_ngrams:
         n = plan.block_ngram_repeat
         repeated = "a token" if n == 1 else f"{n} tokens in a row"

@@ -57,8 +57,6 @@ def draw(
     noise = _noise(seeds, steps, k, n_tokens, v)
     log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)
     totals = (log_probs + scores[:, :, None]).flatten(1)
-    if scored.gain is not None:
-        totals = totals + scored.gain.view_as(totals)
     if sampling.draws == "rows":
         token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)
         row = torch.arange(b * k, device=token.device).view(b, k)

@@ -11,7 +11,7 @@ from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam2018 import Beam2018
-from onmt_lite.search.masks import ANY, Masks
+from onmt_lite.search.masks import ANY
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.prefix import Past, read_prefixes
 
@@ -52,7 +52,6 @@ class Table:
     lead (B, 1)                       own steps that a sentence has made when it joins, the tokens
                                       of its prefix; below 0: those that it spends on start tokens
     start (B, G)                      tokens that the decoder reads before the first step
-    min_words, max_words (B, 1)       see `Limits`
     """
 
     tokens: Tensor
@@ -65,8 +64,6 @@ class Table:
     src_length: Tensor
     lead: Tensor
     start: Tensor
-    min_words: Tensor
-    max_words: Tensor
 
     def select(self, selection: Selection, fresh: "Table | None" = None) -> "Table":
         """Follow sentences that leave, move and join."""
@@ -79,7 +76,7 @@ class Table:
 class Encoded:
     """Sentences that are encoded; the first `joined` of them run already.
 
-    history, coverage, words: see `onmt_lite.search.prefix.Given`.
+    history, coverage: see `onmt_lite.search.prefix.Given`.
     """
 
     slots: list[Slot]
@@ -87,7 +84,6 @@ class Encoded:
     table: Table
     history: Tensor
     coverage: Tensor
-    words: Tensor
     joined: int = 0
 
     @property
@@ -102,7 +98,6 @@ class Feed:
         self.model, self.plan, self.sentences, self.n_slots = model, plan, sentences, n_slots
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.masks = Masks(plan, self.n_words, model.device)
         self.first_scores = sent(torch.tensor([plan.first_scores()]), model.device)
         self.encoded: Encoded | None = None
         self.n_encoded = 0
@@ -135,15 +130,15 @@ class Feed:
             ids, width = sent(copied, device), self.n_words
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, facts[:, 4], ids, width)
-        sizes = [1] * 6 + [len(starts[0]), 1, 1, 1, n_prefix]
+        sizes = [1] * 6 + [len(starts[0]), 1, n_prefix]
         *of_table, newest, prefix = torch.split(facts, sizes, 1)
         tokens, scores = newest.repeat(1, k), self.first_scores.repeat(len(chosen), 1)
         if any(s.limits.score for s in chosen):
             scores += sent(torch.tensor([[s.limits.score] for s in chosen]), device)
         table = Table(tokens, scores, torch.zeros_like(tokens), *of_table)
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
-        nothing = tokens[:, :0], scores[:, :0], tokens[:, :0]
-        encoded = Encoded(slots, self.model.init_state(memory), table, *nothing)
+        state, nothing = self.model.init_state(memory), (tokens[:, :0], scores[:, :0])
+        encoded = Encoded(slots, state, table, *nothing)
         if n_prefix:
             self._read(encoded, prefix)
         return encoded
@@ -152,9 +147,9 @@ class Feed:
         """Let sentences that are encoded read their prefixes (B, P)."""
         table, of_model = encoded.table, (self.model, self.plan, encoded.state)
         of_table = table.start, prefix, table.src_length, table.scores
-        given = read_prefixes(*of_model, *of_table, self.n_words, self.masks.words)
-        table.scores, encoded.history = given.scores, given.history
-        encoded.coverage, encoded.words = given.coverage, given.words
+        given = read_prefixes(*of_model, *of_table, self.n_words)
+        table.scores = given.scores
+        encoded.history, encoded.coverage = given.history, given.coverage
         for b, slot in enumerate(encoded.slots):
             if n := len(slot.beam.limits.prefix):
                 slot.past = given.past(b, n)
@@ -172,7 +167,7 @@ def facts_of(sentence: Sentence, start: Sequence[int], n_prefix: int) -> list[in
     facts = [0, own.max_steps, own.min_end, own.seed, len(sentence.src), n or 1 - len(start)]
     newest = own.prefix[-1] if n else start[0]
     missing = [ANY] * (n_prefix - n)
-    return [*facts, *start, own.min_words, own.max_words, newest, *own.prefix, *missing]
+    return [*facts, *start, newest, *own.prefix, *missing]
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:

@@ -8,9 +8,7 @@ A word is what stands between white space.  A token that says nothing by itself,
 a capital letter, goes with the token that follows; one of several words with the last of them.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 Decode = Callable[[list[str]], str]
@@ -44,27 +42,6 @@ def word_log_probs(
         for word, log_prob in zip(word_of_each(tokens, decode, text), log_probs):
             sums[word] += log_prob
     return sums
-
-
-@dataclass(frozen=True)
-class WordLimits:
-    """What the words of a text must keep to.
-
-    least, most  how many there may be
-    ngram        so many in a row may not come again; 0: they may
-    exempt       words that may be part of any repetition
-    """
-
-    least: int = 0
-    most: float = math.inf
-    ngram: int = 0
-    exempt: tuple[str, ...] = ()
-
-    def fits(self, text: str) -> bool:
-        words, n = text.split(), self.ngram
-        ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)] if n else []
-        counted = [ngram for ngram in ngrams if not set(ngram) & set(self.exempt)]
-        return self.least <= len(words) <= self.most and len(set(counted)) == len(counted)
 
 
 def _places(made: list[str], words: list[str]) -> list[int]:

@@ -60,8 +60,6 @@ def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
         "n_best": dict(n_best=BEAM),
         "long": dict(min_length=4, n_best=2),
         "ngrams": dict(block_ngram_repeat=2, n_best=2),
-        "words": dict(min_words=3, max_words=5, word_penalty=-0.5, n_best=2),
-        "word_ngrams": dict(block_ngram_repeat=1, block_ngram_unit="words", n_best=2),
         "exempt": dict(block_ngram_repeat=1, ignore_when_blocking=("w20", "w21")),
         "coverage": dict(coverage_penalty="wu", beta=0.2, n_best=2),
         "stepwise": dict(coverage_penalty="wu", beta=0.2, stepwise_penalty=True),
@@ -77,8 +75,7 @@ def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
         "no_unk": dict(ban_unk_token=True),
         "prefixes": dict(prefixes=[" ".join(line.split()[:2]) for line in LINES]),
     }
-    needs = {"n_best": set(), "prefixes": {"tgt_file_prefix"}, "words": set()}
-    needs["word_ngrams"] = {"block_ngram_repeat"}
+    needs = {"n_best": set(), "prefixes": {"tgt_file_prefix"}}
     found = {}
     for search, preset in PRESETS.items():
         found[search] = (search, {})
