@@ -73,13 +73,6 @@ class CalibrateOptions:
     words: tuple[str, ...] = opt(
         (), "Read marks that stand alone as words, such as `&=und`", example="&=und"
     )
-    retry_repeats: int | None = opt(
-        None,
-        "Let the option of this name be N with the model where it is not given; without it, what "
-        "it was before",
-        min=0,
-        example="3",
-    )
     split_longer: int | None = opt(
         None,
         "Let the option of this name be N with the model where it is not given; without it, what "
@@ -105,8 +98,6 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     problems += [
         f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
     ]
-    if v["retry_repeats"] == 1:
-        problems.append("retry_repeats 1 would forbid any token twice; give 2 or more, or 0")
     for pair in v["words"]:
         sides = pair.split("=")
         if len(sides) != 2 or not all(map(is_one_word, sides)):
@@ -141,11 +132,10 @@ def calibrate(options: CalibrateOptions) -> None:
         vocab = checkpoint.src_vocab
         known = {char for token in vocab.tokens for char in token}
         unknown = replace(unknown, rare=rare_marks(known, seen))
-    wishes = {
-        name: getattr(checkpoint if getattr(options, name) is None else options, name)
-        for name in ("retry_repeats", "split_longer")
-    }
-    checkpoint = replace(checkpoint, unknown=unknown, **wishes)
+    split_longer = options.split_longer
+    if split_longer is None:
+        split_longer = checkpoint.split_longer
+    checkpoint = replace(checkpoint, unknown=unknown, split_longer=split_longer)
     translator = Translator(checkpoint, TranslateOptions.of())
     made = translator.translate([src for src, _ in pairs])
     config, n_found, n_shared = best_attention(translator, made)
@@ -155,7 +145,7 @@ def calibrate(options: CalibrateOptions) -> None:
         if t.hyps[0].token_log_probs
     ]
     curve = fit(points)
-    native.describe(path, config, unknown, curve, **wishes)
+    native.describe(path, config, unknown, curve, split_longer)
     print_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
         f"at {curve.threshold:.3f} per token\n{table(points, curve)}"

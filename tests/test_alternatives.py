@@ -381,7 +381,6 @@ class TestCommandLine:
             ("-n_best_unique -n_best 3", "differ by their first words already"),
             ("-replace_unk", "may be equal once they are replaced"),
             ("-dump_beam x.html", "several searches find"),
-            ("-retry_repeats 3", "several searches find"),
             ("-split_longer 90", "those of the whole line"),
             ("-search tensorflow", "has no such option"),
         ],

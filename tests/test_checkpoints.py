@@ -221,6 +221,16 @@ class TestNative:
         (copy / "model.json").write_text(json.dumps(manifest))
         assert_refused(copy)
 
+    def test_an_entry_of_an_older_version_is_not_read(self, copy):
+        manifest = json.loads((copy / "model.json").read_text())
+        del manifest["sha256"]
+        manifest["retry_repeats"] = 3
+        manifest["sha256"] = hashlib.sha256(
+            json.dumps(manifest, sort_keys=True).encode()
+        ).hexdigest()
+        (copy / "model.json").write_text(json.dumps(manifest))
+        assert native.load(copy).split_longer == 0
+
     def test_a_list_of_files_though_its_checksum_fits(self, copy):
         manifest = json.loads((copy / "model.json").read_text())
         del manifest["sha256"]

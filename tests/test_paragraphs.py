@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, OptionError
@@ -242,10 +244,22 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     assert native.load(Path("data/de-en")).split_longer == 100
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     assert native.load(tmp_path).split_longer == 0
-    native.describe(tmp_path, {}, Unknown(), None, 3, 70)
+    native.describe(tmp_path, {}, Unknown(), None, 70)
     assert native.load(tmp_path).split_longer == 70
     said = describe(native.load(tmp_path), "model")
-    assert "asks for           -retry_repeats 3 -split_longer 70\n" in said
-    native.describe(tmp_path, {}, Unknown(), None, 0, -1)
+    assert "asks for           -split_longer 70\n" in said
+    native.describe(tmp_path, {}, Unknown(), None, -1)
     with pytest.raises(CheckpointError, match="split_longer is below 0"):
         native.load(tmp_path)
+
+
+def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
+    native.save(tmp_path, tiny.make_model(), tiny_pieces)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
+    monkeypatch.setattr("onmt_lite.calibrate.fit", lambda points: Confidence(0.0, 1.0))
+    for words, expected in (["-split_longer", "4"], 4), ([], 4), (["-split_longer", "0"], 0):
+        argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
+        calibrate(load_calibrate_options(argv)[0])
+        said = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+        assert said["split_longer"] == expected

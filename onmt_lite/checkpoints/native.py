@@ -1,9 +1,10 @@
 """Format of onmt_lite: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
 
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
-directory loads as it was written or is refused.  Four entries are optional: "unknown", the handling
-of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score
-to confidence (`onmt_lite.checkpoints.confidence`), and the defaults of "retry_repeats" and "split_longer".
+directory loads as it was written or is refused.  Three entries are optional: "unknown", the
+handling of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from
+score to confidence (`onmt_lite.inference.records.Confidence`), and the default of "split_longer".  Further
+entries, such as older versions wrote, are not read.
 """
 
 import dataclasses
@@ -85,7 +86,6 @@ def describe(
     config: dict[str, Any],
     unknown: Unknown,
     confidence: Confidence | None,
-    retry_repeats: int = 0,
     split_longer: int = 0,
 ) -> None:
     """Update the description of a model: fields of `config`, and the optional entries."""
@@ -93,7 +93,7 @@ def describe(
     manifest["config"] |= config
     manifest["unknown"] = dataclasses.asdict(unknown)
     manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
-    manifest["retry_repeats"], manifest["split_longer"] = retry_repeats, split_longer
+    manifest["split_longer"] = split_longer
     manifest["sha256"] = _checksum(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     replace_files(path, {MANIFEST: text.encode("utf-8")})
@@ -124,7 +124,6 @@ def load(path: Path) -> Checkpoint:
         checkpoint(model, sp, f"(format {manifest['format']})"),
         unknown=_read_unknown(description),
         confidence=_read_confidence(description),
-        retry_repeats=_read_retry(description),
         split_longer=_read_split(description),
     )
 
@@ -176,13 +175,6 @@ def _read_confidence(description: Description) -> Confidence | None:
     if curve.per_nat <= 0:
         raise CheckpointError(f"{description.path}: confidence: per_nat is not above 0")
     return curve
-
-
-def _read_retry(description: Description) -> int:
-    n = description.number("retry_repeats", 0)
-    if n < 0 or n == 1:
-        raise CheckpointError(f"{description.path}: retry_repeats is neither 0 nor 2 or more")
-    return n
 
 
 def _read_split(description: Description) -> int:

@@ -75,7 +75,6 @@ class Checkpoint:
     lower_capitals  a line in capitals is read in small letters, and its translation capitalised
     unknown    what becomes of characters that the model does not know
     confidence  how the score of a translation tells whether it is right, if that is known
-    retry_repeats  what -retry_repeats is if it is not given
     split_longer  what -split_longer is if it is not given
     forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
                 searches that do so (transformers' forced_eos_token_id)
@@ -98,7 +97,6 @@ class Checkpoint:
     lower_capitals: bool = False
     unknown: Unknown = Unknown()
     confidence: Confidence | None = None
-    retry_repeats: int = 0
     split_longer: int = 0
     forced_eos: bool = False
     toolkit: str = "onmt_lite"

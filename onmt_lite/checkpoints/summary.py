@@ -44,9 +44,8 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         codes = [code or "none" for code in checkpoint.languages.default]
         facts["languages"] = " ".join(checkpoint.languages.ids)
         facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
-    wishes = {name: getattr(checkpoint, name) for name in ("retry_repeats", "split_longer")}
-    if asked := " ".join(f"-{name} {n}" for name, n in wishes.items() if n):
-        facts["asks for"] = asked
+    if checkpoint.split_longer:
+        facts["asks for"] = f"-split_longer {checkpoint.split_longer}"
     lines = [_printable(name)]
     lines += [f"  {fact:<{WIDTH}} {_printable(value)}" for fact, value in facts.items()]
     return "\n".join(lines) + "\n"

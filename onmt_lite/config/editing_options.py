@@ -13,7 +13,6 @@ AGAINST = {
     "to replace",
     "dump_beam": "several searches find the alternatives of a line",
     "split_longer": "the words that may follow are those of the whole line",
-    "retry_repeats": "several searches find the alternatives of a line",
 }
 
 

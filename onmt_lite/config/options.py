@@ -238,14 +238,6 @@ class SearchOptions:
         needs="-block_ngram_repeat",
         example=". , -block_ngram_repeat 3",
     )
-    retry_repeats: int | None = opt(
-        None,
-        "Search a line whose translation repeats itself (note `repeats`) once more, where no N "
-        "tokens in a row may come twice, and no 2 where that is not enough; 0 does not; by "
-        "default, under -search opennmt, what the model asks for: the shipped one 3, others 0",
-        min=0,
-        example="3",
-    )
     repetition_penalty: float = opt(
         1.0,
         "Multiply the log-probabilities of tokens that the translation already holds by X",
@@ -672,9 +664,6 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
         reasons["alpha"] = f"-search {name} divides by the length itself with length_penalty avg"
     if block == 1 and not preset.policy.ngrams_of_one:
         reasons["block_ngram_repeat"] = f"-search {name} blocks 2 tokens in a row or more"
-    passes_over = v["ignore_when_blocking"]
-    if (1 if preset.policy.ngrams_of_one else 2) <= block <= 2 and not passes_over:
-        reasons["retry_repeats"] = f"block_ngram_repeat {block} is as strict already"
     if block >= v["max_length"]:
         reasons["block_ngram_repeat"] = f"max_length {v['max_length']} leaves no room to repeat"
     if preset.greedy_apart and v["beam_size"] == 1:
@@ -684,7 +673,6 @@ def search_notes(v: Mapping[str, Any]) -> dict[str, str]:
     if sampling and topk == 1 and not sampling.is_asked_for(v):
         reasons["seed"] = one_left
     elif sampling and sampling.is_asked_for(v):
-        reasons["retry_repeats"] = "tokens are drawn, which may repeat themselves"
         if not sampling.blocks_ngrams:
             why = f"-search {name} blocks no n-grams where it draws them"
             reasons |= dict.fromkeys(("block_ngram_repeat", "ignore_when_blocking"), why)
@@ -775,7 +763,6 @@ def check_preset(v: dict[str, Any]) -> list[str]:
     name, preset = v["search"], PRESETS[v["search"]]
     absent = [n for n in SWITCHES if n not in preset.options and v[n] != OPTIONS[n].default]
     problems = [no_such_option(n, name) for n in absent]
-    problems += check_retry(v)
     if v["length_penalty"] not in preset.forms:
         forms = " and ".join(preset.forms)
         problems.append(
@@ -789,20 +776,6 @@ def check_preset(v: dict[str, Any]) -> list[str]:
         )
     if v["early_stopping"] == "never" and "early_stopping=never" not in preset.stops:
         problems.append(f"early_stopping never: -search {name} has true and false; give one")
-    return problems
-
-
-def check_retry(v: Mapping[str, Any]) -> list[str]:
-    """-retry_repeats under searches that cannot block, or know their texts too late."""
-    n, name, preset, problems = v["retry_repeats"], v["search"], PRESETS[v["search"]], []
-    if n == 1:
-        problems.append("retry_repeats 1 would forbid any token twice; give 2 or more, or 0")
-    if n and "block_ngram_repeat" not in preset.options:
-        problems.append(no_such_option("block_ngram_repeat", name, "retry_repeats"))
-    late = v["replace_unk"] and (v["report_align"] or v["alignment_layer"] is not None)
-    if n and late and not v["n_best_unique"] and preset.policy.distinct != "text":
-        why = "replaces unknown tokens by an alignment after all searches"
-        problems.append(f"retry_repeats: -search {name} {why}; leave one out")
     return problems
 
 

@@ -24,7 +24,6 @@ Of the output, its best hypothesis:
   unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
   not-a-number      blank: the model's numbers are NaN or infinite, also alone in fp32
   search-empty      ends where the model allowed no further token
-  retried           of a second search, with n-gram block, since that of the first repeated itself
   repeats           says the same word or words three times running or more, and more often than the
                     source does
 """
@@ -52,7 +51,6 @@ def notes_of(example: Example, found: Found, rules: SearchRules, unsure: bool) -
         "min-length-over-limit": rules.cannot_end(example),
         "unfinished": not best.ended and not found.note,
         "unsure": unsure,
-        "retried": found.retried,
         "repeats": loops(best.text, example.line.text),
     }
     named = [name for name, holds in flags.items() if holds]

@@ -108,14 +108,12 @@ class Found:
     output is NaN; and the note that says what went wrong, "" where nothing did.
 
     trace       of an example that is traced: the search itself, see `onmt_lite.inference.trace`
-    n_complete  hypotheses, before those with the same text or tokens were left out
-    retried     of a second search, since the translation of the first repeated itself"""
+    n_complete  hypotheses, before those with the same text or tokens were left out"""
 
     hyps: list[Hypothesis]
     note: str = ""
     trace: Trace | None = None
     n_complete: int = 0
-    retried: bool = False
 
 
 @dataclass(frozen=True)
