@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations
 FILES = (
-    *("src", "tgt", "phrase_table", "shortlist", "force_words", "ban_words"),
+    *("src", "tgt", "phrase_table", "force_words", "ban_words"),
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
 

@@ -103,7 +103,6 @@ APART += ["dump_beam"]  # see test_trace.py
 APART += ["alignment_layer", "alignment_heads"]  # see test_alignment.py
 APART += ["n_best_unique"]  # see test_widening.py
 APART += ["workers"]  # see test_workers.py
-APART += ["shortlist"]  # see test_shortlist.py
 APART += ["deterministic"]  # see test_deterministic.py
 APART += vars(TextOptions())  # see test_transforms.py
 

@@ -134,7 +134,7 @@ input_format tgt_file_prefix search n_best min_length max_length max_length_rati
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
-shortlist token_scores report_align attn_debug gold_align score_only
+token_scores report_align attn_debug gold_align score_only
 """.split()
 ALWAYS += ["plan", "dump_beam", "alternatives", "force_words", "ban_words"]
 TABLE = [case for case in IDLE if case[2]]

@@ -41,8 +41,6 @@ from onmt_lite.export import load_export_options
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.shortlist import OPTIONS as SHORTLIST_OPTIONS
-from onmt_lite.shortlist import load_shortlist_options
 from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.training.options import load_train_options
 
@@ -58,7 +56,6 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
     "onmt_lite.calibrate": load_calibrate_options,
-    "onmt_lite.shortlist": load_shortlist_options,
     "onmt_lite.ray": load_ray_options,
     "onmt_lite.bench": load_bench_options,
 }
@@ -383,7 +380,6 @@ class TestNames:
             *TRAIN_OPTIONS,
             *EXPORT_OPTIONS,
             *CALIBRATE_OPTIONS,
-            *SHORTLIST_OPTIONS,
             *RAY_OPTIONS,
             *BENCH_OPTIONS,
             *FOREIGN,

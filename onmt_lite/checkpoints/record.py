@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.placeholders import Unknown
-from onmt_lite.text.shortlist import Shortlist
 from onmt_lite.text.surfaces import Surfaces
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
@@ -84,7 +83,6 @@ class Checkpoint:
     sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
     notes      what of the model's files has no effect here
     languages  of a model that has several; None: nobody can choose
-    shortlist  which target tokens may come in the translation of a line; None: all
     """
 
     model: EncoderDecoder
@@ -110,7 +108,6 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
     languages: Languages | None = None
     notes: tuple[str, ...] = ()
-    shortlist: Shortlist | None = None
 
     def frame(self, direction: Direction) -> Frame:
         """What stands around a line of these languages and its translation."""

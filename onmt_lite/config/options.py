@@ -402,15 +402,6 @@ class SpeedOptions:
         example="4",
         needs="no -deterministic",
     )
-    shortlist: str = opt(
-        "",
-        "Choose each output token among those that this file has for the tokens of the line, not "
-        "among all: a vocabulary map of CTranslate2 (vmap.txt), a lexical shortlist of Marian "
-        "(lex.s2t), or what python -m onmt_lite.shortlist writes. Faster the larger the "
-        "vocabulary; scores are of the smaller choice, and some translations change",
-        value="FILE",
-        example="vmap.txt",
-    )
     deterministic: bool = opt(
         False,
         "Decode each sentence alone, with one CPU thread, in about four times the time: scores are "
@@ -796,8 +787,6 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
             f"beam_groups {groups} does not divide beam_size {v['beam_size']}; "
             f"give a beam_size that is a multiple of {groups}"
         )
-    if drawn and v["shortlist"]:
-        problems.append("shortlist and drawing at random exclude each other; leave one out")
     if drawn and v["n_best_unique"]:
         problems.append("n_best_unique and drawing at random exclude each other; leave one out")
     if drawn and groups > 1:

@@ -36,7 +36,6 @@ NAMES: dict[str, dict[str, str]] = {
         "device_index": "gpu",
         "inter_threads": "workers",
         "intra_threads": "threads",
-        "use_vmap": "shortlist vmap.txt, the file itself",
     },
     "fairseq": {
         "path": "model",
@@ -123,8 +122,6 @@ MORE = {
     "src_language": "src_lang",
     "tgt_language": "tgt_lang",
     "num_processes": "workers",
-    "vmap": "shortlist vmap.txt, the file itself",
-    "vocab_mapping": "shortlist vmap.txt, the file itself",
 }
 # Names whose nearest one here would mislead
 NO_COUNTERPART = (

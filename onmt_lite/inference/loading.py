@@ -5,7 +5,6 @@ import torch
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shipped import model_paths
-from onmt_lite.checkpoints.shortlist import with_shortlist
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.languages import choose_languages
 from onmt_lite.inference.runtime import placed
@@ -27,6 +26,5 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
             options.model.avg_raw_probs,
             lambda known: choose_languages(known if of_tokens else of_text(known), given),
         )
-    checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
     placed(checkpoint.model, device, precision, in_place=True)
     return checkpoint, own, phrases

@@ -14,9 +14,7 @@ from onmt_lite.config.phrase_options import FORCED_AND_DRAWN
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import Example, Found
 from onmt_lite.inference.runtime import precision_of
-from onmt_lite.models.base import AnyModel, Heads
-from onmt_lite.models.narrow import narrowed
-from onmt_lite.search.narrow import narrow
+from onmt_lite.models.base import Heads
 from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.policy import Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
@@ -231,19 +229,6 @@ class SearchRules:
                 raise OptionError(no_such_option(name, self.search.search))
         if given["force_words"] and self.sampling is not None:
             raise OptionError(FORCED_AND_DRAWN)
-
-    def prepared(
-        self, model: AnyModel, examples: Sequence[Example], plan: Plan
-    ) -> tuple[AnyModel, list[Sentence], Plan]:
-        """What `decode` takes to search for translations of the examples, all encoded at once
-        where the model has a shortlist."""
-        sentences, shortlist = [*map(self.sentence, examples)], self.checkpoint.shortlist
-        if shortlist is None:
-            return model, sentences, plan
-        candidates = shortlist.candidates([example.src_ids for example in examples])
-        few = narrow(plan, sentences, candidates, model.vocab_size)
-        ids, allowed = few.ids.to(model.device), few.allowed.to(model.device)
-        return narrowed(model, ids, allowed), few.sentences, few.plan
 
     def sentence(self, example: Example) -> Sentence:
         limits, wishes = self.limits(example), self._wishes(example)

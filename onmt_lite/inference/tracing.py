@@ -74,8 +74,6 @@ class Words:
         self.texts = {(hyp.score, hyp.log_prob): hyp.text for hyp in found.hyps}
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        own = self.beam.plan.ids
-        ids = list(ids) if own is None else [own[i] if i < len(own) else 0 for i in ids]
         return self.renderer.checkpoint.tgt_vocab.decode(list(ids), self.example.own_words)
 
     def cell(self, made: Made, is_kept: bool = False) -> Cell:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint, Direction
-from onmt_lite.checkpoints.shortlist import with_shortlist
 from onmt_lite.config.options import SpeedOptions, TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 # Options that are settled when the model is loaded
 FIXED = (
     *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision", "shortlist"),
+    *("device", "gpu", "precision"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 LANGUAGES = ("src_lang", "tgt_lang")  # with the transform normalize, which reads them, too
@@ -86,9 +85,8 @@ class Translator:
         self.device, precision = choose(options.speed, options.is_exact)
         self.model = placed(checkpoint.model, self.device, precision)
         checkpoint = replace(checkpoint, model=self.model)
-        checkpoint = with_shortlist(checkpoint, options.speed.shortlist)
-        self.searched: AnyModel = self.model  # as searches run it; a shortlist changes its head
-        if self.device.type == "cuda" and captures(self.model) and checkpoint.shortlist is None:
+        self.searched: AnyModel = self.model  # as searches run it: a GPU records its steps
+        if self.device.type == "cuda" and captures(self.model):
             self.searched = Captured(self.model, CudaRecorder(self.device))
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         raw_text = options.text.tokenizer != "space"
@@ -425,10 +423,8 @@ class Translator:
         return self.room.run(group, n_slots, width, partial(self._search, model, rules))
 
     def _refills(self, rules: SearchRules) -> bool:
-        """Whether waiting sentences may join a batch; 2018's results depend on who is in it, and
-        a shortlist is short for few sentences."""
-        few = rules.policy.as_2018 or rules.alone or self.checkpoint.shortlist is not None
-        return self.refills and not few
+        """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
+        return self.refills and not (rules.policy.as_2018 or rules.alone)
 
     def _search(
         self, model: AnyModel, rules: SearchRules, group: list[Example], n_slots: int
@@ -443,8 +439,8 @@ class Translator:
             tracer = Tracer(self.renderer, part)
             if tracer.watch is not None:  # which knows sentences by their numbers in one batch
                 plan, n_batches = replace(plan, watched=True), 1
-            prepared = rules.prepared(model, part, plan)
-            for i, beam in decode(*prepared, n_slots, tracer.watch, n_batches):
+            sentences = [*map(rules.sentence, part)]
+            for i, beam in decode(model, sentences, plan, n_slots, tracer.watch, n_batches):
                 with self.clock.phase("tokenise"):
                     text = self.renderer.found(beam, part[i], rules.n_kept, rules.unk_later)
                     found = tracer.traced(i, beam, text)

@@ -32,16 +32,6 @@ class Head(Linear):
         """Tokens as the decoder can read them."""
         return tokens
 
-    def rows(self, ids: Tensor) -> Linear:
-        """A layer of some tokens (U,) alone, computed as this one: (.., D) -> (.., U)."""
-        biased = self.bias is not None
-        layer = nn.utils.skip_init(Linear, self.in_features, len(ids), bias=biased)
-        layer.weight = nn.Parameter(self.weight.detach()[ids], requires_grad=False)
-        if biased:
-            layer.bias = nn.Parameter(self.bias.detach()[ids], requires_grad=False)
-        layer.pack(self.kind)
-        return layer
-
 
 @dataclass
 class Copied(Sentences):

@@ -244,12 +244,11 @@ class Beam:
         return sorted(finished, key=lambda hyp: -hyp.score)
 
     def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
-        """Its tokens, as the vocabulary has them, and their log-probabilities, in order."""
+        """Its tokens and their log-probabilities, in order."""
         if hyp.step == 0:
             return [], []
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
-        tokens, ids = [*tokens, hyp.token], self.plan.ids
-        return tokens if ids is None else [ids[i] for i in tokens], [*log_probs, hyp.log_prob]
+        return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
 
     def alignment(self, hyp: Finished) -> list[int]:
         """Which token of the source was attended to most when each of its tokens was made."""

@@ -186,12 +186,9 @@ class Keeper:
         self.plan, self.wishes, self.device = plan, wishes, device
         self.states: dict[int, list[State]] = {}
         some = next(w for w in wishes if w is not None)
-        self.ids = None if plan.ids is None else [*plan.ids]
-        self.places = None if plan.ids is None else {v: i for i, v in enumerate(plan.ids)}
         both = torch.tensor(some.classes)
         classes, own = both[:, :-1], both[:, -1:]
         n_own = max(0, n_words - classes.size(1))
-        classes = classes if self.ids is None else classes[:, self.ids]
         self.classes = torch.cat([classes, own.expand(-1, n_own)], 1).to(device)
         # Where one row cannot be spared, or what is forbidden makes the rest more likely, no word
         # begins like a banned one
@@ -217,7 +214,7 @@ class Keeper:
         if slot.number not in self.states:
             state = wishes.start
             for token in slot.beam.limits.prefix:
-                state = wishes.after(state, token if self.ids is None else self.ids[token])
+                state = wishes.after(state, token)
             self.states[slot.number] = [state] * self.plan.beam_size
         return self.states[slot.number]
 
@@ -230,28 +227,20 @@ class Keeper:
             if state is None:
                 continue
             effects = wishes.effects(state)
-            told.forbidden += [(first + row, t) for t in self._here(effects.forbidden)]
-            completing = self._here(effects.completing)
+            told.forbidden += [(first + row, t) for t in effects.forbidden]
             if self.strict or at_end:
-                told.forbidden += [(first + row, t) for t in completing]
+                told.forbidden += [(first + row, t) for t in effects.completing]
             else:
-                told.completing += [(slot, first + row, t) for t in completing]
+                told.completing += [(slot, first + row, t) for t in effects.completing]
             told.closed += [(first + row, kind) for kind in effects.closed]
             if not effects.may_end:
                 told.forbidden.append((first + row, self.plan.eos_id))
             banks[row] = effects.bank
-            for token, bank in effects.wanted:
-                wanted += [(row, t, bank) for t in self._here((token,))]
+            wanted += [(row, token, bank) for token, bank in effects.wanted]
         if wishes.steers:
             told.steered.append(slot)
             told.banks.append(banks)
             told.wanted.append(wanted)
-
-    def _here(self, tokens: tuple[int, ...]) -> Sequence[int]:
-        """Tokens of the vocabulary as those of the search, without those that it does not have."""
-        if self.places is None:
-            return tokens
-        return [self.places[token] for token in tokens if token in self.places]
 
     def _sent(self, told: Told) -> Held:
         """On the device, in one transfer."""
@@ -298,10 +287,7 @@ class Keeper:
             alive = score > -math.inf and token != self.plan.eos_id
             # A place that no candidate has taken may name a token that there is not
             before = old[int(parent) - b * k] if alive else None
-            if before is not None:
-                own = int(token) if self.ids is None else self.ids[int(token)]
-                before = wishes.after(before, own)
-            states.append(before)
+            states.append(None if before is None else wishes.after(before, int(token)))
         self.states[slot.number] = states
 
 

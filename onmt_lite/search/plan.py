@@ -23,7 +23,6 @@ class Plan:
     sums_to_one    the model returns logits; False: log-probabilities that count as they are
     aligns         record which source token each row attends to most
     src_margins    tokens before and after a source line that alignments pass over
-    ids            what the tokens of the search are in the vocabulary; None: the same
     watched        keep what each step chose from, for `onmt_lite.search.recorder`
     clock          decides nothing: counts the seconds of encoding
     """
@@ -59,7 +58,6 @@ class Plan:
     src_pad_id: int = 0
     aligns: bool = False
     src_margins: tuple[int, int] = (0, 0)
-    ids: tuple[int, ...] | None = None
     watched: bool = False
     clock: Clock = field(default_factory=Clock, compare=False, repr=False)
 

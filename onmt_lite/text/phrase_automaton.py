@@ -40,7 +40,6 @@ class Wishes:
         self.moves: dict[tuple[State, int], State] = {}
         self.known: dict[State, Effects] = {}
         self.start = START
-        self.says = [token for path in self.paths for token, _ in path]
         self.classes = surfaces.classes
 
     @property

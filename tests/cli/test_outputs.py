@@ -32,7 +32,6 @@ def umask():
 
 READ = {
     "phrase_table": ("phrases", "a|||b\n", ["-replace_unk"]),
-    "shortlist": ("vmap.txt", "a\tb\n", []),
     "src_subword_model": ("codes", "#version: 0.2\na b\n", ["-tokenizer", "bpe"]),
     "src_subword_vocab": ("counts", "a 3\n", []),
     "tgt_subword_vocab": ("counts", "a 3\n", []),

@@ -372,7 +372,7 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     for phase in ("encode", "init_state", "prefill", "step"):
         setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
     translator.searched = model
-    if captures(model) and translator.checkpoint.shortlist is None:
+    if captures(model):
         translator.searched = Captured(model, simulated.recorder)
         translator.searched.step = _marked(translator.searched.step, "step", simulated)
     return translator

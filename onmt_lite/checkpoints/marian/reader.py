@@ -58,7 +58,7 @@ RULES = (
 )
 EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
-SHORTLIST = "shortlist in decoder.yml: without effect; give its text file with -shortlist"
+SHORTLIST = "shortlist in decoder.yml: without effect; the search considers all tokens"
 BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
