@@ -77,7 +77,6 @@ def check_job(options: TranslateOptions) -> None:
     """OptionError where files or options cannot be those of a job."""
     check_paths(list(files_read(options)), files_written(options))
     check_resume(options)
-    check_beginnings(options)
 
 
 def count_lines(options: TranslateOptions) -> int | None:
@@ -200,15 +199,6 @@ def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: 
     state = "is as it was before" if os.path.exists(output) else "was not written"
     kept = "; go on with:" if goes_on else ", nothing of this run is kept"
     return f"{done}; {name_of(output)} {state}{kept}"
-
-
-def check_beginnings(options: TranslateOptions) -> None:
-    """OptionError where files lack the prefixes to which alternatives are wanted."""
-    if options.editing.alternatives and not options.data.tgt_file_prefix:
-        raise OptionError(
-            "alternatives needs tgt_file_prefix, and tgt, with whose lines the translations begin "
-            "(a blank one: alternatives of the first word); give both, or leave alternatives out"
-        )
 
 
 def check_resume(options: TranslateOptions) -> None:

@@ -41,7 +41,7 @@ def translate_bucket(
     translations = translator.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
     if data.token_scores and data.output_format == "jsonl":
         translations = [*map(translator.renderer.by_words, translations)]
-    writer = build_writer(data, options.editing.alternatives or options.search.n_best)
+    writer = build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
         # A job that scores says it in its output

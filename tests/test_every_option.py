@@ -64,7 +64,6 @@ RECORDS = {
     "avg_raw_probs": ("-model {toy} {sure}", "-avg_raw_probs"),
     "model_weights": ("-model {toy} {sure}", "-model_weights 1 9"),
     "report_align": ("", "-report_align"),
-    "alternatives": ("-tgt {tgt} -tgt_file_prefix", "-alternatives 2"),
     "gold_align": ("-tgt {tgt} -report_align", "-gold_align"),
 }
 # ... their standard output must differ

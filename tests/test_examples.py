@@ -10,7 +10,7 @@ import pytest
 from onmt_lite import Translator
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-NAMES = ["datasets_map", "draw_search", "pandas_column", "rerank", "score_pairs"]
+NAMES = ["alternatives", "datasets_map", "draw_search", "pandas_column", "rerank", "score_pairs"]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,32 @@ def test_all_are_run_here_and_short():
         text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
         assert text.count("\n") <= 60
         assert f"python examples/{name}.py" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], {"movies", "movie", "theater"}),
+        (["Wo wohnst du?", "Where"], {"do", "are"}),
+        (["Guten Morgen!"], {"Good"}),
+    ],
+)
+def test_alternatives(run, shipped, words, found):
+    """Different next words, best first, each with what the translator makes of it."""
+    names, out = run("alternatives", *words)
+    sentence, beginning = names["sentence"], names["beginning"]
+    rows = [line.split(maxsplit=1) for line in out.splitlines()]
+    scores, texts = [float(score) for score, _ in rows], [text for _, text in rows]
+    assert len(texts) == 5 and scores == sorted(scores, reverse=True)
+    (plain,) = shipped.translate([sentence], [beginning])
+    assert texts[0] == plain.text
+    begins = [names["with_next_word"](text) for text in texts]
+    next_words = {begin.removeprefix(beginning).strip(" ,'") for begin in begins}
+    assert len(next_words) == 5 and found <= next_words
+    for begin, (score, text) in zip(begins, rows):
+        (expected,) = shipped.translate([sentence], [begin], n_best=5)
+        assert text in [hyp.text for hyp in expected.hyps]
+        assert float(score) <= expected.hyps[0].score + 1e-3
 
 
 def test_pandas_column(run, shipped):

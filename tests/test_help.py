@@ -78,7 +78,7 @@ class TestHelp:
     def test_groups_in_the_order_of_use(self):
         titles = re.findall(r"(?m)^(\w[\w ]*):$", help_text(OPTIONS, ""))
         assert titles == (
-            "Model, Text, Input and output, Search, Sampling, Attention, Editing, Phrases, "
+            "Model, Text, Input and output, Search, Sampling, Attention, Phrases, "
             "Speed, Jobs, Information"
         ).split(", ")
 

@@ -72,7 +72,6 @@ BESIDE = {
     "random_sampling_temp": "-do_sample",
     "tgt_file_prefix": "-tgt prefixes.txt",
     "score_only": "-tgt reference.en",
-    "alternatives": "-tgt begin.en -tgt_file_prefix",
     "phrase_table": "-replace_unk",
     "gold_align": "-report_align -tgt reference.txt",
     "shard": "-src input.de",

@@ -12,8 +12,8 @@ from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.summary import describe
-from onmt_lite.config.options import TranslateOptions, load_options
-from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import CheckpointError
 from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.sentences import sentences_of
@@ -229,15 +229,6 @@ def test_jsonl_keeps_the_fields_of_the_line(model, tmp_path):
     translator.translate_file(src, out, output_format="jsonl", input_format="jsonl")
     record = json.loads(out.read_text(encoding="utf-8"))
     assert record["fields"] == {"key": 7} and record["src"] == LINE and len(record["hyps"]) == 1
-
-
-def test_alternatives_are_of_whole_lines(model):
-    given = dict(alternatives=2)
-    assert model.translate([LINE * 4], **given) == make(model, split_longer=0).translate(
-        [LINE * 4], **given
-    )
-    with pytest.raises(OptionError, match="words that may follow are those of the whole line"):
-        load_options("-split_longer 100 -alternatives 2".split())
 
 
 def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.config.attention_options import AttentionOptions
-from onmt_lite.config.editing_options import EditingOptions, check_editing
 from onmt_lite.config.information_options import InformationOptions
 from onmt_lite.config.opennmt_options import FOREIGN, OF_TRAINING
 from onmt_lite.config.peer_options import hints
@@ -481,7 +480,6 @@ class TranslateOptions:
     jobs: JobOptions
     information: InformationOptions
     attention: AttentionOptions
-    editing: EditingOptions
     phrases: PhraseOptions
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
     notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
@@ -538,7 +536,6 @@ KINDS: dict[str, type] = {
     "search": SearchOptions,
     "sampling": SamplingOptions,
     "attention": AttentionOptions,
-    "editing": EditingOptions,
     "phrases": PhraseOptions,
     "speed": SpeedOptions,
     "jobs": JobOptions,
@@ -791,9 +788,6 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
         problems.append("n_best_unique and drawing at random exclude each other; leave one out")
     if drawn and groups > 1:
         problems.append("beam_groups and drawing at random exclude each other; leave one out")
-    has_prefixes = "tgt_file_prefix" in PRESETS[v["search"]].options
-    why = no_such_option("tgt_file_prefix", v["search"], "alternatives")
-    problems += check_editing(v, drawn, has_prefixes, why)
     if filtered and not v["do_sample"] and sampling and not sampling.implied:
         problems.append(
             "random_sampling_topk and random_sampling_topp need do_sample; give that too"

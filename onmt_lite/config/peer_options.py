@@ -28,7 +28,6 @@ NAMES: dict[str, dict[str, str]] = {
         "replace_unknowns": "replace_unk",
         "return_scores": "with_score",
         "return_attention": "attn_debug",
-        "return_alternatives": "alternatives",
         "target_prefix": "tgt_file_prefix",
         "max_batch_size": SENTS,
         "read_batch_size": "bucket_lines",

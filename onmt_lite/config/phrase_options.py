@@ -38,8 +38,6 @@ def check_phrases(v: Mapping[str, Any]) -> list[str]:
     sampling = PRESETS[v["search"]].sampling
     drawn = v["do_sample"] or (sampling is not None and sampling.is_asked_for(v))
     problems = [FORCED_AND_DRAWN] if drawn and v["force_words"] else []
-    for name in (name for name in ("force_words", "ban_words") if v[name] and v["alternatives"]):
-        problems.append(f"alternatives and {name} exclude each other; leave one out")
     for name in ("force_words", "ban_words"):
         if v[name] == "":
             problems.append(f"{name} is empty; give a path")

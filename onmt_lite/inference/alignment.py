@@ -14,9 +14,9 @@ from torch import Tensor
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.attention_options import AttentionOptions
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.alternatives import Decode
 from onmt_lite.inference.batching import longer_side, make_batches, pad_batch
 from onmt_lite.inference.budget import Budget, Room
+from onmt_lite.inference.fallbacks import Decode
 from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import Example, Found, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchRules

@@ -1,23 +1,17 @@
 """Lines that are searched again with a wider beam, since too few of their texts differ."""
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.alternatives import Decode, alternatives
 from onmt_lite.inference.records import Example, Found
 from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.search.policy import Bound
 
+Decode = Callable[[list[Example], int, SearchRules], list[Found]]
+
 WIDEST = 1000  # what beam_size takes
-
-
-def filled(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:
-    """What `decode` finds for each example of the group, of which n_slots run at once, and what
-    further searches find for those for which that is not enough."""
-    if rules.n_alternatives:
-        return alternatives(group, n_slots, rules, decode)
-    return enough(group, n_slots, rules, decode)
 
 
 def enough(group: list[Example], n_slots: int, rules: SearchRules, decode: Decode) -> list[Found]:

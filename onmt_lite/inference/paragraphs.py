@@ -30,7 +30,7 @@ def longest(rules: SearchRules) -> int:
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
         n = rules.checkpoint.split_longer if options.search.search == "opennmt" else 0
-    whole = options.editing.alternatives or options.attention.gold_align or options.data.score_only
+    whole = options.attention.gold_align or options.data.score_only
     return 0 if whole or options.search.min_length or rules.sampling is not None else n
 
 

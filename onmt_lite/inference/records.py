@@ -17,14 +17,6 @@ Progress = Callable[[int, int], object]  # is told how many lines and target tok
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Tokens behind a prefix that a search before has chosen, and their log-probability."""
-
-    ids: tuple[int, ...] = ()
-    log_prob: float = 0.0
-
-
-@dataclass(frozen=True)
 class Example:
     """A line ready for the model: its source ids, and its reference's ids if there is one.
 
@@ -42,7 +34,6 @@ class Example:
     own_words: tuple[str, ...] = ()
     start: tuple[int, ...] = ()  # what the decoder is fed before the first token
     prefix_ids: tuple[int, ...] = ()  # what its translation begins with
-    chosen: Chosen = Chosen()  # what was chosen to follow that
     src_tokens: tuple[str, ...] = ()
     n_cut: int = 0  # tokens at the line's end that are more than the model takes
     n_tag: int = 0  # the first of them that only say the line's language

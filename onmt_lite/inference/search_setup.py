@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +46,6 @@ class SearchRules:
         self.differ_late = self.unk_later and self.policy.distinct == "text"
         if self.differ_late:
             self.n_kept, self.policy = UNLIMITED, replace(self.policy, distinct="tokens")
-        self.one_token = False  # the search ends one token after the prefix
-        self.n_alternatives = options.editing.alternatives
-        if self.n_alternatives:
-            self.check_prefixes()
-            self.policy = replace(self.policy, forced_then_end="any")  # words are not forced
-        self.n_rows = self.beam_size * max(1, self.n_alternatives)  # of a line, at once
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._as_drawn(self._plan(options.text.replace_unk and not self.unk_later))
         self.wishes: dict[tuple[Any, ...], Wishes] = {}
@@ -71,36 +64,6 @@ class SearchRules:
         """The same with another beam_size."""
         search = replace(self.search, beam_size=beam_size)
         return SearchRules(replace(self.options, search=search), self.checkpoint)
-
-    def keeping(self, n: int) -> "SearchRules":
-        """The same search, of which the n best hypotheses are read."""
-        rules = copy(self)
-        rules.n_kept = n
-        return rules
-
-    def next_tokens(self, n: int) -> "SearchRules":
-        """A search for the n best tokens behind a prefix, a hypothesis each, scored as here."""
-        rules = self.keeping(n)
-        rules.beam_size, rules.one_token = 1, True
-        rules.policy = replace(
-            self.policy,
-            candidates=n,
-            spares_one=False,
-            ended="refill",
-            ends_within=n,
-            pool="all",
-            at_max="rows",
-            distinct="tokens",
-        )
-        rules.plan = replace(
-            self.plan,
-            policy=rules.policy,
-            stop=Exhausted(),
-            beam_size=1,
-            beam_groups=1,
-            force_end="no",
-        )
-        return rules
 
     def _check_attention(self, options: TranslateOptions) -> None:
         """OptionError for what needs attention, or a layer of it, that the model does not have."""
@@ -254,16 +217,11 @@ class SearchRules:
         steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
         first = n_apart + 1 - self.plan.n_given
         max_steps = min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced)
-        prefix, apart = (*prefix, *example.chosen.ids), self.plan.prefix_counts != "all"
-        if self.one_token:
-            max_steps = min(max_steps, len(prefix) + 1)
         return Limits(
             max_steps,
             min_end=self.search.min_length + self.policy.min_length_offset + first,
             expected=self.search.ratio * self._src_length(example),
             prefix=prefix,
-            n_chosen=len(example.chosen.ids),
-            score=example.chosen.log_prob if apart else 0.0,
             seed=line_seed(self.seed, example.line.id),
             start=example.start,
         )

@@ -30,7 +30,7 @@ from onmt_lite.inference.batching import (
 )
 from onmt_lite.inference.budget import Budget, Room, Size, bytes_at_once, free_on
 from onmt_lite.inference.duplicates import Copies
-from onmt_lite.inference.fallbacks import filled
+from onmt_lite.inference.fallbacks import enough
 from onmt_lite.inference.glossary import Phrases, with_phrases
 from onmt_lite.inference.languages import choose_languages
 from onmt_lite.inference.loading import read_parts
@@ -326,7 +326,7 @@ class Translator:
             batches = self.batches(full, options.speed, rules)
             for group, n_slots in join_batches(batches, self._refills(rules)):
                 with self.clock.phase("decode"):
-                    decoded = filled(group, n_slots, rules, self.aligner.after(self._decode))
+                    decoded = enough(group, n_slots, rules, self.aligner.after(self._decode))
                 for example, each in zip(group, decoded, strict=True):
                     found[place[id(example)]] = each
                 copies.tell(progress, group, (len(f.hyps[0].token_log_probs) for f in decoded))
@@ -384,7 +384,7 @@ class Translator:
             return make_batches(examples, 1, "sents")
         if speed.batch_size is not None:
             return make_batches(examples, speed.batch_size, speed.batch_type)
-        limit = self.budget.limit(rules.n_rows)
+        limit = self.budget.limit(rules.beam_size)
         if speed.batch_type == "tokens":
             return make_batches(examples, limit.tokens, "tokens", max_sentences=limit.sentences)
         return make_batches(examples, limit.sentences, "sents")

@@ -109,9 +109,8 @@ class Plan:
     def n_before(self, limits: "Limits") -> int:
         """Tokens that the length of a sentence's hypotheses has beside their own: start tokens,
         or less those of a prefix that does not count, which takes the start tokens with it."""
-        n_free = len(limits.prefix) - limits.n_chosen
-        if n_free and self.prefix_counts == "nothing":
-            return -n_free
+        if self.prefix_counts == "nothing" and limits.prefix:
+            return -len(limits.prefix)
         return self.n_given
 
     def first_scores(self) -> list[float]:
@@ -133,8 +132,6 @@ class Limits:
     min_end    the first step that allows the end token
     expected   the length that `-ratio` expects, in tokens
     prefix     tokens that every hypothesis begins with
-    n_chosen   how many of these, the last ones, count as if this search had chosen them
-    score      of the first row, where the plan does not count a prefix: that of the chosen ones
     seed       of the sentence's random draws
     start      tokens that the decoder reads before, as many as the plan says; (): its bos_id
     """
@@ -143,8 +140,6 @@ class Limits:
     min_end: int = 1
     expected: float = 0.0
     prefix: tuple[int, ...] = ()
-    n_chosen: int = 0
-    score: float = 0.0
     seed: int = 0
     start: tuple[int, ...] = ()
 

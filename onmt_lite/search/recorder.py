@@ -91,7 +91,7 @@ def look_back(frontier: Frontier, slot: Slot) -> list[Step]:
     plan, steps = frontier.plan, list[Step]()
     if slot.past is None:
         return steps
-    before = [score + slot.beam.limits.score for score in plan.first_scores()]
+    before = plan.first_scores()
     past = zip(slot.past.lines.tolist(), slot.past.logits, slot.past.attn)
     for step, (line, logits, attn) in enumerate(past, start=1):
         rows = continuations(frontier.log.given(line, step).rows)

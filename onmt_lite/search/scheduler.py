@@ -133,8 +133,6 @@ class Feed:
         sizes = [1] * 6 + [len(starts[0]), 1, n_prefix]
         *of_table, newest, prefix = torch.split(facts, sizes, 1)
         tokens, scores = newest.repeat(1, k), self.first_scores.repeat(len(chosen), 1)
-        if any(s.limits.score for s in chosen):
-            scores += sent(torch.tensor([[s.limits.score] for s in chosen]), device)
         table = Table(tokens, scores, torch.zeros_like(tokens), *of_table)
         slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
         state, nothing = self.model.init_state(memory), (tokens[:, :0], scores[:, :0])
