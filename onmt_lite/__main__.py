@@ -37,19 +37,13 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
     from onmt_lite.config.interrupt import Interrupted
 
-    if early and (options.information.print_model or options.information.plan):
-        raise Interrupted(early[0])
     if options.information.print_model:
+        if early:
+            raise Interrupted(early[0])
         from onmt_lite.config.cli import print_out
         from onmt_lite.work import describe_models
 
         print_out(describe_models(options))
-        return
-    if options.information.plan:
-        from onmt_lite.config.cli import print_out
-        from onmt_lite.plan import plan
-
-        print_out(plan(options))
         return
     from onmt_lite.config.console import CONSOLE, is_typed
 

@@ -31,7 +31,7 @@ EXEMPT = {
     **dict.fromkeys(("quiet", "verbose", "report_time"), "is for the log alone"),
     **dict.fromkeys(("log_file", "log_file_level"), "is for the log alone"),
     "dump_beam": "watches and changes nothing",
-    **dict.fromkeys(("plan", "print_model"), "does no job"),
+    "print_model": "does no job",
     "resume": "asks for the comparison",
 }
 

@@ -83,7 +83,6 @@ OUTPUTS = {
     "print_completion": ("", "-print_completion zsh"),
     "save_config": ("", "-save_config {out}"),
     "print_model": ("", "-print_model"),
-    "plan": ("", "-plan"),
 }
 # ... or what is logged
 LOGS = {

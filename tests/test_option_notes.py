@@ -136,7 +136,7 @@ device gpu precision quiet log_file verbose report_time print_model
 unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
 token_scores report_align attn_debug gold_align score_only
 """.split()
-ALWAYS += ["plan", "dump_beam", "force_words", "ban_words"]
+ALWAYS += ["dump_beam", "force_words", "ban_words"]
 TABLE = [case for case in IDLE if case[2]]
 
 

@@ -3,8 +3,8 @@
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
 directory loads as it was written or is refused.  Three entries are optional: "unknown", the
 handling of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from
-score to confidence (`onmt_lite.checkpoints.confidence`), and the default of "split_longer".  Further
-entries, such as older versions wrote, are not read.
+score to confidence (`onmt_lite.checkpoints.confidence`), and the default of "split_longer".
+Further entries, such as older versions wrote, are not read.
 """
 
 import dataclasses

@@ -56,15 +56,6 @@ def available_memory(root: Path) -> list[int]:
     return []
 
 
-def peak_memory(root: Path = Path("/")) -> int:
-    """Bytes of main memory that this process has had at most; 0 where the kernel does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = read(root / "proc/self/status").split("\n")
-        (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return int(peak) << 10
-    return 0
-
-
 def may_have_gpu() -> bool:
     return any(map(os.path.exists, GPU_FILES))
 

@@ -35,13 +35,6 @@ class InformationOptions:
         value="FILE",
         example="beam.html",
     )
-    plan: bool = opt(
-        False,
-        "Print what the job would be, and exit: lines, tokens, what is blank, too long or unknown, "
-        "memory, and seconds, which translating a sample of the lines for 10 s shows; no output "
-        "is written",
-        example="-src input.de",
-    )
     print_model: bool = opt(
         False, "Print family, sizes, vocabularies and writer of the models, and exit"
     )
