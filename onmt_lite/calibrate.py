@@ -83,7 +83,7 @@ class CalibrateOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
-PROGRAM = Program((), USAGE, OPTIONS)
+PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS)
 
 
 def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:

@@ -51,7 +51,7 @@ class ExportOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
-PROGRAM = Program(("onmt_export",), USAGE, OPTIONS)
+PROGRAM = Program("onmt_export", USAGE, OPTIONS)
 
 
 def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:

@@ -80,7 +80,6 @@ OUTPUTS = {
     "help": ("", "-help"),
     "version": ("", "-version"),
     "print_schema": ("", "-print_schema"),
-    "print_completion": ("", "-print_completion zsh"),
     "save_config": ("", "-save_config {out}"),
     "print_model": ("", "-print_model"),
 }

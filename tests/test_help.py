@@ -1,10 +1,9 @@
-"""What the programs tell of their options: -help, -print_completion, -print_schema."""
+"""What the programs tell of their options: -help, -print_schema."""
 
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +21,7 @@ from onmt_lite.config.help import example as example_of
 from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
-from onmt_lite.config.schema import (
-    META_NAMES,
-    Resolver,
-    completion,
-    help_on,
-    help_text,
-    json_schema,
-)
+from onmt_lite.config.schema import META_NAMES, Resolver, help_on, help_text, json_schema
 from onmt_lite.errors import OptionError
 from onmt_lite.export import PROGRAM as EXPORT
 from onmt_lite.export import load_export_options
@@ -55,10 +47,10 @@ LOADS = {
     EXPORT: load_export_options,
     RAY: load_ray_options,
 }
-each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.commands[0])
+each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 EVERY = [(program, name) for program in PROGRAMS for name in program.options]
 every_option = pytest.mark.parametrize(
-    ("program", "name"), EVERY, ids=[f"{p.commands[0]}-{name}" for p, name in EVERY]
+    ("program", "name"), EVERY, ids=[f"{p.name}-{name}" for p, name in EVERY]
 )
 
 
@@ -178,118 +170,6 @@ class TestHelp:
     def test_md_prints_the_table(self, main):
         code, out, err = main(TRANSLATE, "-md")
         assert (code, err) == (0, "") and "| `-beam_size N` | `5` |" in out
-
-
-# -- completion ----------------------------------------------------------------------------------
-
-COMPLETE = """
-source script
-COMP_WORDS=({words})
-COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-{function}
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Scripts of all programs, and files to complete."""
-    path = tmp_path_factory.mktemp("completion")
-    for program in PROGRAMS:
-        for shell in ("bash", "zsh"):
-            script = completion(shell, program)
-            (path / f"{program.commands[0]}.{shell}").write_text(script, encoding="utf-8")
-    for name in ("input.de", "input two.de", "model.pt"):
-        (path / name).touch()
-    return path
-
-
-@pytest.fixture
-def complete(folder):
-    """complete(words) -> what bash offers for the last of them."""
-
-    def run(words, program=TRANSLATE):
-        function = f"_{program.commands[0]}"
-        text = COMPLETE.format(words=words, function=function)
-        text = text.replace("source script", f"source {program.commands[0]}.bash")
-        done = subprocess.run(
-            ["bash", "--norc", "-euc", text], cwd=folder, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return sorted(done.stdout.split("\n")[:-1])
-
-    return run
-
-
-class TestBash:
-    @pytest.mark.parametrize(
-        ("words", "offered"),
-        [
-            ("onmt_translate -beam", ["-beam_groups", "-beam_size"]),
-            ("onmt_translate --beam", ["--beam_groups", "--beam_size"]),
-            ("translate.py -src x -length_", ["-length_penalty"]),
-            ("onmt_translate -length_penalty ''", ["avg", "none", "wu"]),
-            ("onmt_translate -length_penalty w", ["wu"]),
-            ("onmt_translate --length_penalty = ''", ["avg", "none", "wu"]),
-            ("onmt_translate --length_penalty =", ["avg", "none", "wu"]),
-            ("onmt_translate -verbose ''", ["false", "true"]),
-            ("onmt_translate -src in", ["input two.de", "input.de"]),
-            ("onmt_translate -model a.pt m", ["model.pt"]),  # the second of several
-            ("onmt_translate -beam_size ''", [""]),
-            ("onmt_translate -print_completion ''", ["bash", "zsh"]),
-        ],
-    )
-    def test_offers(self, complete, words, offered):
-        assert complete(words) == offered
-
-    @each_program
-    def test_every_option_and_choice(self, complete, program):
-        command = program.commands[0]
-        assert complete(f"{command} -", program) == sorted(f"-{n}" for n in program.options)
-        for name, option in program.options.items():
-            if option.choices:
-                assert complete(f"{command} -{name} ''", program) == sorted(option.choices)
-
-    @each_program
-    def test_each_command_of_the_program_is_registered(self, folder, program):
-        script = f"source {program.commands[0]}.bash; complete -p {' '.join(program.commands)}"
-        done = subprocess.run(
-            ["bash", "--norc", "-ec", script], cwd=folder, capture_output=True, text=True
-        )
-        assert done.returncode == 0
-        assert done.stdout.count(f"-F _{program.commands[0]} ") == len(program.commands)
-
-    @each_program
-    def test_the_program_prints_the_script(self, main, program, folder):
-        code, out, err = main(program, "-print_completion", "bash", "-nope")
-        assert (code, err) == (0, "")
-        assert out.rstrip("\n") == (folder / f"{program.commands[0]}.bash").read_text().rstrip("\n")
-        code, out, err = main(program, "-print_completion", "fish")
-        assert (code, out) == (2, "")
-        assert "print_completion: expected one of bash, zsh, got 'fish'" in err
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-@each_program
-def test_zsh_takes_the_script(folder, program):
-    name = f"{program.commands[0]}.zsh"
-    check = subprocess.run(["zsh", "-n", name], cwd=folder, capture_output=True, text=True)
-    assert (check.returncode, check.stderr) == (0, "")
-    loaded = f"autoload -Uz compinit; compinit -D -u; source {name}; print -l $_comps[(I)*onmt*]"
-    done = subprocess.run(["zsh", "-fc", loaded], cwd=folder, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert program.commands[0] in done.stdout.split()
-
-
-@each_program
-def test_the_script_for_zsh_names_every_option(folder, program):
-    script = (folder / f"{program.commands[0]}.zsh").read_text(encoding="utf-8")
-    for name, option in program.options.items():
-        assert f"-{name}:" in script
-        if option.choices:
-            line = rf'^    [^"\n]*\b{name}\b[^"\n]*\) choices="(.*)" ;;$'
-            offered = re.search(line, script, re.M)
-            assert offered and offered[1].split() == list(option.choices)
 
 
 # -- the schema of the YAML files ------------------------------------------------------------------
@@ -441,7 +321,7 @@ def test_what_the_schema_takes_of_other_programs_is_taken(name, value):
 
 def test_broken_pipes_and_full_disks():
     """As -help and -print_config: 141 where nobody reads, 5 where nothing fits."""
-    for words in (["-print_schema"], ["-print_completion", "bash"], ["-help", "search"]):
+    for words in (["-print_schema"], ["-help", "search"]):
         command = [sys.executable, str(ROOT / "translate.py"), *words]
         reading, writing = os.pipe()
         os.close(reading)

@@ -91,7 +91,7 @@ class OutputOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((BenchOptions, OutputOptions, *META))
-PROGRAM = Program((), USAGE, OPTIONS)
+PROGRAM = Program("onmt_bench", USAGE, OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from onmt_lite.config.schema import (
     Program,
     Resolved,
     Resolver,
-    completion,
     help_on,
     help_text,
     json_schema,
@@ -109,7 +108,7 @@ def tell(argv: Sequence[str], program: Program) -> str:
             return help_text(program.options, f"{command()} {program.usage}", columns)
         return help_on(names, program.options, columns)
     meta = Resolver({name: program.options[name] for name in META_NAMES})
-    for name in ("version", "print_schema", "print_completion"):
+    for name in ("version", "print_schema"):
         if name in asked:
             meta.put_words(name, asked[name])
     values = meta.result().values
@@ -119,8 +118,6 @@ def tell(argv: Sequence[str], program: Program) -> str:
         return markdown_table(program.options)
     if values["print_schema"]:
         return json_schema(program)
-    if values["print_completion"]:
-        return completion(values["print_completion"], program)
     return ""
 
 

@@ -29,7 +29,7 @@ def json_schema(program: Program) -> str:
             known[name] = _foreign(other, only_off=other.refused or name in META_NAMES)
     schema = {
         "$schema": DRAFT,
-        "title": f"Options of {program.commands[0]}",
+        "title": f"Options of {program.name}",
         "type": "object",
         "additionalProperties": False,
         "properties": known,

@@ -84,9 +84,6 @@ class MetaOptions:
     print_schema: bool = opt(
         False, "Print the JSON Schema of the YAML files, for editors that check them, and exit"
     )
-    print_completion: Literal["bash", "zsh"] | None = opt(
-        None, "Print a script that completes options in a shell, and exit", example="bash"
-    )
     help: tuple[str, ...] = opt(
         (),
         "Print this text and exit; with names of options or groups, describe those with examples",

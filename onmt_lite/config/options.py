@@ -543,7 +543,7 @@ KINDS: dict[str, type] = {
 }
 GROUPS = (*KINDS.values(), *META)
 OPTIONS: dict[str, Option] = options_of(GROUPS, search_remark)
-PROGRAM = Program(("onmt_translate", "translate.py"), USAGE, OPTIONS, FOREIGN)
+PROGRAM = Program("onmt_translate", USAGE, OPTIONS, FOREIGN)
 
 
 def names_elsewhere(options: Container[str]) -> dict[str, str]:

@@ -9,14 +9,14 @@ from onmt_lite.config.option import Option
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What -help, -print_schema and -print_completion speak of.
+    """What -help and -print_schema speak of.
 
-    commands  the names that a shell knows it by
-    usage     what follows the command in the help
-    foreign   options of another program that its YAML files may hold
+    name     the command that it is installed as, or a name of that kind
+    usage    what follows the command in the help
+    foreign  options of another program that its YAML files may hold
     """
 
-    commands: tuple[str, ...]
+    name: str
     usage: str
     options: Mapping[str, Option]
     foreign: Mapping[str, Foreign] = field(default_factory=dict)

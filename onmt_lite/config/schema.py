@@ -6,7 +6,6 @@ command line and YAML are flat.  Sources are merged default < YAML files < comma
 problem in all of them is collected before anything is raised.
 """
 
-from onmt_lite.config.completion import completion
 from onmt_lite.config.conditions import asks, idle, refusals
 from onmt_lite.config.foreign import Foreign, as_words
 from onmt_lite.config.help import help_on, help_text, markdown_table
@@ -27,7 +26,6 @@ __all__ = [
     "as_words",
     "asks",
     "check",
-    "completion",
     "help_on",
     "help_text",
     "idle",

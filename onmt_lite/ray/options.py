@@ -170,7 +170,7 @@ NOT_HERE = {
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
 }
-PROGRAM = Program(("onmt_ray",), USAGE, OPTIONS, FOREIGN)
+PROGRAM = Program("onmt_ray", USAGE, OPTIONS, FOREIGN)
 
 
 def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:

@@ -299,7 +299,7 @@ ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
 }
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
-PROGRAM = Program(("onmt_train",), USAGE, OPTIONS)
+PROGRAM = Program("onmt_train", USAGE, OPTIONS)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class EvaluateOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
-PROGRAM = Program(("onmt_evaluate",), USAGE, OPTIONS)
+PROGRAM = Program("onmt_evaluate", USAGE, OPTIONS)
 
 
 def load_evaluate_options(argv: Sequence[str]) -> tuple[EvaluateOptions, Resolved]:

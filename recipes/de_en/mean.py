@@ -49,7 +49,7 @@ class MeanOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
-PROGRAM = Program(("onmt_mean",), USAGE, OPTIONS)
+PROGRAM = Program("onmt_mean", USAGE, OPTIONS)
 
 
 def load_mean_options(argv: Sequence[str]) -> tuple[MeanOptions, Resolved]:

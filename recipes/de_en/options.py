@@ -168,7 +168,7 @@ class TextOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((FileOptions, ChangeOptions, *META))
-PROGRAM = Program(("onmt_text",), USAGE, OPTIONS)
+PROGRAM = Program("onmt_text", USAGE, OPTIONS)
 
 
 def load_text_options(argv: Sequence[str]) -> tuple[TextOptions, Resolved]:
