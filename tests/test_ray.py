@@ -85,7 +85,7 @@ class TestOptions:
             ("-actors 0", "at least 1"),
             ("-workers 2", "here it is actors"),
             ("-tgt c", "only translate.py has it"),
-            ("-output_format moses", "one of text, jsonl, parquet"),
+            ("-output_format moses", "one of text, jsonl, got"),
             ("-beam_size 2 -n_best 3", "n_best 3 is more than beam_size 2"),
             ("-beta 1 -search marian", "-search marian has no such option"),
         ],
@@ -162,8 +162,7 @@ class TestWhichFiles:
         [
             (["a.txt", "b.de", "c"], "auto", "text"),
             (["a.jsonl", "b.JSONL"], "auto", "jsonl"),
-            (["a.parquet"], "auto", "parquet"),
-            (["a.parquet", "b.txt"], "text", "text"),
+            (["a.jsonl", "b.txt"], "text", "text"),
         ],
     )
     def test_kinds(self, names, asked, kind):
@@ -465,11 +464,6 @@ class TestRefusals:
         assert code == 5 and "gone.txt" in err
         code, err = refused("-src a.txt -output out2 -log_file a.txt")
         assert code == 2 and "log_file" in err
-
-    def test_several_translations_in_a_row(self, here, refused):
-        write(here / "a.txt", b"katze\n")
-        code, err = refused("-src a.txt -output out -n_best 2 -output_format parquet")
-        assert code == 2 and "n_best 2" in err
 
     def test_a_model_that_is_not_there(self, here, refused):
         write(here / "a.txt", b"katze\n")

@@ -20,7 +20,6 @@ import translate
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = (ROOT / "data" / "sample.de.txt").read_text(encoding="utf-8").split("\n")[:-1]
@@ -164,64 +163,16 @@ class TestSameAsTranslatePy:
         assert parts(here / "out")[-1] == "part-000003.jsonl"
         assert "invalid-json: 1 of 31 lines (31)" in err
 
-    def test_rows(self, here, start, expected):
-        """The columns of the input as they were, and three more; whatever the row groups."""
-        texts = [line.decode("utf-8", "replace") for line in lines(40)]
-        table = pa.table(
-            {
-                "id": pa.array(range(40), pa.int16()),
-                "body": pa.array([None, *texts[1:]], pa.large_string()),
-                "tags": pa.array([["a", None]] * 40, pa.list_(pa.string())),
-            }
-        )
-        pq.write_table(table, "a.parquet", row_group_size=15)
-        given = ["-text_field", "body", "-bucket_lines", "10"]
-        code, err = start("-src", "a.parquet", "-output", "out", *given).end()
-        assert code == 0, err
-        assert len(parts(here / "out")) == 2 + 2 + 1
-        found = pa.concat_tables([pq.read_table(here / "out" / n) for n in parts(here / "out")])
-        assert found.select(table.column_names).equals(table)
-        made = found.drop_columns(table.column_names).to_pylist()
-        (here / "a.txt").write_bytes(b"\n".join(text.encode() for text in ["", *texts[1:]]) + b"\n")
-        wanted = expected("-src", "a.txt", "-output_format", "jsonl").split(b"\n")[:-1]
-        for row, record in zip(made, map(json.loads, wanted), strict=True):
-            best = record["hyps"][0]
-            assert (row["translation"], row["notes"]) == (best["text"], record["notes"])
-            assert row["score"] == pytest.approx(
-                best["score"] if best["tokens"] else None, abs=1e-5
-            )
-
-    def test_other_kinds_of_output(self, here, start, expected):
-        table = pa.table({"text": ["katze", "katze", None], "when": [1.5, float("nan"), None]})
-        pq.write_table(table, "a.parquet")
+    def test_another_kind_of_output(self, here, start, expected):
         (here / "a.txt").write_bytes(b"katze\nkatze\n\n")
-        common = ["-model", TOY, "-bucket_lines", "2"]
-        for form, source in (("text", "a.parquet"), ("jsonl", "a.parquet"), ("parquet", "a.txt")):
-            given = [*common, "-src", source, "-output_format", form, "-output", form]
-            code, err = start(*given).end()
-            assert code == 0, err
-        assert joined(here / "text") == expected("-src", "a.txt", *common)
-        records = [json.loads(line) for line in joined(here / "jsonl").split(b"\n")[:-1]]
-        wanted = expected("-src", "a.txt", "-output_format", "jsonl", *common).split(b"\n")[:-1]
-        fields = [{"when": 1.5}, {"when": None}, {"when": None}]
-        assert [record.pop("fields") for record in records] == fields
-        assert records == list(map(json.loads, wanted))
-        tables = [pq.read_table(here / "parquet" / name) for name in parts(here / "parquet")]
-        rows = pa.concat_tables(tables).to_pylist()
-        assert [row["text"] for row in rows] == ["katze", "katze", ""]
-        texts = joined(here / "text").decode().split("\n")[:-1]
-        assert [row["translation"] for row in rows] == texts
+        given = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "2", "-output_format", "jsonl"]
+        code, err = start(*given, "-output", "out").end()
+        assert (code, joined(here / "out")) == (0, expected(*given)), err
 
     def test_nothing_to_translate(self, here, start):
         (here / "a.txt").write_bytes(b"")
         code, err = start("-src", "a.txt", "-output", "out", "-model", TOY).end()
         assert (code, parts(here / "out"), joined(here / "out")) == (0, ["part-000000.txt"], b"")
-        pq.write_table(pa.table({"n": pa.array([], pa.int8()), "text": [""][:0]}), "a.parquet")
-        code, err = start("-src", "a.parquet", "-output", "out2", "-model", TOY).end()
-        assert (code, parts(here / "out2")) == (0, ["part-000000.parquet"]), err
-        found = pq.read_table(here / "out2" / "part-000000.parquet")
-        assert found.column_names == ["n", "text", "translation", "score", "notes"]
-        assert found.schema.field("n").type == pa.int8() and len(found) == 0
 
     def test_what_the_model_makes_of_options_is_said_once(self, here, start):
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
@@ -332,20 +283,6 @@ class TestResume:
         code, err = start(*given, "-resume").end()
         assert code == 2 and "a.txt, has other contents" in err
 
-    def test_columns_that_cannot_be(self, here, start):
-        table = pa.table({"text": ["katze"], "score": [1.0], "n": [1]})
-        pq.write_table(table, "a.parquet")
-        code, err = start("-src", "a.parquet", "-output", "out").end()
-        assert code == 2 and "has a column score already" in err
-        code, err = start("-src", "a.parquet", "-output", "out", "-text_field", "body").end()
-        assert code == 2 and "no column body; its columns are text, score, n" in err
-        code, err = start("-src", "a.parquet", "-output", "out", "-text_field", "n").end()
-        assert code == 2 and "column n of " in err
-        (here / "b.parquet").write_bytes(b"PAR1 and no more")
-        code, err = start("-src", "b.parquet", "-output", "out").end()
-        assert code == 3 and "no Parquet file" in err
-        assert not (here / "out").exists()
-
     def test_a_model_that_actors_cannot_load(self, here, start):
         (here / "a.txt").write_bytes(b"katze\n")
         (here / "m.json").write_bytes(b"{}")
@@ -387,6 +324,50 @@ def test_a_dataset(here, cluster):
     assert [row["notes"] for row in rows] == [list(t.notes) for t in wanted]
     scores = [t.hyps[0].score if t.hyps[0].tokens else None for t in wanted]
     assert [row["score"] for row in rows] == pytest.approx(scores, abs=1e-5)
+
+
+def test_rows_of_a_table():
+    """The columns as they were, of whatever type the texts are; and three more."""
+    from onmt_lite import Translator
+    from onmt_lite.config.options import TranslateOptions
+    from onmt_lite.ray.actors import TranslateRows
+
+    texts = ["katze", None, "", "\u2028 katze", "x" * 300]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        table = pa.table(
+            {
+                "id": pa.array(range(5), pa.int16()),
+                "body": pa.array(texts, kind),
+                "tags": pa.array([["a", None]] * 5, pa.list_(pa.string())),
+            }
+        )
+        options = TranslateOptions.of(model=TOY, output_format="jsonl")
+        found = TranslateRows(options, "body")(table)
+        assert found.select(table.column_names).equals(table)
+        made = found.drop_columns(table.column_names).to_pylist()
+        wanted = Translator.from_pretrained(TOY).translate([text or "" for text in texts])
+        for row, t in zip(made, wanted, strict=True):
+            best = t.hyps[0]
+            assert (row["translation"], row["notes"]) == (best.text, list(t.notes))
+            score = best.score if best.tokens else None
+            assert row["score"] == pytest.approx(score, abs=1e-5)
+    nothing = TranslateRows(options, "body")(table.slice(0, 0))
+    assert nothing.column_names == [*table.column_names, "translation", "score", "notes"]
+    assert len(nothing) == 0
+
+
+def test_columns_that_cannot_be():
+    from onmt_lite.errors import OptionError
+    from onmt_lite.ray.tables import check_columns
+
+    schema = pa.table({"text": ["katze"], "score": [1.0], "n": [1]}).schema
+    for column, said in (
+        ("text", "has a column score already"),
+        ("body", "no column body; its columns are text, score, n"),
+        ("n", "n of the dataset is int64; name one of text"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            check_columns(schema, column)
 
 
 def test_a_dataset_refuses_at_once():

@@ -5,9 +5,9 @@ where the actors run, and what becomes of those that die.  Files in the order of
 
     options.py   the options, most of them those of translate.py
     job.py       the driver: one job from inputs to the folder
-    inputs.py    files, cut into ranges of lines or rows
+    inputs.py    files, cut into ranges of lines
     actors.py    what runs on the machines: ranges to parts
-    tables.py    rows of Parquet
+    tables.py    rows of a dataset
     folder.py    the manifest, the parts, what is known of a job that was stopped
 """
 
@@ -61,7 +61,7 @@ def translate_dataset(
         raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")
     known = ds.schema(fetch_if_missing=False)
     if known is not None and isinstance(known.base_schema, Schema):
-        check_columns(known.base_schema, column, "the dataset")
+        check_columns(known.base_schema, column)
     device = "cuda" if gpus_per_actor else "cpu"
     return ds.map_batches(
         TranslateRows,

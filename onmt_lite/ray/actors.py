@@ -26,8 +26,8 @@ class Task:
     """What all actors of a job do.
 
     options     of the Translator
-    kind        of the inputs: text, jsonl or parquet
-    text_field  of objects and rows
+    kind        of the inputs: text or jsonl
+    text_field  of objects
     folder      for the parts
     job         what the machine must have: see `onmt_lite.fingerprint`
     """
@@ -74,16 +74,9 @@ class TranslateBucket:
             raise died(bucket)
         if self.translator is None:
             self.translator, self.notes = load(task)
-        table, lines = read(bucket, task)
+        lines = read_lines(bucket, task.kind, task.text_field)
         done = translate_lines(self.translator, task.options, lines, bucket.number)
-        data = done.data
-        if task.folder.kind == "parquet":
-            from onmt_lite.ray import tables
-
-            if table is None:
-                table = tables.of_lines(lines, task.text_field)
-            data = tables.to_bytes(tables.with_translations(table, data))
-        finish_part(task.folder, bucket.number, data, done.summary.notes)
+        finish_part(task.folder, bucket.number, done.data, done.summary.notes)
         return done
 
 
@@ -99,8 +92,8 @@ class TranslateRows:
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         from onmt_lite.ray import tables
 
-        tables.check_columns(table.schema, self.column, "the dataset")
-        lines = tables.lines_of(table, self.column, 0, with_fields=False)
+        tables.check_columns(table.schema, self.column)
+        lines = tables.lines_of(table, self.column)
         done = translate_lines(self.translator, self.options, lines, 0)
         return tables.with_translations(table, done.data)
 
@@ -143,17 +136,6 @@ def load(task: Task) -> "tuple[Translator, list[str]]":
     translator = Translator.load(task.options)
     notes = model_notes(task.options, translator.checkpoint, translator.device)
     return translator, [f"NOTE: {note}" for note in notes]
-
-
-def read(bucket: Range, task: Task) -> "tuple[pyarrow.Table | None, list[Line]]":
-    """The lines of a bucket, and the table whose rows they are, if there is one."""
-    if task.kind != "parquet":
-        return None, read_lines(bucket, task.kind, task.text_field)
-    from onmt_lite.ray import tables
-
-    table = tables.read_rows(bucket)
-    with_fields = task.folder.kind == "jsonl"
-    return table, tables.lines_of(table, task.text_field, bucket.first, with_fields)
 
 
 def translate_lines(

@@ -29,7 +29,7 @@ from onmt_lite.reports import LOG, Noted, Summary
 SUCCESS, NOTES, ATTEMPTS, LOCK = "_SUCCESS", ".notes", ".attempts", ".lock"
 OF_MANIFEST = {"versions", "options", "files", "asked", "inputs"}
 MAX_ATTEMPTS = 3  # so many actors may die of one bucket
-SUFFIX = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
+SUFFIX = {"text": "txt", "jsonl": "jsonl"}
 # Files that are not complete yet, left behind by whoever was killed
 UNFINISHED = re.compile(r"\.(manifest\.json|_SUCCESS|\d+|part-\d+\.[a-z]+)\.[^/]*\.tmp")
 

@@ -8,7 +8,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.text.file_types import LOOKED_AT, kind_of
@@ -25,7 +25,7 @@ from onmt_lite.text.lines import (
 from onmt_lite.text.stream import GZIP, Stream
 
 CHUNK = 1 << 20
-SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet"}
+Kind = Literal["text", "jsonl"]  # of inputs and outputs
 MANIFEST = "manifest.json"  # of a folder that a job has written: no input
 
 
@@ -36,10 +36,8 @@ class Range:
     number   of the bucket, from 0
     file     the input's place among all inputs
     first    number of the first line, counted over all inputs from 0
-    n_lines  lines, or rows of a table
-    start    bytes before the range, or rows before it in its row group
-    n_bytes  its bytes, and `crc` their CRC-32; both 0 for rows
-    group    the row group; 0 for lines
+    start    bytes before the range
+    n_bytes  its bytes, and `crc` their CRC-32
     """
 
     number: int
@@ -51,7 +49,6 @@ class Range:
     start: int
     n_bytes: int = 0
     crc: int = 0
-    group: int = 0
 
 
 class Part(NamedTuple):
@@ -59,9 +56,8 @@ class Part(NamedTuple):
 
     start: int
     n_lines: int
-    n_bytes: int = 0
-    crc: int = 0
-    group: int = 0
+    n_bytes: int
+    crc: int
 
 
 @dataclass(frozen=True)
@@ -130,16 +126,13 @@ def _checked(path: str) -> str:
     return path
 
 
-def kind_of_files(paths: Sequence[str], asked: str) -> str:
-    """`text`, `jsonl` or `parquet`: what -input_format asks for, or what all suffixes say.
-
-    OptionError where suffixes differ.
-    """
+def kind_of_files(paths: Sequence[str], asked: Kind | Literal["auto"]) -> Kind:
+    """What -input_format asks for, or what all suffixes say.  OptionError where suffixes differ."""
     if asked != "auto":
         return asked
-    kinds: dict[str, str] = {}  # the first file of each
+    kinds: dict[Kind, str] = {}  # the first file of each
     for path in paths:
-        kinds.setdefault(SUFFIXES.get(os.path.splitext(path)[1].lower(), "text"), path)
+        kinds.setdefault("jsonl" if path.lower().endswith(".jsonl") else "text", path)
     if len(kinds) > 1:
         shown = ", ".join(f"{path} is {kind}" for kind, path in kinds.items())
         raise OptionError(f"src: files of several kinds ({shown}); translate each kind by itself")
@@ -212,28 +205,6 @@ def cut(chunks: Iterable[bytes], bucket_lines: int) -> Iterator[Part]:
         yield Part(start, n_lines + (length > 0), n_bytes, crc)
 
 
-def cut_rows(path: str, bucket_lines: int) -> Input:
-    """A Parquet file, cut into its row groups, and those into runs of `bucket_lines` rows.
-    DataError where it is none, FileError where it cannot be read."""
-    groups, size, sha = row_groups(path), 0, hashlib.sha256()
-    for chunk in _chunks(path, CHUNK):
-        sha.update(chunk)
-        size += len(chunk)
-    parts = [
-        Part(start, min(bucket_lines, n_rows - start), group=group)
-        for group, n_rows in enumerate(groups)
-        for start in range(0, n_rows, bucket_lines)
-    ]
-    return Input(path, size, sha.hexdigest(), parts)
-
-
-def row_groups(path: str) -> list[int]:
-    """The number of rows in each."""
-    with open_table(path) as table:
-        metadata = table.metadata
-    return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-
-
 # -- reading again --------------------------------------------------------------------------------
 
 
@@ -268,19 +239,6 @@ def read_lines(wanted: Range, kind: str, text_field: str) -> list[Line]:
 
 def changed(wanted: Range) -> FileError:
     return FileError(f"{wanted.path} was changed while it was read; translate it once more")
-
-
-def open_table(path: str) -> Any:
-    """A pyarrow.parquet.ParquetFile.  DataError where it is none, FileError as for any file."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        return parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-        raise DataError(f"{path} is no Parquet file, or a damaged one ({error})") from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _chunks(path: str, size: int) -> Iterator[bytes]:

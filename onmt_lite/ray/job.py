@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from onmt_lite.buckets import BUCKET_LINES
 from onmt_lite.checkpoints.shipped import find_model, model_paths
@@ -33,14 +33,13 @@ from onmt_lite.ray.actors import Task, TranslateBucket, packed, where_we_are
 from onmt_lite.ray.folder import Folder
 from onmt_lite.ray.inputs import (
     Input,
+    Kind,
     Range,
     cut_lines,
-    cut_rows,
     find_files,
     kind_of_files,
     look_at,
     number,
-    open_table,
 )
 from onmt_lite.ray.options import ClusterOptions, RayOptions
 from onmt_lite.reports import LOG
@@ -61,7 +60,7 @@ def run_job(options: RayOptions) -> None:
         paths = find_files(files.src)
         kind = kind_of_files(paths, files.input_format)
         made = files.output_format or kind
-        check_inputs(paths, kind, made, options)
+        check_inputs(paths, options)
         with folders.open_folder(files.output, files.resume) as before:
             try:
                 task, ranges = plan(paths, kind, made, options, before)
@@ -89,8 +88,8 @@ def find_ray() -> Any:
 # -- before the work ------------------------------------------------------------------------------
 
 
-def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions) -> None:
-    """Raise OptionError, DataError or CheckpointError where names, first bytes or columns tell that
+def check_inputs(paths: Sequence[str], options: RayOptions) -> None:
+    """Raise OptionError, DataError or CheckpointError where names or first bytes tell that
     something cannot be read or written."""
     files, translation = options.files, options.translation
     log_file = translation.jobs.log_file
@@ -99,28 +98,17 @@ def check_inputs(paths: Sequence[str], kind: str, made: str, options: RayOptions
     for path in paths:
         if os.path.realpath(path).startswith(os.path.join(output, "")):
             raise OptionError(f"output: {path} of src is in {files.output}; choose another folder")
-    if made == "parquet" and translation.search.n_best > 1:
-        raise OptionError(
-            f"n_best {translation.search.n_best}: a row of parquet has one translation; give "
-            "n_best 1, or output_format jsonl"
-        )
     for model in model_paths(translation.model.model):
         if not find_model(model).exists():
             raise CheckpointError(f"no model at {model}: there is no such file or directory")
     for path in paths:
-        if kind != "parquet":
-            look_at(path)
-            continue
-        from onmt_lite.ray.tables import check_columns
-
-        with open_table(path) as table:
-            check_columns(table.schema_arrow, files.text_field, path)
+        look_at(path)
 
 
 def plan(
     paths: Sequence[str],
-    kind: str,
-    made: str,
+    kind: Kind,
+    made: Kind,
     options: RayOptions,
     before: folders.Manifest | None,
 ) -> tuple[Task, list[Range]]:
@@ -129,9 +117,8 @@ def plan(
     files = options.files
     device = "cuda" if options.cluster.gpus_per_actor else "cpu"
     bucket_lines = files.bucket_lines or BUCKET_LINES[device]
-    translation = of_lines(options.translation, "text" if made == "text" else "jsonl")
-    cut = cut_rows if kind == "parquet" else cut_lines
-    inputs = [cut(path, bucket_lines) for path in paths]
+    translation = of_lines(options.translation, made)
+    inputs = [cut_lines(path, bucket_lines) for path in paths]
     job = fingerprint(translation)
     asked = {"bucket_lines": bucket_lines, "device": device}
     asked |= {"input_format": kind, "output_format": made, "text_field": files.text_field}
@@ -145,8 +132,8 @@ def plan(
     return Task(translation, kind, files.text_field, folder, job), ranges
 
 
-def of_lines(options: TranslateOptions, form: Literal["text", "jsonl"]) -> TranslateOptions:
-    """Of lines that have been read already; rows of Parquet are made of JSONL."""
+def of_lines(options: TranslateOptions, form: Kind) -> TranslateOptions:
+    """The options of lines that have been read already."""
     data = replace(options.data, src="", output_format=form, input_format="text")
     return replace(options, data=data)
 

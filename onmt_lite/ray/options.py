@@ -55,21 +55,20 @@ class FilesOptions:
         value="PATH",
         example="translated",
     )
-    input_format: Literal["auto", "text", "jsonl", "parquet"] = opt(
+    input_format: Literal["auto", "text", "jsonl"] = opt(
         "auto",
-        "Read lines (`text`), a JSON object per line (`jsonl`) or rows of a table (`parquet`); "
-        "`auto` goes by the suffix, .jsonl or .parquet, and is else `text`",
+        "Read lines (`text`) or a JSON object per line (`jsonl`); `auto` goes by the suffix, "
+        ".jsonl, and is else `text`",
         example="jsonl",
     )
-    output_format: Literal["text", "jsonl", "parquet"] | None = opt(
+    output_format: Literal["text", "jsonl"] | None = opt(
         None,
-        "Write translations (`text`), JSON objects (`jsonl`) or the rows of the input with the "
-        "columns translation, score and notes (`parquet`); without it, what the input is",
+        "Write translations (`text`) or JSON objects (`jsonl`); without it, what the input is",
         example="jsonl",
     )
     text_field: str = opt(
         "text",
-        "Translate this field of JSON objects, this column of a table",
+        "Translate this field of JSON objects",
         value="NAME",
         example="body -input_format jsonl",
     )
