@@ -118,7 +118,7 @@ class Translation:
     trace         of a line that was traced: how it was found
     confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
                   it, or cannot tell (not `calibrated`)
-    fields        the other fields of a line of JSONL: an object, as it was written
+    fields        the other fields of a line of JSONL: an object, as JSON
     src_tokens    to which alignments refer; None where there are none
     gold_align    of the reference, with -gold_align
     attn_table    weights of its best hypothesis as lines of the log, with -attn_debug

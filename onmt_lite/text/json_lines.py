@@ -1,15 +1,17 @@
 """Lines of a JSONL input: an object each, one field of which is the text to translate."""
 
+import contextlib
 import json
 import re
-from typing import NoReturn
+import sys
+from collections.abc import Iterator
 
 from onmt_lite.text.line import Line
 from onmt_lite.text.lines import to_line
 
 INVALID = "invalid-json"  # the note of a line that is no object with a text
 MAX_DEPTH = 200  # arrays and objects in one another; not all readers take 1,000
-SPACE = re.compile(r"[ \t\r]*")
+MAX_DIGITS = 100_000  # of a whole number, which takes half a second; a million would take 35
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no encoding has
 
 
@@ -32,70 +34,37 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
 
 
 def read_object(text: str, field: str) -> tuple[object, str]:
-    """Read an object: the value of `field`, and the text of an object of all other fields.
+    """Read an object: the value of `field`, None if it has none, and the other fields as JSON.
 
-    These stay as they are written, so that no number is rounded and no field is lost whose name
-    comes twice.  Of several fields with the name `field` the last counts; the value of none, and a
-    number, is None.  ValueError or RecursionError unless `text` is one object, with values of at
-    most MAX_DEPTH arrays and objects in one another.
+    Raises ValueError or RecursionError unless `text` is one object whose other fields can be
+    written as JSON again: NaN, Infinity and numbers that are too large for a float cannot.
     """
-    value, others = None, []
-    mark, place = _mark(text, 0, "{")
-    if text.startswith("}", place):
-        mark, place = _mark(text, place, "}")
-    while mark in "{,":
-        start = place
-        name, end = _value(text, place)
-        _, place = _mark(text, end, ":")
-        found, end = _value(text, place)
-        if not isinstance(name, str):
-            raise ValueError(f"no name: {name!r}")
-        if name == field:
-            value = found
-        else:
-            others.append(text[start:end].replace("\r", " "))  # between, never in, strings
-        mark, place = _mark(text, end, ",}")
-    if place < len(text):
-        raise ValueError(f"more than an object: {text[place:]}")
-    return value, f"{{{', '.join(others)}}}"
+    with long_numbers():
+        record = json.loads(text)
+        if not isinstance(record, dict) or depth(record) > MAX_DEPTH + 1:
+            raise ValueError("no object, or a deep one")
+        value = record.pop(field, None)
+        fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    # Half a character becomes \\udXXX, its escape in JSON too
+    return value, fields.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _mark(text: str, place: int, marks: str) -> tuple[str, int]:
-    """The mark that stands next, one of `marks`, and the place of what follows."""
-    place = SPACE.match(text, place).end()  # type: ignore[union-attr]
-    mark = text[place : place + 1]
-    if not mark or mark not in marks:
-        raise ValueError(f"none of {marks} at {place}: {mark}")
-    return mark, SPACE.match(text, place + 1).end()  # type: ignore[union-attr]
+def depth(value: object) -> int:
+    """Count how many arrays and objects are in one another."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
 
 
-def _value(text: str, place: int) -> tuple[object, int]:
-    """The value that stands there and the place behind it.
-
-    Only strings are what they are: a number is None, an object the list of its values.
-    """
-    value, end = DECODER.raw_decode(text, place)
-    if _depth(value) > MAX_DEPTH:
-        raise ValueError(f"deeper than {MAX_DEPTH}")
-    return value, end
-
-
-def _depth(value: object) -> int:
-    """How many lists are in one another."""
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
-
-
-def _no_value(number: str) -> None:
-    """A number is passed on as text; its value may be out of range."""
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"no JSON: {constant}")  # NaN, Infinity
-
-
-DECODER = json.JSONDecoder(
-    object_pairs_hook=lambda members: [value for _, value in members],
-    parse_int=_no_value,
-    parse_float=_no_value,
-    parse_constant=_refuse,
-)
+@contextlib.contextmanager
+def long_numbers() -> Iterator[None]:
+    """Let Python read and write whole numbers of up to MAX_DIGITS digits, not 4,300."""
+    if not hasattr(sys, "set_int_max_str_digits"):  # Python 3.10.6 and before: no limit
+        yield
+        return
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(MAX_DIGITS)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)

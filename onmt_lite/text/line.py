@@ -10,7 +10,7 @@ class Line:
     """One line of input.
 
     notes   what was done to it, as in the JSONL output
-    fields  of a line that is a JSON object: the object without the text, as it was written
+    fields  of a line that is a JSON object: the object without the text, as JSON
     traced  its search is to be watched, see `onmt_lite.inference.trace`
     forced  phrases that its translation is to hold
     banned  phrases that no translation of it may hold
