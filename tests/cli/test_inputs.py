@@ -1,11 +1,8 @@
 """Inputs that are no plain UTF-8 text: refused with what to do, unpacked, or noted."""
 
-import bz2
-import codecs
 import gzip
 import io
 import json
-import lzma
 import os
 import re
 import shutil
@@ -57,22 +54,22 @@ def test_what_is_no_text_on_standard_input(main, tmp_path):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (bz2.compress(LINES), "a bzip2 file; unpack it first: bzcat x"),
-        (lzma.compress(LINES), "an xz file; unpack it first: xzcat x"),
-        (codecs.decode("28b52ffd0458010000", "hex"), "a zstd file; unpack it first: zstdcat x"),
-        (b"PAR1\x15\0\x15\x1a", "a Parquet file; export the column to translate as a text file"),
         (bytes(4096), "binary data, with NUL bytes; give lines of text"),
         (b"\xff\xff\0\0" * 1024, "binary data, with NUL bytes; give lines of text"),
         (
             "ein Haus\n".encode("utf-16be") * 99,
             "UTF-16 without a byte order mark; convert it: iconv -f utf-16be -t utf-8 x",
         ),
+        (
+            "\ufeffein\nzwei\n".encode("utf-16le"),
+            "UTF-16; convert it: iconv -f utf-16 -t utf-8 x",
+        ),
     ],
 )
 def test_kinds_are_told_by_their_first_bytes(main, tmp_path, data, said, pack):
     (tmp_path / "x").write_bytes(pack(data))
     if pack is gzip.compress:
-        said = re.sub(r": (\w+cat|iconv .*) x$", r": zcat x | \1", said)
+        said = re.sub(r": (iconv .*) x$", r": zcat x | \1", said)
     done = main("-src", "x", "-output", "out", "-model", "no/such")
     assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {said}")
     assert os.listdir(tmp_path) == ["x"]
@@ -231,8 +228,8 @@ class TestAnInputThatChanges:
 
 OBJECTS = [  # a line; its text, translation, notes and other fields
     (
-        rb'{"id": 7, "text": "one", "hyps": [1.10, 1e400], "notes": "\u2028", "src": null}',
-        ("one", "ein", [], {"id": 7, "hyps": [1.1, 1e400], "notes": "\u2028", "src": None}),
+        rb'{"id": 7, "text": "one", "hyps": [1.10, 1e4], "notes": "\u2028", "src": null}',
+        ("one", "ein", [], {"id": 7, "hyps": [1.1, 1e4], "notes": "\u2028", "src": None}),
     ),
     (
         '{"text": "odd", "\u2028": "\x85", "fields": {"text": "two"}}\r'.encode(),
@@ -250,6 +247,7 @@ OBJECTS = [  # a line; its text, translation, notes and other fields
             b'["one"]',
             b'{"text": "one"',
             b'{"text": "one", "id": NaN}',
+            b'{"text": "one", "id": [-1e400]}',
             b'{"text": "one", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         ]
     ],
@@ -273,7 +271,7 @@ class TestJsonl:
         assert [record["id"] for record in records] == list(range(len(OBJECTS)))
         found = [(r["src"], r["hyps"][0]["text"], r["notes"], r["fields"]) for r in records]
         assert found == [expected for _, expected in OBJECTS]
-        assert b"[1.10, 1e400]" in done.out and b'"id": -0' in done.out
+        assert b"[1.1, 10000.0]" in done.out
         n_invalid = sum("invalid-json" in expected[2] for _, expected in OBJECTS)
         assert done.code == 7 and f"error: {n_invalid} lines could not be translated" in done.err
         assert f"invalid-json: {n_invalid} of {len(OBJECTS)} lines" in done.err
