@@ -19,7 +19,7 @@ from onmt_lite import export, train
 from onmt_lite.config.help import by_group
 from onmt_lite.config.help import example as example_of
 from onmt_lite.config.opennmt_options import FOREIGN
-from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.config.options import OPTIONS, load_options, remark
 from onmt_lite.config.options import PROGRAM as TRANSLATE
 from onmt_lite.config.schema import META_NAMES, Resolver, help_on, help_text, json_schema
 from onmt_lite.errors import OptionError
@@ -188,7 +188,7 @@ def schema_takes(program, document):
 
 def resolver_takes(program, document):
     """Value by value: what options say together is not the schema's business."""
-    resolver = Resolver(dict(program.options), ELSEWHERE, program.foreign)
+    resolver = Resolver(dict(program.options), remark, program.foreign)
     for name, value in document.items():
         resolver.put(name, value, "here")
     try:

@@ -115,6 +115,11 @@ def test_version_and_help(run, command):
     assert run(*command, "-help", err="").startswith(" ".join(command) + " ")
 
 
+def test_names_of_other_tools_are_known(run):
+    said = "onmt_lite: error: unknown option num_beams; here it is beam_size (command line)\n"
+    run("onmt_translate", "-num_beams", "5", code=2, err=said)
+
+
 def test_the_commands_train_and_export(run, tmp_path):
     assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
     run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")

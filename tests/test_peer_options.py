@@ -1,18 +1,16 @@
-"""Names of CTranslate2, fairseq, Marian and transformers: refused with ours, table and hints."""
+"""Names of CTranslate2, fairseq, Marian and transformers: refused with ours, and in README.md."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from onmt_lite import OptionError, Translator
-from onmt_lite.checkpoints.shipped import model_paths
-from onmt_lite.config.options import ELSEWHERE, OPTIONS, TranslateOptions, load_options
-from onmt_lite.config.peer_options import NAMES, NOTHING, hints, migration_table, option_of
-from onmt_lite.ray.options import NOT_HERE
+from onmt_lite import OptionError
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
+from onmt_lite.config.peers import FOR_TRAINING, NOTHING, option_of, table
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
+from onmt_lite.ray.options import load_ray_options
 
-README = Path(__file__).resolve().parents[1] / "README.md"
 # What each name must lead to, from the documentation of the tools
 EXPECTED = """
 num_hypotheses n_best; no_repeat_ngram_size block_ngram_repeat; max_decoding_length max_length;
@@ -36,29 +34,21 @@ num_beam_groups beam_groups; diversity_penalty diversity_rate; bad_words_ids ban
 force_words_ids force_words; forced_bos_token_id tgt_prefix; output_scores token_scores
 """
 PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
+TOOLS, OTHERS = table()["tools"], table()["others"]
 
 
-def hint_of(theirs: str, ours: str) -> str:
-    """The beginning of what is said of a name."""
-    return f"unknown option {theirs}; " + (f"here it is {ours}" if ours in OPTIONS else NOTHING)
-
-
-def spellings(theirs: str) -> list[str]:
-    """With hyphens and with underscores, but for what is a name of ours."""
-    both = {theirs.replace("-", "_"), theirs.replace("_", "-")}
-    return sorted(both - set(OPTIONS))
-
-
-def problems_of(load) -> tuple[str, ...]:
+def problem_of(load) -> str:
     with pytest.raises(OptionError) as caught:
         load()
-    return caught.value.problems
+    (problem,) = caught.value.problems
+    return problem
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
+    """With hyphens and with underscores, but for what is a name of ours."""
     path = tmp_path / "a.yaml"
-    for name in spellings(theirs):
+    for name in {theirs.replace("-", "_"), theirs.replace("_", "-")} - set(OPTIONS):
         path.write_text(f"{name}: 2\n", encoding="utf-8")
         sources = [
             lambda name=name: load_options([f"-{name}", "2"]),
@@ -68,43 +58,21 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
             lambda name=name: TranslateOptions.of(**{name: 2}),
         ]
         for load in sources:
-            (problem,) = problems_of(load)
-            assert re.match(rf"{re.escape(hint_of(name, ours))}\b", problem), problem
+            said = rf"unknown option {name}; here it is {ours}\b"
+            assert re.match(said, problem := problem_of(load)), problem
+    assert any(option_of(names.get(theirs, "")) == ours for names in TOOLS.values())
 
 
-def test_python_says_the_same():
-    for theirs, ours in [("num_hypotheses", "n_best"), ("no-repeat-ngram-size", "block_ngram_")]:
-        (problem,) = problems_of(
-            lambda theirs=theirs: Translator.from_pretrained(model_paths(())[0], **{theirs: 2})
-        )
-        assert problem.startswith(f"unknown option {theirs}; here it is {ours}")
-
-
-def test_the_table_has_every_name():
-    listed = {theirs: option_of(ours) for names in NAMES.values() for theirs, ours in names.items()}
-    assert {theirs: listed.get(theirs) for theirs, _ in PAIRS} == dict(PAIRS)
-
-
-def test_a_name_of_several_tools_leads_to_one_option():
+def test_every_name_leads_to_one_option_that_exists():
     found: dict[str, set[str]] = {}
-    for names in NAMES.values():
+    for names in (*TOOLS.values(), OTHERS):
         for theirs, ours in names.items():
-            found.setdefault(theirs.replace("-", "_"), set()).add(ours)
+            found.setdefault(theirs.replace("-", "_"), set()).add(option_of(ours))
     assert [name for name, several in found.items() if len(several) > 1] == []
-
-
-def test_no_hint_names_an_option_that_the_program_does_not_have():
-    for said, options in ((ELSEWHERE, OPTIONS), (NOT_HERE, RAY_OPTIONS)):
-        named = [re.match(r"here it is (\w+)", hint) for hint in said.values()]
-        assert {found[1] for found in named if found} <= {*options}
-        assert not set(said) & set(options) - {"workers", "gpu"}
-
-
-def test_a_hint_appears_with_the_option():
-    assert hints({})["word_scores"] == hints({"n_best"})["word_scores"] == NOTHING
-    assert hints({"token_scores"})["word_scores"] == "here it is token_scores"
-    assert "token_scores" not in migration_table({"n_best"})
-    assert "word-scores → `token_scores`" in migration_table({"token_scores"})
+    assert set().union(*found.values()) <= set(OPTIONS)
+    others = {*table()["nothing"].split(), *table()["training"].split()}
+    assert not {*found, *others} & set(FOREIGN) and not set(found) & set(OPTIONS) - {"n_best"}
+    assert not set(found) & others
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"config"}))
@@ -112,38 +80,44 @@ def test_a_name_of_ours_with_hyphens_is_refused_with_ours(name):
     if "_" not in name:
         return
     spelt = name.replace("_", "-")
-    (problem,) = problems_of(lambda: load_options([f"--{spelt}", "1"]))
+    problem = problem_of(lambda: load_options([f"--{spelt}", "1"]))
     assert problem == f"unknown option {spelt}; here it is {name} (command line)"
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "said"),
     [
         ("data-type", "it is spelt data_type"),
         ("world-size", "it is spelt world_size"),
         ("lm-weight", NOTHING),
         ("workspace", NOTHING),
         ("word-penalty", NOTHING),
+        ("rnn_size", FOR_TRAINING),
     ],
 )
-def test_no_name_gets_the_nearest_one_of_another_meaning(name, hint):
-    (problem,) = problems_of(lambda: load_options([f"--{name}", "1"]))
-    assert problem == f"unknown option {name}; {hint} (command line)"
+def test_no_name_gets_the_nearest_one_of_another_meaning(name, said):
+    problem = problem_of(lambda: load_options([f"--{name}", "1"]))
+    assert problem == f"unknown option {name}; {said} (command line)"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("num_beams", "here it is beam_size"),
+        ("word-scores", NOTHING),  # token_scores is of translate.py alone
+        ("tgt", "only translate.py has it; leave it out"),
+    ],
+)
+def test_a_program_names_only_what_it_has(name, said):
+    assert "token_scores" not in RAY_OPTIONS
+    problem = problem_of(lambda: load_ray_options(["-src", "a", "-output", "b", f"-{name}", "1"]))
+    assert problem == f"unknown option {name}; {said} (command line)"
 
 
 def test_names_that_are_ours_too_go_on_working():
+    """And the table of the others is not even read."""
+    table.cache_clear()
     words = "-beam_size 4 -n_best 2 -max_length 9 -early_stopping true -repetition_penalty 1.2"
     options, _ = load_options([*words.split(), "-search", "transformers"])
     assert (options.search.beam_size, options.search.n_best) == (4, 2)
-
-
-def test_the_front_page_and_the_program_agree():
-    """Each pair that the README shows is what the program says."""
-    page = README.read_text(encoding="utf-8").split("<!-- names -->")[1].split("<!-- /names -->")[0]
-    shown = re.findall(r"([\w-]+) → `(\w+)", page)
-    assert len(shown) >= 60
-    for theirs, ours in shown:
-        (problem,) = problems_of(lambda theirs=theirs: load_options([f"--{theirs}"]))
-        assert re.match(rf"unknown option {theirs}; here it is {ours}\b", problem)
-    there = {t for t, ours in PAIRS if ours in OPTIONS}
-    assert there <= {theirs for theirs, _ in shown}
+    assert table.cache_info().misses == 0

@@ -11,8 +11,7 @@ import yaml
 
 import translate
 from onmt_lite import OptionError, Translator
-from onmt_lite.config.opennmt_options import FOREIGN
-from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
+from onmt_lite.config.options import load_options
 from onmt_lite.inference import runtime
 from tests.support.files import DATA
 
@@ -470,15 +469,6 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-mask_ratio 0.3", "for training only; leave it out"),
         ("-response_patterns x", "for training only; leave it out"),
         ("-train_steps 100", "leave it out"),
-        ("-num_beams 5", "here it is beam_size"),
-        ("--max-len-b 100", "here it is max_length"),
-        ("--no-repeat-ngram-size 3", "here it is block_ngram_repeat"),
-        ("--n-best 3", "here it is n_best"),
-        ("-num_return_sequences 5", "here it is n_best"),
-        ("-lenpen 1", "here it is alpha"),
-        ("--remove-bpe", "here it is detokenizer"),
-        ("--mini-batch 64", "here it is batch_size"),
-        ("-models a b", "here it is model"),
         ("-beam_size 2 -n_best 3", "raise beam_size or lower n_best"),
         ("-min_length 9 -max_length 8", "lower min_length or raise max_length"),
         ("-model_weights 1 2 3 -model a b", "give one for each"),
@@ -522,13 +512,6 @@ def test_every_refusal_says_what_to_do(line, words):
     assert words in "\n".join(caught.value.problems)
     for problem in caught.value.problems:
         assert REMEDY.search(problem) or "cannot be read" in problem, problem
-
-
-def test_names_from_other_tools_lead_to_options_that_exist():
-    assert not set(ELSEWHERE) & (set(OPTIONS) | set(FOREIGN))
-    for said in ELSEWHERE.values():
-        if named := re.match(r"here it is (\w+)", said):
-            assert named[1] in OPTIONS
 
 
 def test_save_config_gives_the_same_job_again(folder, capfd):

@@ -32,9 +32,9 @@ from onmt_lite.bench.options import load_bench_options
 from onmt_lite.bench.report import chart_of, headline, tables_of
 from onmt_lite.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.calibrate import load_calibrate_options
+from onmt_lite.config import peers
 from onmt_lite.config.opennmt_options import FOREIGN
-from onmt_lite.config.options import ELSEWHERE, OPTIONS, load_options
-from onmt_lite.config.peer_options import migration_table
+from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.schema import markdown_table
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
@@ -383,7 +383,6 @@ class TestNames:
             *RAY_OPTIONS,
             *BENCH_OPTIONS,
             *FOREIGN,
-            *ELSEWHERE,
         }
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
         named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
@@ -412,9 +411,18 @@ def test_the_options_table_is_generated():
     assert between(page, "options") == markdown_table(OPTIONS), REWRITE
 
 
+def names_table() -> str:
+    """A row for each tool: its names, each with the option that is here."""
+    rows = ["| from | names there → here |", "|---|---|"]
+    for tool, names in peers.table()["tools"].items():
+        pairs = [f"{theirs} → `{ours.split(',')[0]}`" for theirs, ours in names.items()]
+        rows.append(f"| {tool} | {', '.join(pairs)} |")
+    return "\n".join(rows)
+
+
 def test_the_table_of_names_from_other_tools_is_generated():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert between(page, "names") == migration_table(OPTIONS), REWRITE
+    assert between(page, "names") == names_table(), REWRITE
 
 
 def test_the_searches_answer_as_the_table_says():
@@ -564,7 +572,7 @@ def rewrite() -> None:
     for path, name, table in (
         (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
         (ROOT / "README.md", "exactness", exactness_table()),
-        (ROOT / "README.md", "names", migration_table(OPTIONS)),
+        (ROOT / "README.md", "names", names_table()),
         (ROOT / "README.md", "speed", headline(SPEED)),
         (ROOT / "docs" / "speed.md", "measured", tables_of(SPEED)),
         (CARD, "examples", card_examples(CARD.read_text(encoding="utf-8"))),

@@ -39,7 +39,7 @@ def resolve(tmp_path):
     """resolve(argv, yaml, yaml, ...) -> Resolved; files are a.yaml, b.yaml, ... in tmp_path."""
 
     def run(argv=(), *texts):
-        resolver = Resolver(OPTIONS, {"num_beams": "here it is count"})
+        resolver = Resolver(OPTIONS, {"num_beams": "here it is count"}.get)
         for letter, text in zip("abc", texts):
             path = tmp_path / f"{letter}.yaml"
             path.write_bytes(text if isinstance(text, bytes) else text.encode())

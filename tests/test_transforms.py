@@ -20,8 +20,7 @@ from onmt_lite.checkpoints import native, subwords
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.pieces import restricted
 from onmt_lite.checkpoints.subwords import read_codes, read_pieces
-from onmt_lite.config.opennmt_options import FOREIGN
-from onmt_lite.config.options import OPTIONS, TranslateOptions
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
@@ -357,36 +356,6 @@ def test_a_yaml_of_opennmt_works_as_it_stands(run, text, cut, around, joined):
     words = joined(tokens[tokens[:1] == ["DOG"] and "DOG" in text :])
     assert first["hyps"][0]["text"] == words.replace("▁", " ").strip()
     assert (blank["hyps"][0]["text"], blank["notes"]) == ("", ["empty"])
-
-
-# What `translate.py` of OpenNMT-py 3.5.1 and its transforms have by way of options
-THEIRS = """
-align_debug alpha attn_debug avg_raw_probs avg_tok_max avg_tok_min ban_unk_token batch_size
-batch_type beam_size beta block_ngram_repeat config coverage_penalty data_type doc_length
-dump_beam fp32 fuzzy_corpus_ratio fuzzy_threshold fuzzy_token fuzzymatch_max_length
-fuzzymatch_min_length gold_align gpt2_pretok gpu gpu_backend gpu_ranks gpu_verbose_level
-group_size ignore_when_blocking insert_ratio int8 isolated_tag langid length_penalty log_file
-log_file_level mask_length mask_ratio master_ip master_port max_context max_length
-max_length_ratio max_tags min_length model n_best n_src_feats norm_numbers norm_quote_commas
-output paired_etag paired_stag parallel_mode penn permute_sent_ratio phrase_table poisson_lambda
-post_remove_control_chars pre_replace_unicode_punct precision profile quant_layers quant_type
-random_ratio random_sampling_temp random_sampling_topk random_sampling_topp replace_length
-replace_unk report_align report_time response_patterns reversible_tokenization rotate_ratio
-same_char same_word save_config scripts_nok scripts_ok seed self_attn_type src src_delimiter
-src_eq_tgt src_feats_defaults src_lang src_onmttok_kwargs src_prefix src_seq_length
-src_spacy_language_model src_subword_alpha src_subword_model src_subword_nbest src_subword_type
-src_subword_vocab src_suffix src_term_stoken src_tgt_ratio src_vocab_threshold stepwise_penalty
-switchout_temperature tags_corpus_ratio tags_dictionary_path term_corpus_ratio term_example_ratio
-term_source_delimiter termbase_path tgt tgt_lang tgt_onmttok_kwargs tgt_prefix tgt_seq_length
-tgt_spacy_language_model tgt_subword_alpha tgt_subword_model tgt_subword_nbest tgt_subword_type
-tgt_subword_vocab tgt_suffix tgt_term_etoken tgt_term_stoken tgt_vocab_threshold timeout
-tm_delimiter tm_path tokendrop_temperature tokenmask_temperature transforms upper_corpus_ratio
-verbose w_bit with_score world_size
-"""
-
-
-def test_every_option_of_opennmt_is_known_by_name():
-    assert set(THEIRS.split()) <= set(OPTIONS) | set(FOREIGN)
 
 
 def test_a_dict_may_be_written_without_quotes(run):

@@ -1,13 +1,13 @@
 """Every option of `translate.py`, once.  See `onmt_lite.schema` for how sources are merged."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.config.attention_options import AttentionOptions
 from onmt_lite.config.information_options import InformationOptions
-from onmt_lite.config.opennmt_options import FOREIGN, OF_TRAINING
-from onmt_lite.config.peer_options import hints
+from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.peers import remark_on
 from onmt_lite.config.phrase_options import PhraseOptions, check_phrases
 from onmt_lite.config.schema import (
     DEVICE,
@@ -498,7 +498,7 @@ class TranslateOptions:
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
         """From keyword arguments; OptionError lists everything that is wrong with them."""
-        resolver = Resolver(OPTIONS, ELSEWHERE, FOREIGN)
+        resolver = Resolver(OPTIONS, remark, FOREIGN)
         resolver.keywords(given)
         resolver.apply(preset_defaults)
         return build(resolver.result())
@@ -546,13 +546,9 @@ OPTIONS: dict[str, Option] = options_of(GROUPS, search_remark)
 PROGRAM = Program("onmt_translate", USAGE, OPTIONS, FOREIGN)
 
 
-def names_elsewhere(options: Container[str]) -> dict[str, str]:
-    """What to say of names that belong to other programs, where a program has these options."""
-    why = "it is for training (python -m onmt_lite.train); leave it out"
-    return {**dict.fromkeys(OF_TRAINING, why), **hints(options)}
-
-
-ELSEWHERE = names_elsewhere(OPTIONS)
+def remark(name: str) -> str | None:
+    """What to say of a name that no option has."""
+    return remark_on(name, OPTIONS)
 
 
 def preset_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
@@ -797,5 +793,5 @@ def check_diversity(v: dict[str, Any]) -> list[str]:
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
     """Options of `translate.py` and where each came from.  OptionError lists all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE, preset_defaults, FOREIGN, quoted=True)
+    resolved = load(argv, OPTIONS, cross_check, remark, preset_defaults, FOREIGN, quoted=True)
     return build(resolved), resolved

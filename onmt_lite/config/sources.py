@@ -21,10 +21,15 @@ from onmt_lite.errors import OptionError
 # ones win
 Defaults = Callable[[dict[str, Any]], list[tuple[Mapping[str, Any], str]]]
 Read = Callable[[Option, Any], Any]  # the value of an option; ValueError says what was expected
+Remark = Callable[[str], str | None]  # what to say of a name that no option has
 
 
 def no_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     return []
+
+
+def no_remark(name: str) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,13 @@ class Resolver:
     def __init__(
         self,
         options: dict[str, Option],
-        elsewhere: dict[str, str] | None = None,
+        remark: Remark = no_remark,
         foreign: Mapping[str, Foreign] | None = None,
         quoted: bool = False,
     ):
         self.options = options
         self.quoted = quoted
-        self.elsewhere = elsewhere or {}  # names that other programs use -> what to say
+        self.remark = remark
         self.foreign = foreign or {}
         self.values = {name: option.default for name, option in options.items()}
         self.origins = dict.fromkeys(options, "default")
@@ -185,8 +190,8 @@ class Resolver:
         shown = name[:50]
         if (plain := name.replace("-", "_")) in self.options:
             return f"unknown option {shown}; here it is {plain}"
-        if plain in self.elsewhere:
-            return f"unknown option {shown}; {self.elsewhere[plain]}"
+        if remark := self.remark(plain):
+            return f"unknown option {shown}; {remark}"
         if plain in self.foreign:
             return f"unknown option {shown}; it is spelt {plain}"
         starts = [known for known in self.options if name and known.startswith(name)]
@@ -263,7 +268,7 @@ def load(
     argv: Sequence[str],
     options: dict[str, Option],
     cross_check: Callable[[dict[str, Any]], list[str]],
-    elsewhere: dict[str, str] | None = None,
+    remark: Remark = no_remark,
     defaults: Defaults = no_defaults,
     foreign: Mapping[str, Foreign] | None = None,
     quoted: bool = False,
@@ -272,7 +277,7 @@ def load(
 
     quoted  whether quotes around a value in YAML make no difference
     """
-    resolver = Resolver(options, elsewhere, foreign, quoted)
+    resolver = Resolver(options, remark, foreign, quoted)
     for path in [path for name, words in split_argv(argv)[0] if name == "config" for path in words]:
         resolver.yaml_file(path)
     resolver.command_line(argv)

@@ -17,12 +17,12 @@ from onmt_lite.config.options import (
     TextOptions,
     TranslateOptions,
     build,
-    names_elsewhere,
     preset_defaults,
     search_remark,
 )
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import cross_check as check_translation
+from onmt_lite.config.peers import remark_on
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 
 T = TypeVar("T", ModelOptions, TextOptions)
@@ -164,7 +164,6 @@ OPTIONS["device"] = dataclasses.replace(
 del OPTIONS["gpu"]
 SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]
 NOT_HERE = {
-    **names_elsewhere(OPTIONS),
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
@@ -172,9 +171,14 @@ NOT_HERE = {
 PROGRAM = Program("onmt_ray", USAGE, OPTIONS, FOREIGN)
 
 
+def remark(name: str) -> str | None:
+    """What to say of a name that no option has."""
+    return NOT_HERE.get(name) or remark_on(name, OPTIONS)
+
+
 def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
     """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check, NOT_HERE, preset_defaults, FOREIGN, True)
+    resolved = load(argv, OPTIONS, cross_check, remark, preset_defaults, FOREIGN, True)
     files, cluster = map(resolved.build, (FilesOptions, ClusterOptions))
     translation = of_actors(build(of_translation(resolved)), cluster)
     return RayOptions(files, cluster, translation), resolved

@@ -312,7 +312,7 @@ def as_table(options: TrainOptions) -> dict[str, Any]:
 
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE)
+    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE.get)
     usual = {name: option.default for name, option in OPTIONS.items()}
     notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
     data, model, learning = map(resolved.build, GROUPS)
