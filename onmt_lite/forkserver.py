@@ -20,7 +20,7 @@ MAX_DEATHS = 3  # after which a process is not started again
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
 PROGRAM = """\
 import sys; sys.path[:] = {path!a}
-from onmt_lite.environment import importing, prepare_environment; prepare_environment()
+from onmt_lite.config.environment import importing, prepare_environment; prepare_environment()
 with importing():
     from onmt_lite.worker import serve
 serve({fd}, {parent})"""

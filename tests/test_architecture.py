@@ -172,7 +172,7 @@ def test_errors_are_not_swallowed(trees):
 
 def test_only_the_command_line_prints(trees):
     """Standard output carries translations and nothing else."""
-    may = {"onmt_lite/cli.py", "translate.py", "onmt_lite/options.py"}
+    may = {"onmt_lite/config/cli.py", "translate.py", "onmt_lite/config/options.py"}
     wrong = [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()

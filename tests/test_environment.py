@@ -113,7 +113,7 @@ def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
 
 
 PRODUCTS = """
-from onmt_lite.environment import prepare_environment
+from onmt_lite.config.environment import prepare_environment
 prepare_environment()
 import torch
 from torch.nn.functional import linear

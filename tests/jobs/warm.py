@@ -121,9 +121,9 @@ def become(start: Start, fds: list[int]) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    import onmt_lite.translator  # noqa: F401
     import torch
 
+    import onmt_lite.inference.translator  # noqa: F401
     import onmt_lite.job  # noqa: F401
 
     torch.set_num_threads(1)
