@@ -26,7 +26,7 @@ PROGRAMS = [
     ["-m", "onmt_lite.ray", "-help"],
 ]
 # Read before the version of Python is looked at
-BEFORE = ["__init__", "__main__", "environment", "train", "export"]
+BEFORE = ["__init__", "__main__", "config/environment", "train", "export"]
 BEFORE += ["ray/__init__", "ray/__main__"]
 ANY_PYTHON = ["translate.py", *(f"onmt_lite/{name}.py" for name in BEFORE)]
 

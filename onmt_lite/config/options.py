@@ -1,4 +1,4 @@
-"""Every option of `translate.py`, once.  See `onmt_lite.config.schema` for how sources are merged."""
+"""Every option of `translate.py`, once.  `onmt_lite.config.schema` merges their sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
