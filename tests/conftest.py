@@ -12,6 +12,7 @@ from hypothesis import settings
 from onmt_lite import Translator
 from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.config.options import JobOptions
+from onmt_lite.inference import runtime
 from onmt_lite.progress import logging_to
 from tests.support import tiny
 
@@ -54,6 +55,13 @@ def own_signals():
     yield
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
+
+
+@pytest.fixture
+def int8_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let int8 be chosen whatever the processor, also one whose sums are not exact."""
+    monkeypatch.setattr(runtime, "features", lambda: {"avx512_vnni"})
+    monkeypatch.setattr(runtime, "is_right", lambda kind: True)
 
 
 @pytest.fixture(scope="session")

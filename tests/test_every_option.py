@@ -12,7 +12,6 @@ from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference import runtime
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.table import TableModel
 from onmt_lite.text.vocab import Vocab
@@ -177,8 +176,7 @@ def test_model_and_tokenizer(tiny_checkpoint):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "int8"])
-def test_precision(tiny_checkpoint, precision, monkeypatch):
-    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
+def test_precision(tiny_checkpoint, precision, int8_anywhere):
     translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     types |= {"fp32": torch.float32, "int8": torch.float32}

@@ -2,6 +2,8 @@
 
 import copy
 import random
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from onmt_lite import Translator
 from onmt_lite.bench.workloads import Shape, random_workload
 from onmt_lite.config.environment import processor_words
 from onmt_lite.inference import runtime
-from onmt_lite.models import attention, linear
-from onmt_lite.models.linear import BLOCK, Bytes, Int8, Int8Weight, Linear, Packed, gain, pack
+from onmt_lite.models import attention, linear, processor
+from onmt_lite.models.linear import BLOCK, Bytes, Int8, Int8Weight, Linear, Packed, is_right, pack
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -123,14 +125,18 @@ def test_packed_is_the_plain_product(dtype):
     assert torch.allclose(Packed(layer)(x), layer(x), rtol=1e-2 if dtype != torch.float32 else 1e-5)
 
 
-class TestGain:
-    def setup_method(self):
-        gain.cache_clear()
+class TestRight:
+    """The check of a kernel's products."""
 
-    teardown_method = setup_method
+    @pytest.fixture(autouse=True)
+    def anew(self):
+        is_right.cache_clear()
+        yield
+        is_right.cache_clear()
 
     def test_of_what_works(self):
-        assert gain("packed") > 0
+        assert is_right("packed")
+        assert is_right("int8") == sums_are_exact()
 
     @pytest.mark.parametrize("kind", ["packed", "int8"])
     def test_of_an_operator_that_is_missing(self, kind, monkeypatch):
@@ -140,15 +146,16 @@ class TestGain:
 
         monkeypatch.setattr(torch.ops, "mkldnn", Nothing())
         monkeypatch.setattr(torch.ops, "onednn", Nothing())
-        assert gain(kind) == 0
+        assert not is_right(kind)
 
     def test_of_a_wrong_product(self, monkeypatch):
         right = Packed.__call__
         monkeypatch.setattr(Packed, "__call__", lambda self, x: 1.5 * right(self, x))
-        assert gain("packed") == 0
+        assert not is_right("packed")
 
-    def test_of_sums_that_are_cut_off(self, monkeypatch):
-        """As AVX2 without VNNI adds: two products of bytes in 16 bits."""
+    @pytest.mark.parametrize("least", [-(2**15), -(2**31)])
+    def test_of_sums_that_are_cut_off(self, least, monkeypatch):
+        """As AVX2 without VNNI adds: two products of bytes in 16 bits instead of 32."""
 
         def cut_off(weight: torch.Tensor) -> Callable[[Bytes], torch.Tensor]:
             scale = weight.abs().amax(1) / 127
@@ -156,69 +163,98 @@ class TestGain:
 
             def product(rows: Bytes) -> torch.Tensor:
                 terms = rows.values.float()[:, None] * values  # (R, N, D)
-                pairs = terms.unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1)
+                pairs = terms.unflatten(-1, (-1, 2)).sum(-1).clamp(least, -least - 1)
                 return (pairs.sum(-1) - rows.zero * values.sum(1)) * scale
 
             return product
 
         monkeypatch.setattr(linear, "Int8Weight", cut_off)
-        monkeypatch.setattr(linear, "PROBE", linear.SMALL_PROBE)
-        monkeypatch.setattr(linear, "min_ratio", lambda *works: 1.0)
-        assert gain("int8") == 0
-        monkeypatch.setattr(linear, "large", torch.randn)
-        gain.cache_clear()
-        assert gain("int8") > 0  # small numbers do not show it
+        assert is_right("int8") == (least == -(2**31))
 
-    def test_of_a_slow_one(self, monkeypatch):
-        tried = []
 
-        def ratio(*works):
-            tried.append(works)
-            return 1e-3
+ZEN_4 = {"AuthenticAMD", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"}
+ZEN_5 = ZEN_4 | {"avx_vnni"}
+XEON = {"GenuineIntel", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"}
+PROCESSORS = {
+    "Zen 5": (ZEN_5, ["int8", "packed", "bf16_keys"]),
+    "Zen 4": (ZEN_4, ["int8", "bf16_keys"]),
+    "Zen 3": ({"AuthenticAMD", "avx2"}, []),
+    "Xeon with AMX": (XEON, ["int8", "bf16_keys"]),
+    "Xeon with VNNI": ({"GenuineIntel", "avx512f", "avx512_vnni"}, ["int8"]),
+    "Xeon without": ({"GenuineIntel", "avx2", "avx512f"}, []),
+    "Intel's small cores": ({"GenuineIntel", "avx2", "avx_vnni"}, ["int8"]),
+    "ARM": ({"asimd", "asimddp", "bf16", "i8mm"}, []),
+    "unknown": (set(), []),
+}
 
-        monkeypatch.setattr(linear, "min_ratio", ratio)
-        assert gain("packed") == 0
-        assert len(tried) == 1  # the large product would take seconds
 
-    def test_threads_stay_as_they_are(self):
-        before = torch.get_num_threads()
-        gain("packed")
-        assert torch.get_num_threads() == before
+@pytest.mark.parametrize("features, kernels", PROCESSORS.values(), ids=PROCESSORS)
+def test_kernels_by_features(features, kernels):
+    """The choice is a function of the features alone."""
+    every = ["int8", "packed", "bf16_keys"]
+    assert [kernel for kernel in every if processor.fits(kernel, features)] == kernels
+    of_layers = [kernel for kernel in kernels if kernel != "bf16_keys"]
+    for is_wide in (True, False):
+        chosen = {p: processor.kernels_for(p, is_wide, features) for p in runtime.DTYPES}
+        auto = processor.kernels_for("auto", is_wide, features)
+        assert auto == (of_layers if is_wide else [])
+        assert chosen["fp32"] == [kernel for kernel in auto if kernel == "packed"]
+        assert chosen["int8"] == [kernel for kernel in of_layers if kernel == "int8"]
+        assert chosen["bf16"] == chosen["fp16"] == []
+
+
+def test_no_clock_decides(monkeypatch):
+    """Two loads choose the same, and neither asks for the time."""
+    clocks = [name for name in dir(time) if re.search("time|perf_counter|monotonic", name)]
+    for name in clocks:
+        if callable(getattr(time, name)) and name != "struct_time":
+            monkeypatch.setattr(time, name, lambda *_: pytest.fail("a clock was read"))
+    chosen = []
+    for _ in range(2):
+        processor.features.cache_clear()
+        is_right.cache_clear()
+        models = (tiny.make_model(d_model=256, heads=4) for _ in range(3))
+        placed = [runtime.placed(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
+        kept = [model.decoder[0].cross_attn.kept for model in placed]
+        chosen.append((*map(runtime.kernels_of, placed), *kept))
+    assert chosen[0] == chosen[1]
 
 
 class TestChoice:
     """Which precision and kernels a model gets."""
 
     @pytest.fixture(autouse=True)
-    def gains(self, monkeypatch):
-        gains = {"int8": 4.0, "packed": 1.0}
-        monkeypatch.setattr(runtime, "gain", lambda kind, *_: gains[kind])
-        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx512_vnni"})
-        return gains
+    def right(self, monkeypatch):
+        """What each kernel's check says."""
+        right = {"int8": True, "packed": True}
+        monkeypatch.setattr(runtime, "is_right", lambda kind: right[kind])
+        monkeypatch.setattr(runtime, "features", lambda: {"fpu", "avx512_vnni"})
+        return right
 
     def made(self, precision: str, **switches: int) -> str:
         model = runtime.placed(tiny.make_model(**switches), CPU, precision)
         return runtime.precision_of(model)
 
-    def test_auto(self, gains):
+    def test_auto(self, right):
         assert self.made("auto", d_model=128, heads=2) == "int8"
         assert self.made("auto", d_model=64) == "fp32"  # too small to gain
-        gains["int8"] = 1.2
+        right["int8"] = False
         assert self.made("auto", d_model=128, heads=2) == "fp32"
 
-    def test_auto_on_a_processor_that_is_not_made_for_it(self, monkeypatch):
-        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx2"})
+    def test_on_a_processor_that_is_not_made_for_it(self, monkeypatch):
+        monkeypatch.setattr(runtime, "features", lambda: {"fpu", "avx2"})
         assert self.made("auto", d_model=128, heads=2) == "fp32"
-
-    def test_asked_for(self, gains):
-        assert self.made("int8") == "int8"
-        assert self.made("fp32", d_model=128, heads=2) == "fp32"
-        gains["int8"] = 0.0
         assert self.made("int8") == "fp32"
 
-    @pytest.mark.parametrize("packed, kind", [(1.0, type(None)), (2.3, Packed)])
-    def test_float32_by_the_faster_product(self, gains, packed, kind):
-        gains["packed"] = packed
+    def test_asked_for(self, right):
+        assert self.made("int8") == "int8"
+        assert self.made("fp32", d_model=128, heads=2) == "fp32"
+        right["int8"] = False
+        assert self.made("int8") == "fp32"
+
+    @pytest.mark.parametrize("features, kind", [(XEON, type(None)), (ZEN_5, Packed)])
+    def test_float32_by_the_faster_product(self, features, kind, monkeypatch):
+        monkeypatch.setattr(runtime, "features", lambda: features)
         model = runtime.placed(tiny.make_model(d_model=128, heads=2), CPU, "fp32")
         assert type(model.output.kernel) is kind
 
@@ -236,9 +272,8 @@ class TestChoice:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
-def test_a_sentence_is_alone_in_int8(batch_size, german, monkeypatch):
+def test_a_sentence_is_alone_in_int8(batch_size, german, int8_anywhere):
     """A last bit may decide how a number is rounded to a byte, so all of them must be the same."""
-    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
     translator = Translator.from_pretrained(device="cpu", precision="int8", threads=1)
     batches = dict(batch_type="sents", batch_size=batch_size, n_best=2)
     order = random.Random(batch_size).sample(range(len(german)), len(german))
@@ -254,9 +289,8 @@ class TestAttentionInBfloat16:
     """What int8 keeps of keys and values where products of them are fast."""
 
     @pytest.fixture(autouse=True)
-    def faster(self, monkeypatch):
-        monkeypatch.setattr(attention, "attends_faster", lambda: True)
-        monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)
+    def fast(self, monkeypatch, int8_anywhere):
+        monkeypatch.setattr(attention, "features", lambda: {"avx512_bf16"})
 
     def test_where_it_is_kept(self, monkeypatch):
         def kept(precision: str, **sizes: int) -> torch.dtype:
@@ -273,7 +307,7 @@ class TestAttentionInBfloat16:
             assert kept("int8", **wide) == torch.bfloat16
             assert kept("fp32", **wide) == torch.float32
             assert kept("int8") == torch.float32
-            monkeypatch.setattr(attention, "attends_faster", lambda: False)
+            monkeypatch.setattr(attention, "features", lambda: {"avx512_vnni"})
             assert kept("int8", **wide) == torch.float32
 
     @pytest.mark.parametrize("kept_as", ["entries", "positions"])
@@ -303,20 +337,6 @@ class TestAttentionInBfloat16:
             assert [h.text for h in one.hyps] == [h.text for h in other.hyps]
             scores = [h.score for h in other.hyps]
             assert [h.score for h in one.hyps] == pytest.approx(scores, abs=1e-5)
-
-
-@pytest.mark.parametrize("words", [set(), {"avx512_vnni"}])
-def test_bfloat16_is_not_tried_where_it_takes_seconds(words, monkeypatch):
-    monkeypatch.setattr(linear, "processor_words", lambda: words)
-    monkeypatch.setattr(linear, "min_ratio", lambda *works: pytest.fail("tried"))
-    assert not linear.attends_faster.__wrapped__()
-
-
-@pytest.mark.parametrize("ratio", [0.9, 1.5])
-def test_bfloat16_is_tried(ratio, monkeypatch):
-    monkeypatch.setattr(linear, "processor_words", lambda: {"avx512_bf16"})
-    monkeypatch.setattr(linear, "min_ratio", lambda *works: ratio)
-    assert linear.attends_faster.__wrapped__() == (ratio > 1)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))

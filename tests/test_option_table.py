@@ -20,7 +20,6 @@ import yaml
 import translate
 from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
-from onmt_lite.inference import runtime
 from tests.support.files import DATA
 
 TABLE = Path(__file__).parent / "data" / "opennmt" / "options.tsv"
@@ -54,10 +53,9 @@ def named(err, name):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
+def run(tmp_path, monkeypatch, capfd, int8_anywhere):
     """run(values, *argv) -> exit code, translations, stderr, of values in a YAML file"""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
     Path("src.txt").write_text("w37 w3 w90 w24\nw5 w81\n", encoding="utf-8")
 
     def run_once(values, *argv):

@@ -12,7 +12,6 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
-from onmt_lite.inference import runtime
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
@@ -148,10 +147,9 @@ class TestOnePass:
 
     @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
     def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(
-        self, beam_size, monkeypatch
+        self, beam_size, int8_anywhere
     ):
         """In int8, where a last bit may decide a rounding."""
-        monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
         translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")
         said = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe.", "Nein."]
         begun = [

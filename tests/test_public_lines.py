@@ -12,7 +12,6 @@ import yaml
 import translate
 from onmt_lite import OptionError, Translator
 from onmt_lite.config.options import load_options
-from onmt_lite.inference import runtime
 from tests.support.files import DATA
 
 HERE = Path(__file__).parent / "data" / "transforms"
@@ -351,7 +350,7 @@ config: null
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, int8_anywhere):
     for path in HERE.iterdir():
         (tmp_path / path.name).symlink_to(path)
     for path in DATA.glob("m35_st_step_2.*"):  # its weights are in a file beside it
@@ -360,7 +359,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tgt.txt").write_text(TARGET, encoding="utf-8")
     (tmp_path / "phrases.txt").write_text("dog|||DOG\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtime, "gain", lambda *_: 4.0)  # int8, whatever the processor
     yield tmp_path
     logging.getLogger("onmt_lite").handlers.clear()
 

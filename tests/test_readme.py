@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import onmt_lite.notes
 import pytest
 import torch
 import yaml
 
+import onmt_lite.inference.notes
 from onmt_lite import OnmtLiteError, Translator
 from onmt_lite.bench.options import OPTIONS as BENCH_OPTIONS
 from onmt_lite.bench.options import load_bench_options

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from onmt_lite.config.cores import usable_cores
-from onmt_lite.config.environment import keep_memory, processor_words
+from onmt_lite.config.environment import keep_memory
 from onmt_lite.config.options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.linear import LEAST_WIDTH, gain, pack
+from onmt_lite.models.linear import LEAST_WIDTH, is_right, pack
+from onmt_lite.models.processor import features, kernels_for
 from onmt_lite.models.transformer import Transformer
 
 DTYPES = {
@@ -23,10 +24,6 @@ DTYPES = {
     "fp16": torch.float16,
     "int8": torch.float32,  # of all but the linear layers
 }
-# Of processors that multiply bytes as fast as they can: "auto" is int8 on them.  Measured on one
-# core, 320 rows of 512 to 512 with quantising, beside fp32: 2.8 times as fast with VNNI, 5 with AMX
-MADE_FOR_INT8 = {"avx512_vnni", "avx_vnni", "amx_int8"}
-LEAST_GAIN = 1.3  # times as fast as torch's own product, for another one to take its place
 
 
 def choose_device(options: SpeedOptions) -> torch.device:
@@ -100,22 +97,12 @@ def placed(
 
 
 def choose_kernels(model: torch.nn.Module, device: torch.device, precision: str) -> str:
-    """What makes the linear layers of a model fast: a kernel of `onmt_lite.models.linear`, or ""
-    for torch's own product.
-
-    Each kernel that would do is tried, which takes some milliseconds.
-    """
-    if device.type != "cpu" or precision == "fp16":
+    """The kernel of the model's linear layers, "" for torch's own product: the first that fits
+    the processor and computes right."""
+    if device.type != "cpu":
         return ""
-    if precision == "int8":
-        return "int8" if gain("int8") else ""
-    if not is_wide(model):
-        return ""
-    made_for_int8 = precision == "auto" and MADE_FOR_INT8 & processor_words()
-    if made_for_int8 and gain("int8") >= LEAST_GAIN:
-        return "int8"
-    dtype = DTYPES.get(precision, torch.float32)
-    return "packed" if gain("packed", dtype) >= LEAST_GAIN else ""
+    fitting = kernels_for(precision, is_wide(model), features())
+    return next((kind for kind in fitting if is_right(kind)), "")
 
 
 def is_wide(model: torch.nn.Module) -> bool:

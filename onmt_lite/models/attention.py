@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.linear import Linear, attends_faster
+from onmt_lite.models.linear import Linear
 from onmt_lite.models.positions import build_relation
+from onmt_lite.models.processor import features, fits
 
 # Attention that is not so wide gains nothing by bfloat16, whose products take oneDNN 0.2 to 0.6 ms
 # to prepare for each number of sentences and keys
@@ -155,7 +156,8 @@ class CrossAttention(nn.Module):
     def pack(self, kind: str) -> bool:
         """See `onmt_lite.models.linear.pack`: beside int8 keys and values are kept in bfloat16
         where products of them are fast, and so are the decoder's own."""
-        narrow = kind == "int8" and self.q.out_features >= LEAST_NARROWED and attends_faster()
+        narrow = kind == "int8" and self.q.out_features >= LEAST_NARROWED
+        narrow = narrow and fits("bf16_keys", features())
         self.kept = torch.bfloat16 if narrow else None
         return False
 

@@ -4,7 +4,6 @@ A layer is computed by `F.linear` until `pack` gives it a kernel with weights of
 order in which oneDNN reads them.  R rows, D inputs, N outputs.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,13 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.config.environment import processor_words
-
 BLOCK = 512  # outputs computed at a time: 320 rows of them stay in the second-level cache
 ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits behind the point
 LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
-PROBE = (256, 512, 512)  # rows, inputs and outputs of the product by which kernels are judged
-SMALL_PROBE = (32, 128, 128)  # and of the one before, for a kernel that is wrong or takes seconds
+PROBE = (32, 128, 128)  # rows, inputs and outputs of the product that a kernel is checked with
 
 Kernel = Callable[[Tensor], Tensor]
 
@@ -32,8 +28,10 @@ class Linear(nn.Linear):
     kernel: Kernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., N)."""
-        return super().forward(x) if self.kernel is None else self.kernel(x)
+        """x (..., D) -> (..., N).  Kernels are of the CPU: a layer that moved goes without."""
+        if self.kernel is None or x.device.type != "cpu":
+            return super().forward(x)
+        return self.kernel(x)
 
     def pack(self, kind: str) -> bool:
         """Take a kernel of KERNELS, or none: see `pack`."""
@@ -44,8 +42,8 @@ class Linear(nn.Linear):
 class Packed:
     """oneDNN's product of float32 or bfloat16, with the weights in its own order.
 
-    The same sums as `F.linear`, which takes MKL for float32: on an AMD EPYC with AVX-512 MKL took
-    2.3 times as long, on an Intel Xeon both took the same time.
+    The same sums as `F.linear`, which takes MKL for float32; see `onmt_lite.models.processor` for
+    where MKL is slower.
     """
 
     def __init__(self, layer: nn.Linear):
@@ -201,71 +199,24 @@ def pack(module: nn.Module, kind: str) -> None:
 
 
 @cache
-def gain(kind: str, dtype: torch.dtype = torch.float32) -> float:
-    """How many times as fast as `F.linear` a kernel is here, by the time of one thread; 0 where
-    this torch lacks the kernel or its products are wrong."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            unfit = compare(kind, dtype, SMALL_PROBE, large) < 0.05
-            return 0.0 if unfit else compare(kind, dtype, PROBE, torch.randn)
-    except (AttributeError, RuntimeError, TypeError):  # a private operator that is not there
-        return 0.0
-    finally:
-        torch.set_num_threads(n_threads)
+def is_right(kind: str) -> bool:
+    """Whether this torch has the kernel and its products are right.
 
-
-def large(*shape: int, generator: torch.Generator) -> Tensor:
-    """Numbers whose bytes are large, so that a processor that adds two products in 16 bits first
-    (AVX2 without VNNI) cuts their sum off."""
-    return 1 - torch.rand(*shape, generator=generator) / 2
-
-
-def compare(
-    kind: str, dtype: torch.dtype, sizes: tuple[int, int, int], draw: Callable[..., Tensor]
-) -> float:
-    """Seconds of `F.linear` in `dtype` by those of a kernel; 0 where the products differ."""
-    n_rows, n_inputs, n_outputs = sizes
+    Tried with numbers whose bytes are large, whose sums a processor cuts off that adds two
+    products in 16 bits first (AVX2 without VNNI).
+    """
+    n_rows, n_inputs, n_outputs = PROBE
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
-        draw(*shape, generator=generator).to(dtype)
+        1 - torch.rand(shape, generator=generator) / 2
         for shape in ((n_rows, n_inputs), (n_outputs, n_inputs), (n_outputs,))
     )
-    layer = nn.utils.skip_init(nn.Linear, n_inputs, n_outputs, dtype=dtype)
+    layer = nn.utils.skip_init(nn.Linear, n_inputs, n_outputs)
     layer.weight, layer.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
-    kernel = KERNELS[kind](layer)
-    exact = F.linear(x.float(), weight.float(), bias.float())
-    near = (kernel(x).float() - exact).abs().mean() < 0.02 * exact.abs().mean()
-    return min_ratio(lambda: F.linear(x, weight, bias), lambda: kernel(x)) if near else 0.0
-
-
-@cache
-def attends_faster() -> bool:
-    """Whether the products of attention are faster with keys and values in bfloat16.
-
-    Tried on processors that multiply it, as others may take a thousand times as long.  On an AMD
-    EPYC, 64 sentences of 5 rows, 8 heads of 64, 80 entries: keys 2.3 and 1.9 ms, values 2.0 and
-    0.5.
-    """
-    if not processor_words() & {"avx512_bf16", "amx_bf16"}:
+    try:
+        with torch.inference_mode():
+            found = KERNELS[kind](layer)(x)
+    except (AttributeError, RuntimeError, TypeError):  # a private operator that is not there
         return False
-    with torch.inference_mode():
-        q, k, v = torch.randn(64, 5, 64), torch.randn(64, 48, 64), torch.randn(64, 48, 64)
-        narrow = [x.bfloat16() for x in (q, k, v)]
-        return min_ratio(lambda: asked(q, k, v), lambda: asked(*narrow)) > 1
-
-
-def asked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return q @ k.transpose(1, 2) @ v
-
-
-def min_ratio(*works: Callable[[], Tensor]) -> float:
-    """The least time of this thread that the first work took, by that of the second."""
-    times: tuple[list[float], ...] = ([], [])
-    for _ in range(10):
-        for work, taken in zip(works, times):
-            start = time.thread_time()
-            work()
-            taken.append(time.thread_time() - start)
-    return min(times[0]) / max(min(times[1]), 1e-9)
+    exact = F.linear(x, weight, bias)
+    return bool((found - exact).abs().mean() < 0.02 * exact.abs().mean())
