@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.models.captured import LOG, Captured, captures, rounded_up
+from onmt_lite.models.captured import LOG, rounded_up, with_graphs
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
 from tests.support import families, tiny
@@ -54,7 +54,7 @@ def both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]
 def test_every_step_of_a_shape_that_was_there_is_replayed(name):
     _, moved, (first, second) = both(MODELS[name], n_best=2)
     assert first["steps"] == second["steps"] > 10
-    if captures(moved.model):
+    if moved.model.can_record:
         assert 0 < first["replays"] < second["replays"] == second["steps"]
     else:
         assert name.startswith("average") and second["replays"] == 0
@@ -74,8 +74,9 @@ def test_sentences_join_and_keys_are_cleared_away(config):
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    assert len(moved.searched.lanes) == 2  # of two batches that take turns
-    assert all(len(lane.steps) < second["steps"] / 6 for lane in moved.searched.lanes)
+    lanes = moved.searched.graphs.lanes
+    assert len(lanes) == 2  # of two batches that take turns
+    assert all(len(lane.steps) < second["steps"] / 6 for lane in lanes)
 
 
 def test_places_where_nobody_is_stay_within_the_tables_of_positions():
@@ -86,7 +87,7 @@ def test_places_where_nobody_is_stay_within_the_tables_of_positions():
     model, simulated = endless_transformer(max_positions=12), SimulatedDevice()
     move(model)
     with simulated.running():
-        found = dict(decode(Captured(model, simulated.recorder), waiting, plan, 18))
+        found = dict(decode(with_graphs(model, simulated.recorder), waiting, plan, 18))
     assert [len(found[i].hypothesis(found[i].best()[0])[0]) for i in range(35)] == limits
 
 
@@ -101,7 +102,7 @@ def test_where_recording_fails_steps_run_as_they_are():
         def emit(self, record: logging.LogRecord) -> None:
             notes.append(record.getMessage())
 
-    moved.searched.recorder = refuse
+    moved.searched.graphs.recorder = refuse
     LOG.addHandler(handler := Notes())
     for _ in range(2):
         found, events = simulate(moved)
@@ -115,18 +116,19 @@ def test_where_recording_fails_steps_run_as_they_are():
 def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
     expected = translate(make_translator(lively_transformer()))
     moved = on_device(make_translator(lively_transformer()))
-    record, lanes = moved.searched.recorder, []
+    graphs, lanes = moved.searched.graphs, []
+    record = graphs.recorder
 
     def short_once(step: Any) -> Any:
-        lanes.extend(moved.searched.lanes)
-        moved.searched.recorder = record
+        lanes.extend(graphs.lanes)
+        graphs.recorder = record
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    moved.searched.recorder = short_once
+    graphs.recorder = short_once
     found, events = simulate(moved)
     assert_same(found, expected)
-    assert count(events)["replays"] > 0 and not moved.searched.fails
-    assert len(lanes) == 2 and not set(lanes) & set(moved.searched.lanes)
+    assert count(events)["replays"] > 0 and not graphs.fails
+    assert len(lanes) == 2 and not set(lanes) & set(graphs.lanes)
 
 
 def test_sizes():

@@ -44,7 +44,7 @@ from onmt_lite.inference.search_setup import SearchRules, model_notes, sums_to_o
 from onmt_lite.inference.tokenization import Named, fit, forced_ids, phrases_of, read_own
 from onmt_lite.inference.tracing import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder
-from onmt_lite.models.captured import Captured, CudaRecorder, captures
+from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.clock import Clock
 from onmt_lite.search.decode import decode
@@ -86,8 +86,8 @@ class Translator:
         self.model = placed(checkpoint.model, self.device, precision)
         checkpoint = replace(checkpoint, model=self.model)
         self.searched: AnyModel = self.model  # as searches run it: a GPU records its steps
-        if self.device.type == "cuda" and captures(self.model):
-            self.searched = Captured(self.model, CudaRecorder(self.device))
+        if self.device.type == "cuda":
+            self.searched = with_graphs(self.model, CudaRecorder(self.device))
         self.checkpoint = checkpoint = fit(checkpoint, options, own or read_own(options))
         raw_text = options.text.tokenizer != "space"
         rule = options.text.unknown
@@ -420,7 +420,11 @@ class Translator:
         def width(example: Example) -> int:
             return source_length(example) * rules.beam_size
 
-        return self.room.run(group, n_slots, width, partial(self._search, model, rules))
+        def search(part: list[Example], n_at_once: int) -> Iterator[tuple[int, Found]]:
+            with giving_back(model):
+                yield from self._search(model, rules, part, n_at_once)
+
+        return self.room.run(group, n_slots, width, search)
 
     def _refills(self, rules: SearchRules) -> bool:
         """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""

@@ -1,11 +1,11 @@
-"""Steps of a Transformer as CUDA graphs: recorded once per shape, then replayed by one launch.
+"""CUDA graphs of decoder steps: recorded once per shape, then replayed by one launch.
 
 A kernel that Python launches takes the host about 8 microseconds, and a step has more than a
 hundred, each of which may take the GPU less.  A graph launches all of them at once.  What it reads
 and writes must stay where it was when the graph was recorded, so each running state has a `Lane`,
 where its tensors stand, and shapes come in few sizes:
 
-    sentences     eighths of a power of two; places behind the last sentence hold what was there
+    sentences     eighths of a power of two; places after the last sentence hold what was there
     source        multiples of 32 tokens, see `onmt_lite.search.scheduler`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
@@ -13,21 +13,19 @@ Not run on a GPU: the tests replay operations on a simulated one (tests/test_cap
 """
 
 import contextlib
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeGuard
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import Heads
+from onmt_lite.models.base import AnyModel
 from onmt_lite.models.cache import KeyValueCache
-from onmt_lite.models.family import DecoderState
 from onmt_lite.models.memory import Sentences
-from onmt_lite.models.selection import Selection
-from onmt_lite.models.transformer import Transformer, TransformerMemory, TransformerState
 
 LOG = logging.getLogger("onmt_lite")
 
@@ -36,11 +34,14 @@ Recorder: TypeAlias = Callable[[Step], Step]
 
 
 class CudaRecorder:
-    """Record a step as a CUDA graph; what is returned replays it and returns the same tensors."""
+    """Records a step as a CUDA graph and returns a function that replays it.
+
+    The replay writes its results to the same tensors each time.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()  # one at a time runs, so all share memory
+        self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time: all share memory
 
     def __call__(self, step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
@@ -54,44 +55,20 @@ class CudaRecorder:
         return replay
 
 
-class CapturedState:
-    """A state that keeps places for more sentences than run, so that its shapes seldom change."""
-
-    def __init__(self, state: TransformerState):
-        self.state = state
-        self.n_sentences, self.n_places = len(state.positions), 0
-        self.lane: Lane | None = None
-
-    @property
-    def positions(self) -> Tensor:
-        return self.state.positions[: self.n_sentences]
-
-    def select(self, selection: Selection, fresh: "CapturedState | None" = None) -> "CapturedState":
-        """See `onmt_lite.models.base.State.select`."""
-        n = len(selection.rows)
-        slots = selection.slots
-        if n > self.n_places:
-            self.n_places, slots = rounded_up(n), slots or tuple(range(n))
-        selection = replace(selection, slots=slots, n_places=self.n_places)
-        self.state = self.state.select(selection, fresh.state if fresh else None)
-        if slots is not None and n < self.n_places:
-            self.state.positions[n:] = 0  # or they would grow beyond the tables of positions
-        self.n_sentences = n
-        return self
-
-
 class Lane:
-    """Where the tensors of a running state stand, and the graphs that read and write there."""
+    """Memory where the tensors of one running state stand, and the graphs that use it."""
 
     def __init__(self) -> None:
         self.stores: dict[tuple[int, torch.dtype], Tensor] = {}
         self.homes: dict[int, Tensor] = {}
-        self.steps: dict[Any, Step | None] = {}  # by shapes; None: made once, without a graph
-        self.owner: Callable[[], CapturedState | None] = lambda: None
+        self.steps: dict[Any, Step | None] = {}  # by shapes; None: run once, without a graph
+        self.owner: Callable[[], Any] = lambda: None  # a weak reference to the state
 
-    def settle(self, state: TransformerState, tokens: Tensor, n_rows: int) -> Tensor:
-        """Move those of a state's tensors here that stand elsewhere; where tokens (R,) of at most
-        n_rows rows are read from."""
+    def settle(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
+        """Move the state's tensors here, those that stand elsewhere.
+
+        Returns where tokens (R,) are read from: (n_rows,), of which the first R are set.
+        """
         for i, (holder, name, x) in enumerate(tensors_of(state), start=1):
             if x.numel() and x is not self.homes.get(i):
                 self.homes[i] = holder[name] = self._home(i, x.shape, x)
@@ -101,87 +78,45 @@ class Lane:
         return inputs
 
     def _home(self, number: int, shape: torch.Size, like: Tensor) -> Tensor:
-        """The place of a tensor: the first of the memory that is kept for its number."""
+        """The place of tensor `number`, at the beginning of the memory that is kept for it."""
         key, n = (number, like.dtype), shape.numel()
         if key not in self.stores or self.stores[key].numel() < n:
             self.stores[key] = like.new_zeros(n)
-            self.steps.clear()  # which read where it was
+            self.steps.clear()  # they read the old memory
         return self.stores[key][:n].view(shape)
 
     def shapes(self) -> tuple[torch.Size, ...]:
         return tuple(x.shape for x in self.homes.values())
 
 
-class Captured:
-    """A Transformer whose steps are replayed: an `onmt_lite.models.base.EncoderDecoder`.
+class StepGraphs:
+    """Runs the device's part of steps, replayed if possible.
 
     The first step of a shape runs as it is, which lets the libraries choose their kernels; the
-    second is recorded.  Where that fails, all steps run as they are, and the log says so.
+    second is recorded.  If that fails, all steps run as they are, and the log says so.
     """
 
-    def __init__(self, model: Transformer, recorder: Recorder):
-        self.model, self.recorder = model, recorder
-        self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
-        self.copies, self.attends = model.copies, model.attends
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
         self.lanes: list[Lane] = []
         self.fails = False
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+    def run(
+        self, advance: Callable[..., tuple[Tensor, Tensor]], tokens: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Call advance(tokens, state), or replay it: see `Family.advance`.
 
-    def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
-    ) -> TransformerMemory:
-        with self._giving_back():
-            return self.model.encode(src, src_lengths, ids, width)
-
-    def init_state(self, memory: TransformerMemory) -> CapturedState:
-        with self._giving_back():
-            return CapturedState(self.model.init_state(memory))
-
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: CapturedState, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        """See `onmt_lite.models.base.EncoderDecoder.prefill`; not replayed."""
-        with self._giving_back():
-            return self.model.prefill(tokens, lengths, state.state, first, at_once)
-
-    def forward(self, memory: TransformerMemory, tgt: Tensor) -> Tensor:
-        return self.model.forward(memory, tgt)
-
-    def has(self, heads: Heads) -> bool:
-        return self.model.has(heads)
-
-    def attention(self, memory: TransformerMemory, tgt: Tensor, heads: Heads) -> Tensor:
-        return self.model.attention(memory, tgt, heads)
-
-    def step(self, tokens: Tensor, state: CapturedState) -> tuple[Tensor, Tensor]:
-        """See `onmt_lite.models.base.EncoderDecoder.step`.  The attention holds until the next step
-        of any state.
-
-        The head is outside of the graphs, each of which would keep its logits for itself.
+        The results hold until the next step of any state.
         """
-        lane, own, n = self._lane(state), state.state, state.n_sentences
+        lane, n = self._lane(state), state.n_sentences
         n_run, beam_size = rounded_up(n), len(tokens) // n
-
-        def step() -> tuple[Tensor, Tensor]:
-            return self.model.advance(inputs, first(own, n_run))
-
-        with self._giving_back():
-            own.make_room()
-            inputs = lane.settle(own, tokens, n_run * beam_size)
-            hidden, attn = self._recorded(lane, (n_run, *lane.shapes()), step)()
-            hidden, attn = hidden[:n], attn[:n]
-            logits = self.model.output(hidden, attn, first(own.memory, n))
-        return logits.flatten(0, 1), attn.flatten(0, 1)
+        inputs = lane.settle(state, tokens, n_run * beam_size)  # (n_run * K,)
+        step = partial(advance, inputs, state.first(n_run))
+        hidden, attn = self._recorded(lane, (n_run, *lane.shapes()), step)()
+        return hidden[:n], attn[:n]  # (B, K, D), (B, K, S)
 
     def _recorded(self, lane: Lane, shapes: Any, step: Step) -> Step:
-        """The step as a graph, where there is one or it is time to record one."""
+        """The graph of the step, recorded now if it is the second of these shapes; or the step."""
         if self.fails or shapes not in lane.steps:
             lane.steps[shapes] = None
             return step
@@ -198,8 +133,8 @@ class Captured:
                 return step
         return recorded
 
-    def _lane(self, state: CapturedState) -> Lane:
-        """The lane of a state; of a new one, that of a state that is gone."""
+    def _lane(self, state: Any) -> Lane:
+        """The lane of a state; a new state takes that of a state that is gone."""
         if state.lane is None:
             free = [lane for lane in self.lanes if lane.owner() is None]
             if not free:
@@ -209,19 +144,27 @@ class Captured:
             state.lane.owner = weakref.ref(state)
         return state.lane
 
-    @contextlib.contextmanager
-    def _giving_back(self) -> Iterator[None]:
-        """Where memory runs out, keep none for later."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            self.lanes.clear()
-            raise
+
+def with_graphs(model: AnyModel, recorder: Recorder) -> AnyModel:
+    """A copy of the model that shares its weights and replays its steps; the model itself if its
+    steps cannot be recorded."""
+    if not getattr(model, "can_record", False):
+        return model
+    own: Any = copy.copy(model)
+    own.graphs = StepGraphs(recorder)
+    return own
 
 
-def captures(model: Any) -> TypeGuard[Transformer]:
-    """Whether a model's step is a function of tensors that stay where they are."""
-    return isinstance(model, Transformer) and model.cfg.dec_self_attn == "dot"
+@contextlib.contextmanager
+def giving_back(model: AnyModel) -> Iterator[None]:
+    """Drop the memory that graphs keep for later if memory runs out inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        graphs = getattr(model, "graphs", None)
+        if graphs is not None:
+            graphs.lanes.clear()
+        raise
 
 
 def rounded_up(n: int) -> int:
@@ -231,24 +174,10 @@ def rounded_up(n: int) -> int:
 
 
 def tensors_of(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
-    """All tensors of a state with the dictionary or list that holds each, and its name there."""
+    """All tensors of a state, each with the dictionary or list that holds it and its key there."""
     holds = holder if isinstance(holder, list) else vars(holder)
     for name, x in list(enumerate(holds) if isinstance(holds, list) else holds.items()):
         if isinstance(x, Tensor):
             yield holds, name, x
         elif isinstance(x, (list, Sentences, KeyValueCache)):
             yield from tensors_of(x)
-
-
-def first(state: Any, n: int) -> Any:
-    """A view of the first n sentences of a state, or of what it holds."""
-    if isinstance(state, Tensor):
-        return state[:n]
-    if isinstance(state, list):
-        return [first(x, n) for x in state]
-    if not isinstance(state, (Sentences, DecoderState)):
-        return state  # keys and values, which look at how many sentences ask
-    view = object.__new__(type(state))
-    for name, x in vars(state).items():
-        setattr(view, name, first(x, n))
-    return view

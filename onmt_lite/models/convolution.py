@@ -217,30 +217,24 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        tgt: Tensor,
-        memory: ConvolutionMemory,
-        state: ConvolutionState | None = None,
+        tokens: Tensor,
+        state: ConvolutionState,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """tgt (B, T), or the newest tokens (B, K) with `state`, which they advance; with `lengths`
-        (B,), too, the first tokens (B, T) of a new state.
+        """The newest tokens (B, K); or, with `lengths` (B,), the first tokens (B, T) of a new
+        state, of which each sentence reads so many.
 
         Returns what the output layer reads (B, T, D) and attention (B, T, S); T may be K.
         """
-        positions = state.positions if state is not None and lengths is None else None
-        embedded = self.embedding(tgt, positions)
-        first = x = self.inward(embedded)
-        target = embedded if self.bottleneck else first
+        embedded = self.embedding(tokens, state.positions if lengths is None else None)
+        first = x = self.inward(embedded)  # (B, T, D)
+        target = embedded if self.bottleneck else first  # (B, T, A)
         weights = []
         for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
-            k = cast(GatedConvolution, conv).kernel
-            if state is None:
-                seen = F.pad(x, (0, 0, k - 1, 0))
-            else:
-                seen = state.extend(i, x) if lengths is None else state.fill(i, x, lengths)
-            out = conv(seen).view(*x.shape[:2], -1)
+            seen = state.extend(i, x) if lengths is None else state.fill(i, x, lengths)
+            out = conv(seen).view(*x.shape[:2], -1)  # (B, T, D)
             if str(i) in self.attentions:
-                out, attn = self.attentions[str(i)](out, target, memory)
+                out, attn = self.attentions[str(i)](out, target, state.memory)
                 weights.append(attn)
             x = (out + around(x)) * SQRT_HALF
         # As the originals report it: the mean of all layers, or the last one's
@@ -274,12 +268,9 @@ class Convolution(Family[ConvolutionMemory, ConvolutionState]):
         return ConvolutionState(memory, buffers)
 
     def decode(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
-        return self.decoder(tokens, state.memory, state)
+        return self.decoder(tokens, state)
 
     def decode_given(
         self, tokens: Tensor, lengths: Tensor, state: ConvolutionState
     ) -> tuple[Tensor, Tensor]:
-        return self.decoder(tokens, state.memory, state, lengths)
-
-    def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:
-        return self.decoder(tgt, memory)
+        return self.decoder(tokens, state, lengths)

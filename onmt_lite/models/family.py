@@ -1,12 +1,15 @@
-"""What all models of weights have in common: a family makes hidden states, a head logits."""
+"""What all models with weights share: the decoder makes hidden states, a head logits of them."""
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Heads
+from onmt_lite.models.captured import Lane, StepGraphs, rounded_up
 from onmt_lite.models.heads import CopyHead, Head
 from onmt_lite.models.memory import Memory
 from onmt_lite.models.selection import Selection
@@ -16,44 +19,68 @@ S = TypeVar("S", bound="DecoderState[Any]")
 
 
 class DecoderState(Generic[M]):
-    """An `onmt_lite.models.base.State`; what rows have of their own, each family adds.
+    """An `onmt_lite.models.base.State`; each family adds what rows have of their own.
 
     memory           of the sentences, as `init_state` took it over
-    positions (B,)   how many tokens the rows of each have read
+    positions (B,)   how many tokens the rows of each sentence have read
+    recorded         whether steps are replayed as CUDA graphs: tensors then have `n_places`, for
+                     more sentences than the `n_sentences` that run, so that shapes seldom change
+    lane             where the tensors of a recorded state stand
     """
 
-    def __init__(self, memory: M):
+    def __init__(self, memory: M, recorded: bool = False):
         self.memory, mask = memory, memory.mask
-        self.positions = torch.zeros(mask.size(0), dtype=torch.long, device=mask.device)
+        self.positions = torch.zeros(mask.size(0), dtype=torch.long, device=mask.device)  # (B,)
+        self.n_sentences, self.n_places = len(self.positions), 0
+        self.recorded = recorded
+        self.lane: Lane | None = None
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
-        """See `onmt_lite.models.base.State.select`."""
+        n, slots = len(selection.rows), selection.slots
+        if self.recorded:
+            if n > self.n_places:
+                self.n_places, slots = rounded_up(n), slots or tuple(range(n))
+            selection = replace(selection, slots=slots, n_places=self.n_places)
         self.select_rows(selection, fresh)
         self.memory.select(selection, fresh.memory if fresh else None)
         joining = fresh.positions if fresh else None
         self.positions = selection.of_sentences(self.positions, joining)
+        if slots is not None and n < len(self.positions):
+            self.positions[n:] = 0  # or they would grow beyond the tables of positions
+        self.n_sentences = n
         return self
+
+    def first(self: S, n: int) -> S:
+        """A view of the first n sentences; keys and values look at how many ask."""
+        view = copy.copy(self)
+        view.memory, view.positions = self.memory.first(n), self.positions[:n]
+        return view
 
     def make_room(self) -> None:
         """The host's part of a step: nothing, unless tensors are full."""
 
     def select_rows(self: S, selection: Selection, fresh: S | None) -> None:
-        """The same for what rows have of their own."""
+        """`select` for what rows have of their own."""
         raise NotImplementedError
 
 
 class Family(nn.Module, Generic[M, S]):
-    """An `onmt_lite.models.base.EncoderDecoder` out of an encoder, a decoder and a head.
+    """An `onmt_lite.models.base.EncoderDecoder` of an encoder, a decoder and a head.
 
     B sentences, K hypotheses of each, R = B*K rows, S source tokens, T target tokens, D width of
     hidden states, V target vocabulary, X words that only a source of the batch has.
+
+    can_record  whether `advance` is a function of tensors that stay where they are
+    graphs      what replays it, see `onmt_lite.models.captured.with_graphs`
     """
 
     cfg: Any
     vocab_size: int
     max_positions: int
     output: Head | CopyHead
-    attends = True  # whether the attention says anything
+    attends = True
+    can_record = False
+    graphs: StepGraphs | None = None
 
     @property
     def copies(self) -> bool:
@@ -70,29 +97,27 @@ class Family(nn.Module, Generic[M, S]):
         ids: Tensor | None = None,
         width: int | None = None,
     ) -> M:
-        """src (B, S) padded ids, src_lengths (B,) -> what decoding reads of the sentences.
-
-        For a head that copies: ids (B, S), the token of the extended vocabulary that each source
-        token is, any id on padding, see `onmt_lite.text.copying`; width, V + X, which is read off
-        the ids where it is None.
-        """
         memory = self.read(src, src_lengths)
         memory.of_head = self.output.read(src, memory, ids, width)
         return memory
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> next-token logits (R, V or V + X), attention
-        (R, S).
-
-        Advances `state` in place.  The hypotheses of a sentence are decoded together.
-        """
+        """The head stays outside of the graphs, each of which would keep its own logits."""
         state.make_room()
-        hidden, attn = self.advance(tokens, state)
-        return self.output(hidden, attn, state.memory).flatten(0, 1), attn.flatten(0, 1)
+        memory = state.memory
+        if self.graphs is None:
+            hidden, attn = self.advance(tokens, state)
+        else:
+            hidden, attn = self.graphs.run(self.advance, tokens, state)
+            memory = memory.first(len(hidden))
+        logits = self.output(hidden, attn, memory)  # (B, K, V + X)
+        return logits.flatten(0, 1), attn.flatten(0, 1)
 
     def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The device's part of a step without the head, to which the host tells nothing: tokens
-        (R,) -> hidden states (B, K, D), attention (B, K, S)."""
+        """The device's part of a step without the head; the host tells it nothing.
+
+        tokens (R,) -> hidden states (B, K, D), attention (B, K, S).
+        """
         by_sentence = self.output.known(tokens).view(len(state.positions), -1)  # (B, K)
         hidden, attn = self.decode(by_sentence, state)
         state.positions += 1
@@ -101,31 +126,26 @@ class Family(nn.Module, Generic[M, S]):
     def prefill(
         self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
     ) -> tuple[Tensor, Iterator[Tensor]]:
-        """See `onmt_lite.models.base.EncoderDecoder.prefill`."""
         hidden, attn = self.decode_given(self.output.known(tokens), lengths, state)
         state.positions = state.positions + lengths
         parts = zip(hidden[:, first:].split(at_once, 1), attn[:, first:].split(at_once, 1))
         return attn, (self.output(*part, state.memory) for part in parts)
 
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits of what follows each (B, T, V)."""
         hidden, attn = self.decode_all(self.output.known(tgt), memory)
         return self.output(hidden, attn, memory)
 
     def has(self, heads: Heads) -> bool:
-        """See `onmt_lite.models.base.EncoderDecoder.has`."""
         return True
 
     def attention(self, memory: M, tgt: Tensor, heads: Heads) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> weights on the source (B, T, S)."""
         return self.decode_all(self.output.known(tgt), memory)[1].float()
 
     def read(self, src: Tensor, src_lengths: Tensor) -> M:
-        """As `encode`, without what copying reads."""
+        """`encode` without what the head reads."""
         raise NotImplementedError
 
     def init_state(self, memory: M) -> S:
-        """One row per sentence, nothing decoded yet; takes the memory over."""
         raise NotImplementedError
 
     def decode(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
@@ -133,10 +153,11 @@ class Family(nn.Module, Generic[M, S]):
         raise NotImplementedError
 
     def decode_given(self, tokens: Tensor, lengths: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """Given tokens (B, T), of each sentence the first `lengths` (B,), into a new state ->
+        """The first `lengths` (B,) of tokens (B, T) of each sentence, read into a new state ->
         hidden states (B, T, D), attention (B, T, S)."""
         raise NotImplementedError
 
     def decode_all(self, tgt: Tensor, memory: M) -> tuple[Tensor, Tensor]:
         """Decoder input (B, T) -> hidden states (B, T, D), attention (B, T, S)."""
-        raise NotImplementedError
+        lengths = tgt.new_full((len(tgt),), tgt.size(1))  # (B,)
+        return self.decode_given(tgt, lengths, self.init_state(memory))

@@ -1,13 +1,16 @@
-"""What models read: encoded sentences, and constants."""
+"""Encoded sentences, and constants that models read beside their weights."""
 
+import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from onmt_lite.models.selection import Selection
+
+T = TypeVar("T", bound="Sentences")
 
 
 class Constant:
@@ -32,10 +35,25 @@ class Sentences:
     No two fields may be one tensor: `select` writes in place.
     """
 
+    def first(self: T, n: int) -> T:
+        """A view of the first n sentences."""
+        view = copy.copy(self)
+        for name, own in vars(self).items():
+            setattr(view, name, _first(own, n))
+        return view
+
     def select(self, selection: Selection, fresh: Any) -> None:
         """Let sentences move, leave and join; fresh: the same of those that join, or None."""
         for name, own in vars(self).items():
             setattr(self, name, _selected(name, own, getattr(fresh, name, None), selection))
+
+
+def _first(own: Any, n: int) -> Any:
+    if isinstance(own, list):
+        return [_first(x, n) for x in own]
+    if isinstance(own, Sentences):
+        return own.first(n)
+    return own[:n] if isinstance(own, Tensor) else own
 
 
 def _selected(name: str, own: Any, fresh: Any, selection: Selection) -> Any:

@@ -228,9 +228,3 @@ class Rnn(Family[RnnMemory, RnnState]):
             state.hidden = tuple(torch.where(reads, new, old) for new, old in pairs)
         made, attn = (torch.cat(parts, 1) for parts in zip(*steps))
         return made, attn
-
-    def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
-        state = self.init_state(memory)
-        steps = [self.decoder(tokens[:, None], state) for tokens in tgt.unbind(1)]
-        hidden, attn = (torch.cat(parts, 1) for parts in zip(*steps))
-        return hidden, attn

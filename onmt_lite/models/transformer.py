@@ -36,8 +36,10 @@ class TransformerMemory(Memory):
 class TransformerState(DecoderState[TransformerMemory]):
     """past: what self-attention reads of the rows' own tokens."""
 
-    def __init__(self, memory: TransformerMemory, past: KeyValueCache | RunningSums):
-        super().__init__(memory)
+    def __init__(
+        self, memory: TransformerMemory, past: KeyValueCache | RunningSums, recorded: bool = False
+    ):
+        super().__init__(memory, recorded)
         self.past = past
 
     def make_room(self) -> None:
@@ -74,6 +76,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.max_positions = cfg.max_positions
         self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
+        self.can_record = cfg.dec_self_attn == "dot"
         self.src_embedding = NormedEmbedding(cfg, cfg.src_vocab_size, dropout)
         self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
@@ -116,7 +119,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
             past = KeyValueCache(keys, self.cfg.relative != "none")
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
-        return TransformerState(replace(memory, keys=keys, values=values), past)
+        memory = replace(memory, keys=keys, values=values)
+        return TransformerState(memory, past, recorded=self.graphs is not None)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         mask, places = state.past.begin_step(state.positions)

@@ -11,7 +11,7 @@ import time
 import torch
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.captured import Captured, CudaRecorder
+from onmt_lite.models.captured import CudaRecorder, with_graphs
 from onmt_lite.search.decode import decode
 from tests.perf.gpu_counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
 from tests.perf.gpu_counts import main as print_bounds
@@ -39,7 +39,8 @@ def main() -> int:
         model = model.to(device, torch.bfloat16)
         for n in SENTENCES:
             for n_batches in (1, 2):
-                report(name, Captured(model, CudaRecorder(device)), n, n_batches, "replayed")
+                replayed = with_graphs(model, CudaRecorder(device))
+                report(name, replayed, n, n_batches, "replayed")
             report(name, model, n, 2, "by Python")
     print_bounds()
     return 0

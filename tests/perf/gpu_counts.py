@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onmt_lite.models.captured import Captured
+from onmt_lite.models.captured import with_graphs
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_batch import Frontier
@@ -160,8 +160,8 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
         model = make_model(sizes).to("meta", torch.bfloat16)
     counter = Counter()
     with torch.no_grad(), counter:
-        captured = Captured(model, counter.record)
-        frontier = Frontier(captured, *make_search(n_sentences), n_sentences)
+        recorded = with_graphs(model, counter.record)
+        frontier = Frontier(recorded, *make_search(n_sentences), n_sentences)
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
             frontier.admit()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onmt_lite.models.captured import Captured, captures
+from onmt_lite.models.captured import with_graphs
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -369,12 +369,10 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     else:
         model.device = DEVICE
     translator.device, translator.refills = DEVICE, True
+    translator.searched = searched = with_graphs(model, simulated.recorder)
     for phase in ("encode", "init_state", "prefill", "step"):
-        setattr(model, phase, _marked(getattr(model, phase), phase, simulated))
-    translator.searched = model
-    if captures(model):
-        translator.searched = Captured(model, simulated.recorder)
-        translator.searched.step = _marked(translator.searched.step, "step", simulated)
+        for each in {id(model): model, id(searched): searched}.values():
+            setattr(each, phase, _marked(getattr(each, phase), phase, simulated))
     return translator
 
 
