@@ -1,4 +1,4 @@
-"""What a search needs from a model: the interfaces every family implements."""
+"""The interface between searches and models, which every family implements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from onmt_lite.models.selection import Selection
 
-M = TypeVar("M")  # a batch of encoded sentences: each family has a class of its own
+M = TypeVar("M")  # an encoded batch: each family has a class of its own
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Which of its attentions a model is asked for: the mean of some heads of a decoder layer.
+    """Attention heads of one decoder layer, of which the mean is asked for.
 
     layer    from 0, or from the end, -1 being the last; None: as the model has it
-    n_heads  the mean of the first so many; 0: of all; None: as the model has it
+    n_heads  number of heads, from the first; 0: all; None: as the model has it
     """
 
     layer: int | None = None
@@ -36,11 +36,10 @@ class State(Protocol):
     positions: Tensor
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
-        """Tile, re-order and drop rows, admit sentences: the only way a state's rows change.
+        """Tile, re-order and drop rows, admit sentences: the only way to change a state's rows.
 
         fresh: sentences just encoded, with one row each, of which `selection` names rows from R
-        and slots from B on.  Works in place where it can: use the returned state, not the old
-        ones.
+        and slots from B on.  Works in place if it can: go on with the state that is returned.
         """
         ...
 
@@ -49,13 +48,13 @@ S = TypeVar("S", bound=State)
 
 
 class EncoderDecoder(Protocol[M, S]):
-    """A sequence-to-sequence model as the search sees it.
+    """A sequence-to-sequence model as searches see it.
 
     B sentences, R rows, S source tokens, T target tokens, V target vocabulary.
 
-    A model that copies can say words of the source which its vocabulary lacks.  They are the ids
-    from V on, of which each sentence has its own; X are the most that one has, and logits are
-    (R, V + X) wide.
+    A model that copies can produce source words that its vocabulary lacks.  They have the ids from
+    V on, and each sentence has its own; X is the largest number of them in a sentence, and logits
+    are (R, V + X).
     """
 
     vocab_size: int  # V
@@ -69,7 +68,7 @@ class EncoderDecoder(Protocol[M, S]):
 
     @property
     def attends(self) -> bool:
-        """Whether the attention that the model returns says anything."""
+        """Whether the attention that is returned says anything."""
         ...
 
     def encode(
@@ -79,15 +78,15 @@ class EncoderDecoder(Protocol[M, S]):
         ids: Tensor | None = None,
         width: int | None = None,
     ) -> M:
-        """src (B, S) padded ids, src_lengths (B,) -> what decoding reads of the sentences.
+        """Encode src (B, S), padded, with src_lengths (B,).
 
-        Of a model that copies: ids (B, S), what each source token is among the V + X; width,
-        V + X, read off the ids where it is None, for which the host waits.
+        For a model that copies: ids (B, S), what each source token is among the V + X, any id on
+        padding; width, V + X.  Without width the host waits for the largest id.
         """
         ...
 
     def init_state(self, memory: M) -> S:
-        """A state with one row per sentence, nothing decoded yet; takes the memory over."""
+        """Return a state with one row per sentence, nothing decoded yet; takes the memory over."""
         ...
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
@@ -100,9 +99,9 @@ class EncoderDecoder(Protocol[M, S]):
     def prefill(
         self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
     ) -> tuple[Tensor, Iterator[Tensor]]:
-        """Read given tokens (B, T) in one pass, of each sentence the first `lengths` (B,), which
-        may be 0; padding is any id.  For a state with one row per sentence and nothing decoded yet,
-        which is then as if `step` had read the tokens one by one.
+        """Read given tokens (B, T) in one pass: of each sentence the first `lengths` (B,), which
+        may be 0; padding is any id.  The state must be new; it becomes what `step` would have
+        made of the tokens one by one.
 
         Returns the attention (B, T, S) and the logits of what follows each position from `first`
         on, `at_once` positions at a time: (B, t, V).  Those of padding mean nothing.
@@ -118,8 +117,8 @@ class EncoderDecoder(Protocol[M, S]):
         ...
 
     def attention(self, memory: M, tgt: Tensor, heads: Heads) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> the weights (B, T, S), in float32, with
-        which the source is read when what follows each position is made."""
+        """Decoder input tgt (B, T), start token first -> the attention (B, T, S), in float32, with
+        which the token after each position is made."""
         ...
 
 

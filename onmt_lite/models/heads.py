@@ -1,8 +1,7 @@
-"""Heads: what makes next-token logits of a decoder's hidden states.
+"""Heads: output layers that make next-token logits of a decoder's hidden states.
 
-Letters: B sentences, S source tokens, T target tokens (or the hypotheses of a sentence, in
-step-by-step decoding), D model width, V vocabulary, X words that a source of the batch has beyond
-the vocabulary.
+Letters: B sentences, S source tokens, T target tokens (in step-by-step decoding the hypotheses of
+a sentence), D model width, V vocabulary, X source words outside the vocabulary.
 """
 
 import math
@@ -26,19 +25,19 @@ class Head(Linear):
         return super().forward(hidden)
 
     def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> None:
-        """What the head reads of each sentence: nothing."""
+        """Return what the head reads of each sentence: nothing."""
 
     def known(self, tokens: Tensor) -> Tensor:
-        """Tokens as the decoder can read them."""
+        """Tokens as the decoder can read them: as they are."""
         return tokens
 
 
 @dataclass
 class Copied(Sentences):
-    """What copying reads of each sentence.
+    """Input of a `CopyHead` beside the memory.
 
-    ids (B, S)      the token of the extended vocabulary that each source token is
-    keys (B, S, D)  what the copy attention compares with, None where those are the memory's bank
+    ids (B, S)      each source token as a token of the extended vocabulary
+    keys (B, S, D)  keys of the copy attention; None: the memory's bank
     width           V + X
     """
 
@@ -53,12 +52,12 @@ class CopyHead(nn.Module):
     A gate z weighs the vocabulary's distribution against the attention to the source:
     P(w) = (1 - z) P_vocab(w) + z P_attn(w).
 
-    Logits are log-probabilities, (B, T, V + X).  Ids from V on are words outside the vocabulary,
-    of which each sentence has its own.  Fed back to the decoder, they are unknown words.
+    Returns log-probabilities (B, T, V + X).  Ids from V on are words outside the vocabulary; each
+    sentence has its own.  Fed back to the decoder, they are unknown words.
 
     vocabulary  makes the logits of P_vocab
-    table       the target token that each source token is, by id (Vsrc,)
-    attention   what the copy attention is computed with; None: the model's own attention copies
+    table       the target token of each source token, by id (Vsrc,)
+    attention   the copy attention; None: the model's own attention copies
     """
 
     table: Tensor
@@ -79,9 +78,9 @@ class CopyHead(nn.Module):
         self.pad_id, self.unk_id = pad_id, unk_id
 
     def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> Copied:
-        """What copying reads of src (B, S); ids and width as in `Family.encode`.
+        """Prepare copying from src (B, S); ids and width as in `EncoderDecoder.encode`.
 
-        Without ids, words outside the target vocabulary count as copies of the unknown word.
+        Without ids, words outside the target vocabulary are copied as the unknown word.
         """
         n = self.vocabulary.out_features
         if ids is None:
@@ -92,7 +91,7 @@ class CopyHead(nn.Module):
         return Copied(ids.clone(), keys, width)  # sentences that move write into their tensors
 
     def known(self, tokens: Tensor) -> Tensor:
-        """The decoder has no vector for a word outside the vocabulary."""
+        """Words outside the vocabulary become the unknown word."""
         return tokens.masked_fill(tokens >= self.vocabulary.out_features, self.unk_id)
 
     def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
@@ -103,9 +102,9 @@ class CopyHead(nn.Module):
             keys = memory.bank if copied.keys is None else copied.keys
             attn = self.attention.weights(hidden, keys, memory.mask)
         z = self.gate(hidden).float().sigmoid()  # (B, T, 1)
-        logits = self.vocabulary(hidden, attn, memory).float()
+        logits = self.vocabulary(hidden, attn, memory).float()  # (B, T, V)
         logits[:, :, self.pad_id] = -math.inf
         n_own = copied.width - self.vocabulary.out_features
-        probs = F.pad(logits.softmax(-1) * (1 - z), (0, n_own))
-        ids = copied.ids[:, None].expand_as(attn)
+        probs = F.pad(logits.softmax(-1) * (1 - z), (0, n_own))  # (B, T, V + X)
+        ids = copied.ids[:, None].expand_as(attn)  # (B, T, S)
         return probs.scatter_add(2, ids, attn.float() * z).log()

@@ -14,9 +14,9 @@ T = TypeVar("T", bound="Sentences")
 
 
 class Constant:
-    """Numbers that no weight file has, made once and moved to the device that asks for them.
+    """Numbers that are not in weight files, moved to a device at first use.
 
-    No buffer, which would be rounded with the weights.
+    Not a buffer, which would be rounded with the weights.
     """
 
     def __init__(self, numbers: Tensor):
@@ -30,9 +30,9 @@ class Constant:
 
 @dataclass
 class Sentences:
-    """Tensors of sentences (B, ...), alone or in lists, and sizes of the batch.
+    """A record of tensors (B, ...), alone or in lists, and of sizes of the batch.
 
-    No two fields may be one tensor: `select` writes in place.
+    No two fields may be the same tensor: `select` writes in place.
     """
 
     def first(self: T, n: int) -> T:
@@ -43,7 +43,7 @@ class Sentences:
         return view
 
     def select(self, selection: Selection, fresh: Any) -> None:
-        """Let sentences move, leave and join; fresh: the same of those that join, or None."""
+        """Let sentences move, leave and join; fresh: the record of those that join, or None."""
         for name, own in vars(self).items():
             setattr(self, name, _selected(name, own, getattr(fresh, name, None), selection))
 
@@ -73,7 +73,7 @@ class Memory(Sentences):
 
     bank (B, S, D)  encoder states
     mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
-    of_head         what the head reads, if it does
+    of_head         what the head reads of each sentence, if anything
     """
 
     bank: Tensor
@@ -83,6 +83,6 @@ class Memory(Sentences):
 
 def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
     """Lengths (B,) of sentences of at most n tokens -> the mask (B, 1, n) of a `Memory`."""
-    outside = torch.arange(n, device=src_lengths.device) >= src_lengths[:, None]
+    outside = torch.arange(n, device=src_lengths.device) >= src_lengths[:, None]  # (B, n)
     mask = torch.zeros(outside.shape, device=src_lengths.device)
     return mask.masked_fill_(outside, -math.inf)[:, None]

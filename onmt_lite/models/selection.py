@@ -1,4 +1,4 @@
-"""How the tensors of a running batch follow its rows and its sentences."""
+"""Selection: how the tensors of a running batch follow its rows and its sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,17 @@ Places = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows and sentences of a batch go on, in which order: made once a step, with `of`.
+    """The rows and sentences of a batch that go on, and their order; made once a step, with `of`.
 
-    Every tensor of the batch follows it: those with an entry per row through `of_rows`, those
-    with an entry per sentence through `of_sentences`.  No call waits for the device.
+    Tensors with an entry per row follow it through `of_rows`, tensors with an entry per sentence
+    through `of_sentences`.  No call waits for the device.
 
     rows (B', K')  the old row that each new row continues, row = b*K + k; from R on, rows of the
                    sentences that join
     slots          the old sentence in each place, on the host; None: all stay where they are
-    moved          the sentences that change their place, None where there are none
+    moved          the sentences that change their place; None: there are none
     joined         the sentences that join, numbered from 0, and their places
-    n_places       so many sentences tensors have room for, whether there are as many or not; None:
-                   for no more than there are
+    n_places       number of sentences that tensors have room for; None: only those that run
     """
 
     rows: Tensor
@@ -36,13 +35,13 @@ class Selection:
     def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
         """rows (B', K'), long, on the device of the batch; n_sentences: B of the old batch.
 
-        slots: the old sentence that each line of `rows` continues, from B on those that join.
+        slots: the old sentence that each line of `rows` continues; from B on, sentences that join.
         """
         if slots is None:
             return cls(rows)
         moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
         joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
-        places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T
+        places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
         if moved or joined:
             places = sent(places.contiguous(), rows.device)
         n = len(moved)
@@ -56,10 +55,10 @@ class Selection:
     def of_rows(
         self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
     ) -> Tensor:
-        """What each row has of its own, rows along `dim`; `fresh`: the same of those that join.
+        """Select x, rows along `dim`; `fresh`: the same of rows that join.
 
-        Small, and so copied every time.  Of other sizes that differ, the smaller is padded
-        with `fill`.
+        Copies, as what belongs to a row is small.  If other sizes differ, the smaller tensor is
+        padded with `fill`.
         """
         if fresh is not None:
             x, fresh = padded_alike(x, fresh, dim, fill)
@@ -69,9 +68,9 @@ class Selection:
     def of_sentences(
         self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
     ) -> Tensor:
-        """What the rows of a sentence share, sentences along `dim`; `fresh` and `fill` as above.
+        """Select x, sentences along `dim`; `fresh` and `fill` as in `of_rows`.
 
-        Written in place: a sentence that stays where it is costs nothing.  By indexing, since
+        Writes in place: a sentence that keeps its place costs nothing.  By indexing, since
         index_select first copies all of a tensor that is a part of a larger one.
         """
         if self.slots is None:
@@ -93,7 +92,7 @@ class Selection:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """x on the device; the host does not wait until a GPU has it, or is done with what it does."""
+    """Send x to the device without waiting for it."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
@@ -103,7 +102,7 @@ def resized(x: Tensor, dim: int, size: int) -> list[int]:
 
 
 def padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
-    """Both at the larger size along every dimension but `dim`, filled up at the end."""
+    """Pad both at the end to the larger size along every dimension but `dim`."""
     larger = [max(sizes) for sizes in zip(x.shape, other.shape)]
     return _padded(x, larger, dim, fill), _padded(other, larger, dim, fill)
 
