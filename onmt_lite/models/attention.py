@@ -16,8 +16,8 @@ from onmt_lite.models.linear import Linear
 from onmt_lite.models.positions import build_relation
 from onmt_lite.models.processor import features, fits
 
-# Attention that is not so wide gains nothing by bfloat16, whose products take oneDNN 0.2 to 0.6 ms
-# to prepare for each number of sentences and keys
+# Narrower attention gains nothing by keys in bfloat16: oneDNN takes 0.2 to 0.6 ms to prepare its
+# products for each number of sentences and keys
 LEAST_NARROWED = 256
 
 
@@ -25,28 +25,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     """Scaled dot-product attention of queries (N, H, T, d) to keys (N, G, d, S) and values
     (N, G, S, d).
 
-    Returns the context (N, H, T, d) and the weights (N, H, T, S).
+    Returns the context (N, H, T, d) and the weights (N, H, T, S), both in the queries' type.
 
-    Each of the G serves H/G neighbouring heads.  `mask` is added to the scores; its -inf entries
-    get weight 0.  Products are of the keys' and values' type, and results of the queries'.  The
-    softmax runs in float32.  Two plain products,
-    on purpose: on a CPU the fused kernel's bfloat16 backward is several times slower.
+    Each of the G serves H/G neighbouring heads.  `mask` is added to the scores.  Products are
+    computed in the type of keys and values, the softmax in float32.  Not torch's fused kernel:
+    on a CPU its bfloat16 backward pass is several times slower.
     """
     n, heads, t, d = q.shape
-    asked = q.reshape(n, k.size(1), -1, d).to(k.dtype)
-    scores = compare(asked, k).view(n, heads, t, -1).mul_(d**-0.5)
+    asked = q.reshape(n, k.size(1), -1, d).to(k.dtype)  # (N, G, H/G * T, d)
+    scores = compare(asked, k).view(n, heads, t, -1).mul_(d**-0.5)  # (N, H, T, S)
     if mask is not None:
         scores += mask
     weights = scores.softmax(-1)
-    context = weights.to(v.dtype).view(n, k.size(1), asked.size(2), -1) @ v
+    context = weights.to(v.dtype).view(n, k.size(1), asked.size(2), -1) @ v  # (N, G, H/G * T, d)
     return context.view(n, heads, t, d).to(q.dtype), weights.to(q.dtype)
 
 
 def compare(q: Tensor, k: Tensor) -> Tensor:
     """Queries (.., T, d) @ keys (.., d, S) -> (.., T, S), in float32.
 
-    With keys as (S, d) in memory a CPU's product in bfloat16 would copy them first; it is the other
-    way round that it takes them as they are.
+    A CPU's product in bfloat16 would copy keys that lie as (S, d) in memory; keys times queries
+    takes them as they are.
     """
     if k.dtype == torch.float32 or k.device.type != "cpu" or k.stride(-1) == 1:
         return (q @ k).float()
@@ -55,11 +54,11 @@ def compare(q: Tensor, k: Tensor) -> Tensor:
 
 
 class Packing:
-    """Where the tokens of a padded batch are: layers that look at one token at a time compute
-    those alone, and only attention sees padding.
+    """Places of the N tokens in a padded batch: layers compute tokens alone, and only attention
+    sees padding.
 
     12 encoder layers of 192, 64 sentences of 11 tokens padded to 16, int8 on one core of an AMD
-    EPYC: 46 ms, where padding was computed too 68.
+    EPYC: 46 ms, with padding 68.
     """
 
     def __init__(self, mask: Tensor):
@@ -69,7 +68,7 @@ class Packing:
 
     @property
     def pays(self) -> bool:
-        """Whether there is padding, and something else."""
+        """Whether there is padding, and a token."""
         return 0 < len(self.places) < math.prod(self.shape)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -87,8 +86,8 @@ class Sight:
     """What queries see of the keys, the same in all layers.
 
     mask      added to the scores, broadcast to (N, H, T, S): 0 or -inf; None: all are seen
-    relative  what a `Relation` has prepared of their positions
-    packing   where the tokens are that layers are given; None: they are given padding, too
+    relative  made by `Relation.prepare` of their positions
+    packing   set if layers are given tokens without padding
     """
 
     mask: Tensor | None
@@ -112,28 +111,25 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """x (N, T, D) -> (N, T, D), or both (1, N, D) if packed.
 
-        With a cache T counts the K hypotheses of a sentence, all at the position that follows
-        those of the cache.
+        With a cache T counts the K hypotheses of a sentence, all at the same position.
         """
         parts = self.qkv(x)
         if sight.packing is not None:
             parts = sight.packing.pad(parts)
         n, t, _ = parts.shape
         n_parts = self.heads + 2 * self.kv_heads
-        parts = parts.view(n, t, n_parts, -1).transpose(1, 2)  # (N, parts, T, d)
+        parts = parts.view(n, t, n_parts, -1).transpose(1, 2)  # (N, H + 2G, T, d)
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
-        if self.relation is not None:
-            q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
+        q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
         if cache is None:
             k = k.transpose(-2, -1)
         else:
             k, v = cache.append(layer, k, v)
-        context = self._attend(q, k, v, sight).transpose(1, 2).reshape(n, t, -1)
+        context = self._attend(q, k, v, sight).transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
         return self.out(context if sight.packing is None else sight.packing.pack(context))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        if self.relation is None:
-            return attend(q, k, v, sight.mask)[0]
+        """-> context (N, H, T, d)."""
         mask, bias = sight.mask, self.relation.bias(q, sight.relative)
         if bias is not None:
             mask = bias if mask is None else bias + mask
@@ -154,8 +150,8 @@ class CrossAttention(nn.Module):
         self.kept: torch.dtype | None = None
 
     def pack(self, kind: str) -> bool:
-        """See `onmt_lite.models.linear.pack`: beside int8 keys and values are kept in bfloat16
-        where products of them are fast, and so are the decoder's own."""
+        """See `onmt_lite.models.linear.pack`.  Beside int8, keys and values are kept in bfloat16 if
+        the processor multiplies it fast; the decoder's own follow them."""
         narrow = kind == "int8" and self.q.out_features >= LEAST_NARROWED
         narrow = narrow and fits("bf16_keys", features())
         self.kept = torch.bfloat16 if narrow else None
@@ -167,7 +163,8 @@ class CrossAttention(nn.Module):
         Contiguous, or each product of each step would copy them first.
         """
         b, s, _ = memory_bank.shape
-        k, v = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        both = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1)  # (B, S, 2, G, d)
+        k, v = both.permute(2, 0, 3, 1, 4).unbind()  # (B, G, S, d)
         k, v = (part if self.kept is None else part.to(self.kept) for part in (k, v))
         return k.transpose(-2, -1).contiguous(), v.contiguous()
 
@@ -176,10 +173,10 @@ class CrossAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """x (B, T, D) -> (B, T, D) and the heads' weights (B, H, T, S).
 
-        In step-by-step decoding T counts the hypotheses of a sentence, not positions: they ask
-        its keys in a single product, so keys are never tiled.
+        In step-by-step decoding T counts the hypotheses of a sentence, not positions: they attend
+        to its keys in a single product, so keys are never tiled.
         """
         b, t, _ = x.shape
-        q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)
+        q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
         context, weights = attend(q, *keys_values, mask)
         return self.out(context.transpose(1, 2).reshape(b, t, -1)), weights

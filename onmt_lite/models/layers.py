@@ -1,4 +1,7 @@
-"""The layers of a Transformer: sublayers with their norms and residual connections."""
+"""Layers of a Transformer: sublayers with their norms and residual connections.
+
+Letters: N sequences, B sentences, S source tokens, T target tokens, H heads, D model width.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from onmt_lite.models.attention import CrossAttention, SelfAttention, Sight
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.linear import Int8FeedForward, Kernel, Linear, pack
+from onmt_lite.models.positions import Relation
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -55,13 +59,13 @@ class FeedForward(nn.Module):
         self.down = Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
         self.gate = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
         self.activation = ACTIVATIONS[cfg.activation]
-        self.kernel: Kernel | None = None  # for both projections
+        self.kernel: Kernel | None = None  # of both projections
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> the same shape."""
         if self.kernel is not None:
             return self.kernel(x)
-        hidden = self.activation(self.up(x))
+        hidden = self.activation(self.up(x))  # (..., d_ff)
         return self.down(hidden if self.gate is None else hidden * self.gate(x))
 
     def pack(self, kind: str) -> bool:
@@ -75,14 +79,15 @@ class FeedForward(nn.Module):
 
 
 class AverageAttention(nn.Module):
-    """The mean of what came so far, gated, in place of self-attention (Zhang et al. 2018).
+    """The mean of all inputs so far, gated, in place of self-attention (Zhang et al. 2018).
 
-    `average_ffn` sends the mean through a feed-forward layer of its own first.
+    `average_ffn` sends the mean through its own feed-forward layer first.
     """
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.gates = Linear(2 * cfg.d_model, 2 * cfg.d_model)
+        self.relation = Relation()
         self.ffn: FeedForward | None = None
         if cfg.dec_self_attn == "average_ffn":
             inner = dataclasses.replace(
@@ -101,18 +106,18 @@ class AverageAttention(nn.Module):
     ) -> Tensor:
         """As `SelfAttention.forward`; always causal, whatever the mask."""
         if past is None:
-            counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]
-            mean = (x.float().cumsum(1) / counts).to(x.dtype)
+            counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]  # (T, 1)
+            mean = (x.float().cumsum(1) / counts).to(x.dtype)  # (N, T, D)
         else:
             mean = past.add(layer, x)
         if self.ffn is not None:
             mean = mean + self.ffn(self.ffn_norm(mean))
-        keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)
+        keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)  # (N, T, D)
         return keep * x + take * mean
 
 
 class Sublayer(nn.Module):
-    """The residual connection around one sublayer, with its norm before or after it."""
+    """Residual connection around one sublayer, with its norm before or after it."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float):
         super().__init__()
@@ -140,17 +145,17 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, sight: Sight) -> Tensor:
         """x (B, S, D) -> (B, S, D)."""
         around = self.self_attn_residual
-        asked = around.before(x)
-        update = self.self_attn(asked, sight)
+        normed = around.before(x)
+        update = self.self_attn(normed, sight)
         if self.ffn_residual is None:
-            return around.after(x, update + self.ffn(asked))
+            return around.after(x, update + self.ffn(normed))
         x = around.after(x, update)
         around = self.ffn_residual
         return around.after(x, self.ffn(around.before(x)))
 
 
 class DecoderLayer(nn.Module):
-    """An encoder layer with attention to the memory bank in the middle."""
+    """Self-attention, attention to the memory bank and feed-forward; or all three side by side."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float):
         super().__init__()
@@ -177,11 +182,11 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """x (B, T, D) -> (B, T, D), attention (B, H, T, S); with `past`, T is K."""
         around = self.self_attn_residual
-        asked = around.before(x)
-        update = self.self_attn(asked, sight, past, layer)
+        normed = around.before(x)
+        update = self.self_attn(normed, sight, past, layer)
         if self.cross_attn_residual is None or self.ffn_residual is None:
-            context, attn = self.cross_attn(asked, keys_values, memory_mask)
-            return around.after(x, update + context + self.ffn(asked)), attn
+            context, attn = self.cross_attn(normed, keys_values, memory_mask)
+            return around.after(x, update + context + self.ffn(normed)), attn
         x = around.after(x, update)
         around = self.cross_attn_residual
         context, attn = self.cross_attn(around.before(x), keys_values, memory_mask)

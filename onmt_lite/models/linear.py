@@ -1,7 +1,7 @@
-"""Linear layers, and the kernels that make them fast on a CPU: nothing else knows of kernels.
+"""Linear layers, and the kernels that make them fast on a CPU.
 
-A layer is computed by `F.linear` until `pack` gives it a kernel with weights of its own, in the
-order in which oneDNN reads them.  R rows, D inputs, N outputs.
+A layer is computed by `F.linear` until `pack` gives it a kernel, which has its own copy of the
+weights in the order in which oneDNN reads them.  R rows, D inputs, N outputs.
 """
 
 from collections.abc import Callable
@@ -22,28 +22,27 @@ Kernel = Callable[[Tensor], Tensor]
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, computed by a kernel where it has one, which is of a kind of KERNELS."""
+    """`nn.Linear`, computed by its kernel if it has one."""
 
-    kind = ""
     kernel: Kernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., N).  Kernels are of the CPU: a layer that moved goes without."""
+        """x (..., D) -> (..., N).  Kernels run on a CPU only: elsewhere `F.linear` does."""
         if self.kernel is None or x.device.type != "cpu":
             return super().forward(x)
         return self.kernel(x)
 
     def pack(self, kind: str) -> bool:
-        """Take a kernel of KERNELS, or none: see `pack`."""
-        self.kind, self.kernel = kind, KERNELS[kind](self) if kind else None
+        """See `pack`."""
+        self.kernel = KERNELS[kind](self) if kind else None
         return True
 
 
 class Packed:
     """oneDNN's product of float32 or bfloat16, with the weights in its own order.
 
-    The same sums as `F.linear`, which takes MKL for float32; see `onmt_lite.models.processor` for
-    where MKL is slower.
+    `F.linear` takes MKL for float32, which is slower on some processors, see
+    `onmt_lite.models.processor`.
     """
 
     def __init__(self, layer: nn.Linear):
@@ -61,9 +60,9 @@ class Packed:
 class Bytes:
     """Rows (R, D) as bytes: a number is (byte - zero) * step, with a step for each row (R, 1).
 
-    Unsigned, since processors without AMX multiply unsigned by signed bytes.  The nearest integer
-    is found by adding `ROUNDING`, in the low bits of the sum: one pass where multiplying, rounding
-    and converting are three.
+    Unsigned, since processors without AMX multiply unsigned by signed bytes.  Adding `ROUNDING`
+    leaves the nearest integer in the low bits of the sum: one pass instead of three for
+    multiplying, rounding and converting.
     """
 
     values: Tensor
@@ -72,22 +71,22 @@ class Bytes:
 
     @classmethod
     def of(cls, rows: Tensor, offset: Tensor) -> "Bytes":
-        """offset (D,) is ROUNDING + 128.  Rows of zeros, and those with NaN or infinity, get by
-        way of their step what they get in float32."""
+        """offset (D,) is ROUNDING + 128.  Rows of zeros, or with NaN or infinity, come out as in
+        float32, because of their step."""
         largest = rows.abs().amax(1, keepdim=True)
         rounded = torch.addcmul(offset, rows, 127 / largest)
         return cls(rounded.view(torch.int32).to(torch.uint8), largest / 127, 128)
 
     @classmethod
     def of_positive(cls, rows: Tensor, offset: Tensor) -> "Bytes":
-        """The same for rows that hold nothing below 0; offset (D,) is ROUNDING."""
+        """`of` for rows without negative numbers; offset (D,) is ROUNDING."""
         largest = rows.amax(1, keepdim=True)
         rounded = torch.addcmul(offset, rows, 255 / largest)
         return cls(rounded.view(torch.int32).to(torch.uint8), largest / 255, 0)
 
 
 class Int8Weight:
-    """A block of a layer's weights (N, D) as signed bytes, with a scale for each output (N,)."""
+    """Weights (N, D) as signed bytes, with a scale for each output (N,)."""
 
     def __init__(self, weight: Tensor):
         tiny = torch.finfo(torch.float32).tiny
@@ -97,7 +96,7 @@ class Int8Weight:
         self.zeros = torch.zeros(len(weight), dtype=torch.long)
 
     def __call__(self, rows: Bytes) -> Tensor:
-        """The products (R, N), which are still to be multiplied by the rows' step."""
+        """Products (R, N), to be multiplied by the rows' step."""
         return torch.ops.onednn.qlinear_pointwise(
             rows.values,
             *(1.0, rows.zero, self.packed, self.scale, self.zeros, None),
@@ -106,19 +105,19 @@ class Int8Weight:
 
 
 class Int8:
-    """A product of bytes: a scale for each output's weights, and one for each row of inputs.
+    """A product of bytes, with a scale for each output's weights and one for each row of inputs.
 
-    The sums are exact integers, so a row's result depends on that row alone.
+    Sums are exact integers, so a row's result depends on that row alone.
 
     Measured on one core of an Intel Xeon, 320 rows of 512, in microseconds: quantising 85, product
     94 (float32: 1150), scaling 21.  Wide outputs are computed in blocks that are scaled while they
     are in cache: 32,000 outputs of 320 rows at once took 3 times as long.
 
-    Tried and left: a scale per call, as torch's dynamic linear has it, with which a sentence
-    depends on its batch; bfloat16 outputs, since rounded logits change more lines than int8 does;
-    blocks of rows, which read the weights once more each.  Of inputs that come from a norm, one
-    scale for all, which norm and product then apply themselves: 15 to 40 % less time where 192 are
-    multiplied, 7 to 35 % for 512, next to none for a vocabulary, and 1.5 times the error.
+    Tried and left: one scale per call, as in torch's dynamic linear, which makes a sentence depend
+    on its batch; bfloat16 outputs, since rounded logits change more lines than int8 does; blocks of
+    rows, each of which reads the weights again; one scale for all inputs that come from a norm,
+    applied by norm and product: 15 to 40 % less time for 192 inputs, 7 to 35 % for 512, next to
+    none for a vocabulary, and 1.5 times the error.
     """
 
     def __init__(self, layer: nn.Linear):
@@ -127,7 +126,7 @@ class Int8:
         self.offset = torch.full((weight.size(1),), ROUNDING + 128)
         self.blocks = [
             (part, Int8Weight(weight[part]), bias[part].clone()) for part in blocks_of(len(weight))
-        ]
+        ]  # slices of outputs, with at most BLOCK each
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8":
         return self
@@ -139,15 +138,17 @@ class Int8:
             sums = weight(rows)
             out = torch.addcmul(bias, sums, rows.step, out=sums)
         else:
-            out = x.new_empty(len(rows.values), self.n_outputs)
+            out = x.new_empty(len(rows.values), self.n_outputs)  # (R, N)
             for part, weight, bias in self.blocks:
                 torch.addcmul(bias, weight(rows), rows.step, out=out[:, part])
         return out.view(*x.shape[:-1], self.n_outputs)
 
 
 class Int8FeedForward:
-    """Two layers with ReLU between, by blocks of hidden units that stay in cache: each block has
-    a scale per row of its own."""
+    """Two layers with ReLU between, by blocks of hidden units that stay in cache.
+
+    Each block has its own scale for each row.
+    """
 
     def __init__(self, up: nn.Linear, down: nn.Linear):
         weight, bias = detached(up)
@@ -167,14 +168,14 @@ class Int8FeedForward:
         out = self.bias
         for up, bias, down in self.blocks:
             sums = up(rows)
-            hidden = torch.addcmul(bias, sums, rows.step, out=sums).relu_()
+            hidden = torch.addcmul(bias, sums, rows.step, out=sums).relu_()  # (R, BLOCK)
             hidden_rows = Bytes.of_positive(hidden, self.hidden_offset[: hidden.size(1)])
             out = torch.addcmul(out, down(hidden_rows), hidden_rows.step)
         return out.view(x.shape)
 
 
 def detached(layer: nn.Linear) -> tuple[Tensor, Tensor]:
-    """A layer's weights (N, D) and its bias (N,), zeros where it has none, in float32."""
+    """A layer's weights (N, D) and bias (N,), zeros if it has none, in float32."""
     weight = layer.weight.detach().float()
     bias = torch.zeros(len(weight)) if layer.bias is None else layer.bias.detach().float()
     return weight, bias
@@ -188,9 +189,9 @@ KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {"packed": Packed, "int8": I
 
 
 def pack(module: nn.Module, kind: str) -> None:
-    """Give the linear layers in a module kernels of that kind, or none: "".
+    """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".
 
-    A module with a method `pack` says whether it has done so for all that it holds.
+    A module's own method `pack` returns whether its parts are done, too.
     """
     of_module = getattr(module, "pack", None)
     if of_module is None or not of_module(kind):
@@ -202,8 +203,8 @@ def pack(module: nn.Module, kind: str) -> None:
 def is_right(kind: str) -> bool:
     """Whether this torch has the kernel and its products are right.
 
-    Tried with numbers whose bytes are large, whose sums a processor cuts off that adds two
-    products in 16 bits first (AVX2 without VNNI).
+    Tried with large bytes: a processor that adds two products in 16 bits first (AVX2 without
+    VNNI) cuts their sums off.
     """
     n_rows, n_inputs, n_outputs = PROBE
     generator = torch.Generator().manual_seed(0)

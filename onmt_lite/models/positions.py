@@ -1,6 +1,6 @@
-"""How a Transformer knows where a token stands: position vectors, or relations in attention.
+"""Positions of a Transformer: position vectors, or relations in attention.
 
-N sequences, H heads, T queries, S keys, d the width of a head.
+N sequences, H heads, T queries, S keys, D model width, d the width of a head.
 """
 
 import math
@@ -20,19 +20,20 @@ def sinusoids(n: int, d: int, layout: str) -> Tensor:
     sines before all cosines (Marian as read by transformers), `fairseq` does so with
     frequencies that reach 1/10000 itself (as tensor2tensor's).
     """
-    # Real numbers even where a model is made without memory for its weights
+    # On the CPU even if a model is made on the device "meta", without memory for its weights
     kind: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
     fractions = torch.arange(0, d, 2, **kind) / d
     if layout == "fairseq":
         fractions = torch.arange(d // 2, **kind) / max(1, d // 2 - 1)
-    angles = torch.arange(n, **kind)[:, None] * torch.exp(fractions * -math.log(10000.0))
+    frequencies = torch.exp(fractions * -math.log(10000.0))
+    angles = torch.arange(n, **kind)[:, None] * frequencies  # (n, d/2)
     parts = [angles.sin(), angles.cos()]
     table = torch.stack(parts, 2).flatten(1) if layout == "interleaved" else torch.cat(parts, 1)
     return table.float()
 
 
 class Embedding(nn.Module):
-    """Token vectors, plus position vectors where there is a table of them, weights or computed."""
+    """Token vectors, plus position vectors if there is a table of them, learned or computed."""
 
     position: Tensor | None
 
@@ -49,7 +50,7 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """ids (N, T) -> (N, T, D).
 
-        positions (N,): where all T of a sentence stand, in step-by-step decoding; None: 0 to T-1.
+        positions (N,): in step-by-step decoding the one position of all T; None: 0 to T-1.
         """
         x = self.token(ids) * self.scale
         if self.position is None:
@@ -60,31 +61,30 @@ class Embedding(nn.Module):
 
 
 class Relation(nn.Module):
-    """What self-attention knows of the positions of a query and a key.
+    """Positions of queries and keys in self-attention; this class ignores them.
 
-    `prepare` makes what all layers share; then the three places where it can enter, of which
-    each kind of relation uses one or two.
+    `prepare` makes what all layers share.  It can enter attention at three places, of which each
+    kind of relation uses one or two.
     """
 
-    def prepare(self, queries: Tensor, keys: Tensor) -> Any:
-        """Positions of queries (N, T) and keys (N, S), N or T being 1 where all are alike."""
-        raise NotImplementedError
+    def prepare(self, queries: Tensor, keys: Any) -> Any:
+        """Positions of queries (N, T) and keys (N, S); N or T is 1 if all are alike."""
+        return None
 
     def turn(self, x: Tensor, prepared: Any) -> Tensor:
-        """Queries or keys (N, H, T, d) at the positions of the queries, before they meet."""
+        """Queries or keys (N, H, T, d) at the positions of the queries, before their product."""
         return x
 
     def bias(self, q: Tensor, prepared: Any) -> Tensor | None:
-        """q (N, H, T, d) -> what is added to the scaled scores, broadcast to (N, H, T, S)."""
+        """q (N, H, T, d) -> a term of the scaled scores, broadcast to (N, H, T, S)."""
         return None
 
     def context(self, weights: Tensor, prepared: Any) -> Tensor | None:
-        """weights (N, H, T, S) -> what is added to the context (N, H, T, d)."""
+        """weights (N, H, T, S) -> a term of the context (N, H, T, d)."""
         return None
 
 
-def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
-    """The relation of a self-attention, None where positions are told by vectors alone."""
+def build_relation(cfg: TransformerConfig, causal: bool) -> Relation:
     if cfg.relative == "shaw":
         return Shaw(cfg.relative_limit, cfg.width, cfg.relative_values)
     if cfg.relative == "buckets":
@@ -93,11 +93,11 @@ def build_relation(cfg: TransformerConfig, causal: bool) -> Relation | None:
         return Rotary(cfg)
     if cfg.relative == "alibi":
         return Alibi(cfg.heads)
-    return None
+    return Relation()
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
-    """Positions (N, T) and (N, S) -> (N, T, S): that of the key less that of the query."""
+    """Positions (N, T) and (N, S) -> (N, T, S): the key's minus the query's."""
     return keys[:, None] - queries[:, :, None]
 
 
@@ -111,15 +111,15 @@ class Shaw(Relation):
         self.values = nn.Parameter(torch.zeros(2 * limit + 1, width)) if own_values else None
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which vector each pair has (N, T, S)."""
+        """The number of each pair's vector (N, T, S)."""
         return distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
 
     def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
-        products = torch.einsum("nhtd,ntsd->nhts", q, self.weight[prepared])
+        products = torch.einsum("nhtd,ntsd->nhts", q, self.weight[prepared])  # (N, H, T, S)
         return products * q.size(-1) ** -0.5
 
     def context(self, weights: Tensor, prepared: Tensor) -> Tensor:
-        vectors = (self.weight if self.values is None else self.values)[prepared]
+        vectors = (self.weight if self.values is None else self.values)[prepared]  # (N, T, S, d)
         return torch.einsum("nhts,ntsd->nhtd", weights, vectors)
 
 
@@ -132,12 +132,12 @@ class Buckets(Relation):
         self.weight = nn.Parameter(torch.zeros(cfg.relative_buckets, cfg.heads))
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The group of each pair (N, T, S): near ones alone, far ones by their logarithm."""
-        steps, n = distances(queries, keys), self.weight.size(0)
+        """The group of each pair (N, T, S): one for each near distance, logarithmic beyond."""
+        steps, n = distances(queries, keys), self.weight.size(0)  # (N, T, S)
         after = torch.zeros_like(steps)
         if self.causal:
             steps = -steps.clamp(max=0)
-        else:  # half of the groups are for keys behind the query
+        else:  # half of the groups are for keys after the query
             n //= 2
             after, steps = (steps > 0) * n, steps.abs()
         alone = n // 2
@@ -146,7 +146,7 @@ class Buckets(Relation):
         return after + torch.where(steps < alone, steps, grouped.clamp(max=n - 1))
 
     def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
-        return self.weight[prepared].permute(0, 3, 1, 2)
+        return self.weight[prepared].permute(0, 3, 1, 2)  # (N, H, T, S)
 
 
 class Rotary(Relation):
@@ -160,14 +160,13 @@ class Rotary(Relation):
         self.wavelengths = Constant(cfg.rotary_theta**fractions)
 
     def prepare(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles (N, 1, T, dim/2), in float32 whatever the weights' type:
-        large angles need its digits."""
+        """Cosine and sine of the angles (N, 1, T, dim/2), in float32: large angles need it."""
         angles = queries[:, None, :, None] / self.wavelengths.on(queries.device)
         return angles.cos(), angles.sin()
 
     def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         cos, sin = prepared
-        turning = x[..., : self.dim].float()
+        turning = x[..., : self.dim].float()  # (N, H, T, dim)
         if self.interleave:
             a, b = turning[..., 0::2], turning[..., 1::2]
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
@@ -178,14 +177,14 @@ class Rotary(Relation):
 
 
 class Alibi(Relation):
-    """The distance times a slope per head, taken off the scores (Press et al. 2022)."""
+    """The distance times a slope per head, subtracted from the scores (Press et al. 2022)."""
 
     def __init__(self, heads: int):
         super().__init__()
         self.slopes = Constant(torch.tensor(alibi_slopes(heads), device="cpu")[:, None, None])
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """What each pair costs, by head (N, H, T, S)."""
+        """The bias of each pair, by head (N, H, T, S)."""
         steps = distances(queries, keys).abs()
         return -steps[:, None] * self.slopes.on(steps.device)
 
@@ -194,8 +193,8 @@ class Alibi(Relation):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8/H), 2^(-16/H), ... for a power of two; else that of the next lower one, filled up
-    with every other slope of the next higher one."""
+    """2^(-8/H), 2^(-16/H), ... for a power of two; else the slopes of the next lower power, filled
+    up with every other slope of the next higher one."""
     if heads & (heads - 1) == 0:
         return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
     lower = 1 << (heads.bit_length() - 1)

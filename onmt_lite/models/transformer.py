@@ -1,8 +1,8 @@
 """The Transformer (Vaswani et al. 2017), one module for its common variants.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source
-tokens, T target tokens, V target vocabulary, D model width, H heads.  Which variant runs is
-decided by `TransformerConfig` alone; the names of its fields say what toolkits disagree about.
+Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
+tokens, V target vocabulary, D model width, H heads, G heads of keys and values, d width of a head.
+`TransformerConfig` alone decides which variant runs; its fields name what toolkits disagree about.
 """
 
 import math
@@ -21,20 +21,20 @@ from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
 from onmt_lite.models.memory import Memory, padding_mask
-from onmt_lite.models.positions import Embedding, sinusoids
+from onmt_lite.models.positions import Embedding, Relation, sinusoids
 from onmt_lite.models.selection import Selection
 
 
 @dataclass
 class TransformerMemory(Memory):
-    """With the keys (B, G, d, S) and values (B, G, S, d) of each layer's attention to the bank."""
+    """With keys (B, G, d, S) and values (B, G, S, d) of each layer's attention to the bank."""
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
 
 class TransformerState(DecoderState[TransformerMemory]):
-    """past: what self-attention reads of the rows' own tokens."""
+    """past: keys and values, or sums, of the rows' own tokens."""
 
     def __init__(
         self, memory: TransformerMemory, past: KeyValueCache | RunningSums, recorded: bool = False
@@ -50,7 +50,7 @@ class TransformerState(DecoderState[TransformerMemory]):
 
 
 class NormedEmbedding(Embedding):
-    """With the norm and the dropout of a Transformer."""
+    """Embedding with the norm and the dropout of a Transformer."""
 
     def __init__(self, cfg: TransformerConfig, vocab_size: int, dropout: float):
         n_rows = cfg.max_positions + cfg.position_offset
@@ -90,15 +90,15 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.tie()
 
     def tie(self) -> None:
-        """Make the output layer the target table, where it is; after weights were taken over."""
+        """Tie the output layer to the target table, if the model does; call it after loading."""
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
     def read(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
-        places = torch.arange(src.size(1), device=src.device)[None]
-        mask = padding_mask(src_lengths, src.size(1))
+        places = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
+        mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
         sight = look(self.encoder, mask[:, None], places, places)
-        x = self.src_embedding(src)
+        x = self.src_embedding(src)  # (B, S, D)
         packing = None
         # Elsewhere the host would wait for the number of tokens
         if src.device.type in WAITLESS and not torch.is_grad_enabled():
@@ -118,7 +118,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if self.cfg.dec_self_attn == "dot":
             past = KeyValueCache(keys, self.cfg.relative != "none")
         else:
-            past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))
+            past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
         return TransformerState(memory, past, recorded=self.graphs is not None)
 
@@ -131,7 +131,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self, tokens: Tensor, lengths: Tensor, state: TransformerState
     ) -> tuple[Tensor, Tensor]:
         t = tokens.size(1)
-        # Keys as many as a multiple, for the reason that sources are
+        # A multiple of keys, so that sums have the same order in every batch, see `KeyValueCache`
         n = max(t, min(t + -t % MULTIPLE, self.max_positions))
         tokens = F.pad(tokens, (0, n - t))
         state.past.begin_pass(lengths, n)
@@ -141,8 +141,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return hidden[:, :t], attn[:, :t]
 
     def _into(self, state: TransformerState, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Through all layers and into what the state remembers: x (B, T, D) -> hidden states of
-        the same shape, attention (B, T, S)."""
+        """Run all layers, which write to the state: x (B, T, D) -> hidden states of the same shape,
+        attention (B, T, S)."""
         memory, past = state.memory, state.past
         for i, layer in enumerate(self.decoder):
             keys_values = memory.keys[i], memory.values[i]
@@ -184,8 +184,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return self.dec_norm(x), found
 
     def _alignment(self, heads: Tensor) -> Tensor:
-        """Weights (B, H, T, S) of a layer -> (B, T, S), of the heads that tell what was
-        translated."""
+        """Weights (B, H, T, S) of a layer -> (B, T, S), the mean of the alignment heads."""
         first, n = self.cfg.align_head, self.cfg.align_heads
         if n == 1:
             return heads[:, first]
@@ -193,13 +192,12 @@ class Transformer(Family[TransformerMemory, TransformerState]):
 
 
 def first_positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A mask (n, n) that hides from each of the first n positions what comes later, and their
-    numbers (1, n)."""
+    """The causal mask (n, n) of the first n positions, and their numbers (1, n)."""
     causal = torch.full((n, n), -math.inf, device=device).triu(1)
     return causal, torch.arange(n, device=device)[None]
 
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:
-    """What the layers' self-attention sees, from positions of queries (N, T) and keys (N, S)."""
-    relation = getattr(layers[0].self_attn, "relation", None)
-    return Sight(mask, None if relation is None else relation.prepare(queries, keys))
+    """The sight of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
+    relation = cast(Relation, layers[0].self_attn.relation)
+    return Sight(mask, relation.prepare(queries, keys))
