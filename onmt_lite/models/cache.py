@@ -1,7 +1,7 @@
-"""What a Transformer decoder remembers of its own tokens.
+"""Caches of a Transformer decoder: what it keeps of its own tokens.
 
-B sentences, K hypotheses of each, R = B*K rows, D model width, H heads, d = D/H, L layers,
-N entries: the keys and values that were made for one hypothesis at one step.
+B sentences, K hypotheses of each, R = B*K rows, D model width, H heads of keys and values, d width
+of a head, L layers, N entries: keys and values of one hypothesis at one step.
 """
 
 import math
@@ -15,51 +15,51 @@ from onmt_lite.models.selection import Selection, resized
 FIRST_CAPACITY = 16  # steps
 CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more
 MULTIPLE = 16  # numbers that a processor adds up at once
-WAITLESS = ("cpu",)  # devices whose numbers the host can read at once
+WAITLESS = ("cpu",)  # devices whose numbers the host reads without waiting
 
 
 class KeyValueCache:
     """Self-attention keys and values, both (L, B, H, capacity, d), of all layers.
 
-    Each step writes K entries per sentence, and there they stay: when hypotheses change places
-    only the mask does, which says whose past an entry is.  The K queries of a sentence ask its N
-    entries in one product.  When the room is used up, entries that no hypothesis comes from any
-    more are cleared away.
+    Each step writes K entries per sentence, which stay where they are: when hypotheses change
+    places, only the mask changes, which says whose past an entry is.  The K queries of a sentence
+    attend to its N entries in one product.  When the buffers are full, entries that are in nobody's
+    past any more are cleared away.
 
-    A pass over given tokens writes the first entries of new sentences, with those of padding, which
-    are nobody's past.  Where such a sentence joins a running batch, they are its first ones again.
+    A pass over given tokens writes the first entries of new sentences, padding included, which is
+    in nobody's past.  When such a sentence joins a running batch, they become its first entries.
 
-    On a CPU that is after the same steps in every batch, and what is left is moved by multiples of
-    16: then a sum over a sentence's entries adds them up in the same order whatever the batch, and
-    comes out the same to the last bit.  With int8 it must, as a last bit may decide a rounding.
+    On a CPU entries are cleared away after the same steps in every batch, and what is left is a
+    multiple of 16: so a sum over a sentence's entries has the same order whatever the batch, and is
+    the same to the last bit.  int8 needs that, as a last bit may decide a rounding.
 
-    On a CPU a step asks the entries that there are.  On a GPU it asks all there is room for, the
-    mask hiding the others, and the capacity is a power of two in steps: until entries are cleared
-    away no shape or address changes, and the host tells a step nothing, as a CUDA graph needs it.
+    On a CPU a step attends to the N entries; on a GPU to the whole capacity, of which the mask
+    hides the rest, and the capacity is a power of two in steps: until entries are cleared away no
+    shape or address changes, and the host tells a step nothing, as a CUDA graph needs it.
 
     Measured on one CPU core, 64 sentences of 5 hypotheses, 8 heads of 64, in milliseconds a layer:
-    writing and asking 48 entries 2.6 (2.9 with keys as (d, capacity)), 160 entries 7.6 (7.0), and
-    clearing away 80 of 160 entries 2.4 (5.1).  Measured before, at step 125: seven times as long
-    where nothing is cleared away, sixty times where the entries move with the hypotheses.
+    writing and attending to 48 entries 2.6 (2.9 with keys as (d, capacity)), 160 entries 7.6 (7.0),
+    and clearing away 80 of 160 entries 2.4 (5.1).  Measured before, at step 125: seven times as
+    long without clearing away, sixty times if entries move with the hypotheses.
 
-    masks (B, 1, K, capacity)  0 on the past of a hypothesis, -inf elsewhere; None: all of it is
-    places (B, capacity)       the position of each entry in its sentence, where a relation asks
+    masks (B, 1, K, capacity)  0 on the past of a hypothesis, -inf elsewhere; None: all are past
+    places (B, capacity)       the position of each entry in its sentence, if a relation needs it
     """
 
     def __init__(self, memory_keys: list[Tensor], has_places: bool):
-        """Of nothing yet, for the sentences and with the heads of memory_keys L x (B, H, d, S)."""
+        """Empty, for the sentences and heads of memory_keys: L x (B, H, d, S)."""
         self.like, self.n_layers = memory_keys[0].new_empty(0), len(memory_keys)
         n, self.heads, self.width, _ = memory_keys[0].shape
         self.fixed, self.has_places = self.like.device.type not in WAITLESS, has_places
         self.n_places, self.beam_size = n, 1
-        self.length = self.capacity = 0  # N, and how many there is room for
-        self.born = [0] * n  # how many entries had ever been written when each sentence joined
-        self.n_written = 0
+        self.length = self.capacity = 0  # N, and the largest N before buffers are full
+        self.born = [0] * n  # n_written when each sentence joined
+        self.n_written = 0  # entries of a sentence ever written
         self.keys = self.values = self.own = self.like
         self.masks: Tensor | None = None
         self.places: Tensor | None = None
-        # On a GPU: where the newest entries are (K,); whose past rows have from the next step on
-        # (R,), which is their own unless `turned`
+        # On a GPU: places of the newest entries (K,); the rows whose past each row takes over at
+        # the next step (R,), its own unless `turned`
         self.at: Tensor | None = None
         self.parents = self.unturned = self.like
         self.turned = False
@@ -67,7 +67,7 @@ class KeyValueCache:
     # ---- The host's part of a step ----
 
     def make_room(self) -> None:
-        """Make sure that there is room for K more entries of each sentence."""
+        """Make room for K more entries of each sentence."""
         k = self.beam_size
         full = self.length + k > self.capacity
         if full:
@@ -78,7 +78,7 @@ class KeyValueCache:
             self.at = torch.arange(self.length - k, self.length, device=self.like.device)
         if self.own.size(-1) != k:
             own = self.like.new_full((k, k), -math.inf, dtype=torch.float32)
-            self.own = own.fill_diagonal_(0.0)
+            self.own = own.fill_diagonal_(0.0)  # (K, K): the mask of the newest entries
         if self.masks is None and (k > 1 or self.fixed):
             self._make_mask()
         self.length += k
@@ -86,8 +86,8 @@ class KeyValueCache:
         self.turned = False
 
     def begin_pass(self, lengths: Tensor, n: int) -> None:
-        """Make room for the first n entries of sentences that have none, one for each position;
-        the first `lengths` (B,) of them will be a sentence's past."""
+        """Make room for the first n entries of new sentences, one for each position; the first
+        `lengths` (B,) of them will be a sentence's past."""
         self.length = self.capacity = n
         self.born = [-n] * self.n_places
         sizes = self.n_layers, self.n_places, self.heads, n, self.width
@@ -97,14 +97,14 @@ class KeyValueCache:
         self.masks = cast(Tensor, self.masks)
         self.masks.masked_fill_(positions >= lengths[:, None, None, None], -math.inf)
         if self.has_places:
-            self.places = positions.repeat(self.n_places, 1)
+            self.places = positions.repeat(self.n_places, 1)  # (B, n)
 
     # ---- The device's ----
 
     def begin_step(self, positions: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Write what masks and relations need of a step's entries, at positions (B,).
+        """Write the masks and places of a step's entries, at positions (B,).
 
-        Returns the mask (B, 1, K, N) and the places (B, N) of all that the step asks.
+        Returns the mask (B, 1, K, N) and the places (B, N) of all that the step attends to.
         """
         b, k = len(positions), self.beam_size
         if self.at is not None:
@@ -115,33 +115,35 @@ class KeyValueCache:
             self._write(self.masks[:b], 3, self.own.expand(b, 1, k, k))
         if self.places is not None:
             self._write(self.places[:b], 1, positions[:, None].expand(-1, k))
-        mask = None if self.masks is None else self._asked(self.masks[:b], 3)
-        return mask, None if self.places is None else self._asked(self.places[:b], 1)
+        mask = None if self.masks is None else self._read(self.masks[:b], 3)
+        return mask, None if self.places is None else self._read(self.places[:b], 1)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a step's k and v (B, H, K, d), or those of a pass (B, H, N, d); returned are all
-        that it asks, keys (B, H, d, N) and values (B, H, N, d)."""
+        """Write k and v of a step (B, H, K, d), or of a pass (B, H, N, d).
+
+        Returns all that it attends to: keys (B, H, d, N) and values (B, H, N, d).
+        """
         keys, values = self.keys[layer, : len(k)], self.values[layer, : len(v)]
         self._write(keys, 2, k)
         self._write(values, 2, v)
-        return self._asked(keys, 2).transpose(-2, -1), self._asked(values, 2)
+        return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
 
     def _write(self, x: Tensor, dim: int, new: Tensor) -> None:
-        """Write the newest entries, which lie along `dim`."""
+        """Write the newest entries of x, along `dim`."""
         if self.at is not None:
             x.index_copy_(dim, self.at, new)
         else:
             n = new.size(dim)
             x.narrow(dim, self.length - n, n).copy_(new)
 
-    def _asked(self, x: Tensor, dim: int) -> Tensor:
-        """The entries along `dim` that a step asks."""
+    def _read(self, x: Tensor, dim: int) -> Tensor:
+        """The entries of x along `dim` that a step attends to."""
         return x if self.fixed else x.narrow(dim, 0, self.length)
 
     # ---- Between steps ----
 
     def select(self, selection: Selection, fresh: "KeyValueCache | None") -> None:
-        """Follow the selection; fresh: of sentences that may join, which have made no step."""
+        """Follow the selection; fresh: the cache of sentences that join, with no step made."""
         n_fresh, n_given = (len(fresh.born), fresh.length) if fresh else (0, 0)
         if self.masks is None and n_fresh and (self.length or n_given):
             self._make_mask()
@@ -176,7 +178,7 @@ class KeyValueCache:
             self.masks[:b] = rows
 
     def _turn(self, b: int) -> None:
-        """Let the rows of b sentences have the pasts of their parents."""
+        """Let the rows of b sentences take over the pasts of their parents."""
         assert self.masks is not None
         masks = self.masks[:b]
         rows = masks.flatten(0, 2).index_select(0, self.parents[: b * self.beam_size])
@@ -193,7 +195,7 @@ class KeyValueCache:
             keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]
             selection.of_sentences(keys, dim=1)
             selection.of_sentences(values, dim=1)
-            if selection.joined is not None:  # where a sentence that left may have had NaN
+            if selection.joined is not None:  # a sentence that left may have had NaN there
                 keys.index_fill_(1, selection.joined[0], 0.0)
                 values.index_fill_(1, selection.joined[0], 0.0)
 
@@ -208,7 +210,7 @@ class KeyValueCache:
             self.places[to, :n] = fresh.places[new]
 
     def _lengthen(self, n: int) -> None:
-        """Let there be n entries; those that are added are nobody's past."""
+        """Make the length n at least; added entries are in nobody's past."""
         if n > self.capacity:
             self._clear_away(n)
         for x in (self.keys, self.values):
@@ -216,7 +218,7 @@ class KeyValueCache:
         self.length, self.at = max(n, self.length), None
 
     def _make_mask(self) -> None:
-        """Let all entries so far be everybody's past."""
+        """Make masks by which all entries so far are everybody's past."""
         shape = self.n_places, 1, self.beam_size, self.capacity
         self.masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
         self.masks[..., : self.length] = 0.0
@@ -226,8 +228,8 @@ class KeyValueCache:
             self.parents = self.unturned.clone()
 
     def _clear_away(self, at_least: int = 0) -> None:
-        """Move what is some hypothesis's past, in its order, into buffers with room for more, and
-        for so many entries at least."""
+        """Move entries that are in some past, in their order, to buffers with room for more, and
+        for `at_least` entries."""
         b, order, masks, places = len(self.born), None, self.masks, self.places
         if masks is not None:
             live = (masks[:b, 0, :, : self.length] == 0).any(1)  # (B, N)
@@ -236,7 +238,7 @@ class KeyValueCache:
         n, old_keys, old_values = self.length, self.keys, self.values
         self.capacity = self._room_beside(max(n, at_least))
         sizes = self.n_layers, self.n_places, self.heads, self.capacity, self.width
-        # On a GPU entries are asked that nobody has written: 0 * NaN would be NaN
+        # A GPU attends to entries that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
         self.keys, self.values = new_buffer(sizes), new_buffer(sizes)
         for old, new in ((old_keys, self.keys), (old_values, self.values)):
@@ -256,7 +258,7 @@ class KeyValueCache:
                 self.places[:b, :n] = kept[:, :n]
 
     def _room_beside(self, n: int) -> int:
-        """The capacity where n entries are left."""
+        """The capacity of new buffers for n entries."""
         k = self.beam_size
         if self.fixed:
             n_steps = -(-(n + max(FIRST_CAPACITY * k, n // 2)) // k)
@@ -264,8 +266,8 @@ class KeyValueCache:
         return n + FIRST_CAPACITY * (1 + self.n_written // k // CLEARED_LATER) * k
 
     def _n_kept(self, live: Tensor) -> int:
-        """On a CPU the most entries that are live in a sentence; elsewhere the host would wait
-        for that number, and takes those written since the oldest sentence joined."""
+        """Number of entries to keep, of live (B, N): on a CPU the most that a sentence has; on a
+        GPU the host would wait for that, and takes those since the oldest sentence joined."""
         if not self.fixed:
             most = int(live.sum(1).max())
             return min(self.length, most + -most % MULTIPLE)
@@ -273,15 +275,15 @@ class KeyValueCache:
 
 
 def _with_room(x: Tensor, n_sentences: int) -> Tensor:
-    """x (L, B, ...) for more sentences, if there are."""
+    """x (L, B, ...) with room for n_sentences at least."""
     n_more = n_sentences - x.size(1)
     return x if n_more <= 0 else torch.cat([x, x.new_zeros(resized(x, 1, n_more))], 1)
 
 
 def _taken(x: Tensor, order: Tensor | None) -> Tensor:
-    """Of x (B, H, N, d) the entries order (B, n), None: all.
+    """The entries order (B, n) of x (B, H, N, d); None: all.
 
-    By whole entries, four times as fast as `gather` on a CPU.
+    Copies whole entries, four times as fast as `gather` on a CPU.
     """
     if order is None:
         return x
@@ -293,12 +295,12 @@ def _taken(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 class RunningSums:
-    """Of average attention: the inputs of each row so far added up, sums (L, R, D)."""
+    """Cache of average attention: the sum of each row's inputs so far, sums (L, R, D)."""
 
     def __init__(self, sums: Tensor):
-        """sums: of nothing yet, kept in float32 at least."""
+        """sums: zeros; kept in float32 at least."""
         self.sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
-        self.inside: Tensor | None = None  # in a pass, which positions count (B, T, 1)
+        self.inside: Tensor | None = None  # in a pass, the positions that count (B, T, 1)
 
     def make_room(self) -> None:
         """Sums take no more room."""
@@ -313,9 +315,9 @@ class RunningSums:
         self.counts, self.inside = positions[None] + 1, positions < lengths[:, None, None]
 
     def add(self, layer: int, x: Tensor) -> Tensor:
-        """Add x (B, K, D), or the x (B, T, D) of a pass, to the layer's sums; the means so far are
-        returned."""
-        total = self.sums[layer]
+        """Add x (B, K, D), or x (B, T, D) of a pass, to the layer's sums; return the means so far,
+        in the shape of x."""
+        total = self.sums[layer]  # (R, D)
         if self.inside is not None:
             inputs = x.to(total.dtype)
             total += inputs.where(self.inside, 0.0).sum(1)

@@ -1,4 +1,4 @@
-"""What decides a Transformer: one set of switches for all toolkits."""
+"""Configuration of a Transformer: one set of switches for all toolkits."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ MAX_RELATIVE = 1 << 17  # no file bounds a table that is computed
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Everything that decides the computation and the names of the weights."""
+    """All that decides the computation and the names of the weights."""
 
     src_vocab_size: int
     tgt_vocab_size: int
@@ -53,12 +53,12 @@ class TransformerConfig:
     rotary_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that are turned; 0: all
     rotary_interleave: bool = False  # pairs are neighbours, else halves
-    align_layer: int = 0  # of the decoder, whose attention tells what was translated; 0: the last
+    align_layer: int = 0  # decoder layer whose attention aligns; 0: the last
     align_head: int = 0  # the head of that layer, or the first of several
     align_heads: int = 1  # so many heads are averaged; 0: all from align_head on
-    align_late: bool = False  # it tells so of the token before the one that is being made
-    report_layer: int = 0  # of the decoder, from 1: for -report_align; 0: the second to last
-    report_heads: int = 0  # the first so many heads of it are averaged; 0: all
+    align_late: bool = False  # it aligns the token before the one that is being made
+    report_layer: int = 0  # decoder layer for -report_align, from 1; 0: the second to last
+    report_heads: int = 0  # number of its heads that are averaged, from the first; 0: all
 
     def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""

@@ -1,9 +1,8 @@
 """The convolutional encoder-decoder (Gehring et al. 2017), as fairseq and OpenNMT-py have it.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source
-tokens, T target tokens, E embedding width, D width of a layer, A width of the attention.
-
-For translating, not for training: there is no dropout.
+Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
+tokens, E embedding width, D width of a layer, A width of the attention.  Not for training: there is
+no dropout.
 """
 
 import math
@@ -35,11 +34,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
-    """Everything that decides the computation and the names of the weights.
+    """All that decides the computation and the names of the weights.
 
-    bottleneck  fairseq: attention works in the width of the embeddings, with a layer into and
-                out of it, its context is scaled by the root of the source length, and a layer of
-                width d_out lies before the output.  Otherwise OpenNMT-py: in the layers' width.
+    bottleneck  fairseq: attention has the width of the embeddings, with a layer into and out of
+                it, its context is scaled by the root of the source length, and a layer of width
+                d_out precedes the output.  False, OpenNMT-py: attention has the layers' width.
     """
 
     src_vocab_size: int
@@ -78,10 +77,10 @@ class ConvolutionConfig:
 
 @dataclass
 class ConvolutionMemory(Memory):
-    """The bank is what decoder layers compare with.
+    """The bank holds the keys of the attention.
 
-    values (B, S, A)  what they take up
-    scale (B, 1, 1)   what contexts are multiplied by
+    values (B, S, A)  values of the attention
+    scale (B, 1, 1)   factor of the context
     """
 
     values: Tensor
@@ -89,7 +88,7 @@ class ConvolutionMemory(Memory):
 
 
 class ConvolutionState(DecoderState[ConvolutionMemory]):
-    """buffers: per layer the last kernel-1 inputs of each row (R, kernel-1, D), 0 before the
+    """buffers: of each layer the last kernel-1 inputs of each row (R, kernel-1, D), 0 before the
     start."""
 
     def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
@@ -101,17 +100,17 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
         self.buffers = [selection.of_rows(*pair) for pair in zip(self.buffers, joining)]
 
     def extend(self, i: int, x: Tensor) -> Tensor:
-        """Layer i's newest input x (B, K, D), after those it still sees: (R, kernel, D)."""
+        """Append layer i's newest input x (B, K, D); return all it sees (R, kernel, D)."""
         window = torch.cat([self.buffers[i], x.reshape(-1, 1, x.size(-1))], 1)
         self.buffers[i] = window[:, 1:]
         return window
 
     def fill(self, i: int, x: Tensor, lengths: Tensor) -> Tensor:
-        """Layer i's first inputs x (B, T, D), each sentence's being the first `lengths` (B,), with
-        zeros before them: (B, kernel-1 + T, D)."""
+        """Keep the last of layer i's first inputs x (B, T, D), of which each sentence has the first
+        `lengths` (B,); return them after zeros (B, kernel-1 + T, D)."""
         n = self.buffers[i].size(1)
         seen = F.pad(x, (0, 0, n, 0))
-        places = lengths[:, None] + torch.arange(n, device=x.device)
+        places = lengths[:, None] + torch.arange(n, device=x.device)  # (B, kernel-1)
         self.buffers[i] = seen.gather(1, places[:, :, None].expand(-1, -1, x.size(2)))
         return seen
 
@@ -133,10 +132,10 @@ class GatedConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (N, T + kernel-1, d_in), padded already -> (N, T, D)."""
         if x.size(1) == self.kernel:  # one position: a linear layer, as in fairseq's decoding
-            out = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, None]
+            out = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, None]  # (N, 1, 2D)
         else:
             weight = self.weight.transpose(1, 2)  # (2D, d_in, kernel)
-            out = F.conv1d(x.transpose(1, 2), weight, self.bias).transpose(1, 2)
+            out = F.conv1d(x.transpose(1, 2), weight, self.bias).transpose(1, 2)  # (N, T, 2D)
         return F.glu(out, -1)
 
 
@@ -155,10 +154,10 @@ class MultiStepAttention(nn.Module):
 
         In step-by-step decoding T counts the beams of a sentence, not positions.
         """
-        query = (self.inward(x) + target) * SQRT_HALF
-        scores = query @ memory.bank.transpose(1, 2)
+        query = (self.inward(x) + target) * SQRT_HALF  # (B, T, A)
+        scores = query @ memory.bank.transpose(1, 2)  # (B, T, S)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
-        context = weights @ memory.values * memory.scale
+        context = weights @ memory.values * memory.scale  # (B, T, A)
         return (self.outward(context) + x) * SQRT_HALF, weights
 
 
@@ -184,8 +183,8 @@ class Encoder(nn.Module):
         embedded = self.embedding(src)
         first = x = self.inward(embedded)
         for conv, around in zip(self.convolutions, self.residuals):
-            # A convolution sees 0 behind a sentence's end, be that the end of the batch or
-            # padding.  OpenNMT-py lets it see padding's vectors, so that batch mates count.
+            # A convolution sees 0 after a sentence's end, padded or not.  OpenNMT-py lets it see
+            # vectors of padding, by which a sentence depends on its batch
             seen = x * inside
             k = cast(GatedConvolution, conv).kernel
             x = (conv(F.pad(seen, (0, 0, (k - 1) // 2, k // 2))) + around(x)) * SQRT_HALF

@@ -1,9 +1,7 @@
 """The recurrent encoder-decoder of Luong et al. 2015, in the variants of OpenNMT-py.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source
-tokens, T target tokens, D model width, E embedding width, L layers.
-
-For translating, not for training: there is no dropout.
+Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
+tokens, D model width, E embedding width, L layers.  Not for training: there is no dropout.
 """
 
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ Cell = Literal["lstm", "gru"]
 
 @dataclass(frozen=True)
 class RnnConfig:
-    """Everything that decides the computation and the names of the weights."""
+    """All that decides the computation and the names of the weights."""
 
     src_vocab_size: int
     tgt_vocab_size: int
@@ -46,7 +44,7 @@ class RnnConfig:
     bridge: bool = False  # one more layer between the encoder's last states and the decoder
     input_feed: bool = True  # the last attentional vector is part of the next input
     attention: Score = "general"
-    normaliser: Normaliser = "softmax"  # what makes attention weights of scores
+    normaliser: Normaliser = "softmax"  # makes attention weights of scores
     context_gate: Gate = "none"
 
     def __post_init__(self) -> None:
@@ -64,8 +62,8 @@ class RnnConfig:
 class RnnMemory(Memory):
     """The bank is 0 on padding.
 
-    keys (B, S, D)  what attention compares with, None where that is the bank
-    hidden          what the decoder starts from, one row per sentence
+    keys (B, S, D)  keys of the attention; None: the bank
+    hidden          first hidden states of the decoder, one row per sentence
     """
 
     keys: Tensor | None
@@ -73,12 +71,12 @@ class RnnMemory(Memory):
 
 
 class RnnState(DecoderState[RnnMemory]):
-    """hidden: of each layer, by row; feed (R, D): the attentional vector of the last step."""
+    """hidden: states of each layer; feed (R, D): attentional vectors of the last step."""
 
     def __init__(self, memory: RnnMemory):
         super().__init__(memory)
         self.hidden = memory.hidden
-        self.feed = torch.zeros_like(memory.hidden[0][0])
+        self.feed = torch.zeros_like(memory.hidden[0][0])  # (R, D)
 
     def select_rows(self, selection: Selection, fresh: "RnnState | None") -> None:
         joining = fresh.hidden if fresh else [None] * len(self.hidden)
@@ -107,7 +105,7 @@ class RnnEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_parts))
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Hidden]:
-        """src (B, S) -> states (B, S, D), 0 on padding, and the last ones, (L, B, D) each."""
+        """src (B, S) -> states (B, S, D), 0 on padding, and the last ones, each (L, B, D)."""
         # Packed, the backward direction starts at a sentence's own last token
         packed = pack_padded_sequence(
             self.embedding(src), src_lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -122,15 +120,15 @@ class RnnEncoder(nn.Module):
         return bank, hidden
 
     def _cross(self, i: int, part: Tensor) -> Tensor:
-        """The bridge: all layers of one sentence go through one linear layer together.
+        """The bridge: all layers of a sentence go through one linear layer together.
 
-        part (L * directions, B, d) -> the same shape.  OpenNMT-py up to 2.x folds without moving
-        the sentences first, so that with several layers the states of batch mates mix; this is
-        the rule of 3.x, which is also what the older versions compute for a sentence alone.
+        part (L * directions, B, d) -> the same shape.  This is the rule of OpenNMT-py 3.x.  Up to
+        2.x it folds without moving the sentences first, which mixes the states of a batch; for a
+        sentence alone the results are the same.
         """
         linear = cast(nn.Linear, self.bridge[i])
         by_sentence = part.transpose(0, 1)  # (B, L * directions, d)
-        folded = by_sentence.reshape(part.size(1), -1, linear.in_features)
+        folded = by_sentence.reshape(part.size(1), -1, linear.in_features)  # (B, *, L * d)
         return linear(folded).relu().view(by_sentence.shape).transpose(0, 1)
 
 
@@ -144,7 +142,7 @@ class StackedCells(nn.Module):
         self.layers = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
 
     def forward(self, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """x (R, d_input), hidden (L, R, D) -> the top layer's output (R, D) and the new hidden."""
+        """x (R, d_input), hidden (L, R, D) -> output of the top layer (R, D), new hidden."""
         new = []
         for i, cell in enumerate(self.layers):
             if len(hidden) == 2:
@@ -156,7 +154,7 @@ class StackedCells(nn.Module):
 
 
 class RnnDecoder(nn.Module):
-    """Embedding, cells, attention and context gate: one step at a time, as input feeding asks."""
+    """Embedding, cells, attention and context gate, one step at a time because of input feeding."""
 
     def __init__(self, cfg: RnnConfig):
         super().__init__()
@@ -173,18 +171,17 @@ class RnnDecoder(nn.Module):
     def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         """The newest tokens (B, K) -> attentional vectors (B, K, D), attention (B, K, S).
 
-        Advances `state` in place, but for its positions.
+        Advances `state` in place, except for its positions.
         """
-        x = self.embedding(tokens.flatten())
+        x = self.embedding(tokens.flatten())  # (R, E)
         if self.input_feed:
-            x = torch.cat([x, state.feed], 1)
+            x = torch.cat([x, state.feed], 1)  # (R, E + D)
         output, state.hidden = self.cells(x, state.hidden)
-        # The hypotheses of a sentence ask its memory together
-        asked = output.view(*tokens.shape, -1)
+        queries = output.view(*tokens.shape, -1)  # (B, K, D): one product per sentence
         memory = state.memory
         keys = memory.bank if memory.keys is None else memory.keys
-        attended, attn = self.attention(asked, keys, memory.bank, memory.mask)
-        state.feed = attended.flatten(0, 1)
+        attended, attn = self.attention(queries, keys, memory.bank, memory.mask)
+        state.feed = attended.flatten(0, 1)  # (R, D)
         if self.gate is not None:
             state.feed = self.gate(x, output, state.feed)
         return state.feed.view(*tokens.shape, -1), attn
@@ -217,8 +214,7 @@ class Rnn(Family[RnnMemory, RnnState]):
     def decode_given(
         self, tokens: Tensor, lengths: Tensor, state: RnnState
     ) -> tuple[Tensor, Tensor]:
-        """One token after the other, as each needs what the cells made of the last; a sentence
-        keeps its state where it has no more."""
+        """One token after the other; a sentence keeps its state if it has no more."""
         steps = []
         for t, newest in enumerate(tokens.unbind(1)):
             hidden, feed, reads = state.hidden, state.feed, (t < lengths)[:, None]

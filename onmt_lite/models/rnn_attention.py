@@ -1,7 +1,7 @@
-"""How a recurrent decoder looks at the source: global attention and the context gate.
+"""Attention of a recurrent decoder to the source, and the context gate.
 
-Letters: B sentences, S source tokens, T queries of one sentence (the positions of a target, or
-the K hypotheses of a beam), D model width.
+Letters: B sentences, S source tokens, T queries of a sentence (the positions of a target, or the K
+hypotheses of a beam), R = B*K rows, D model width.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ Gate = Literal["none", "source", "target", "both"]
 
 
 class AttentionWeights(nn.Module):
-    """Global attention of Luong et al. 2015, section 3.1, `mlp` being that of Bahdanau et al. 2015.
+    """Global attention of Luong et al. 2015, section 3.1; `mlp` is that of Bahdanau et al. 2015.
 
     As in OpenNMT-py, scores are not scaled.
     """
@@ -30,8 +30,7 @@ class AttentionWeights(nn.Module):
             self.energy = nn.Linear(d, 1, bias=False)
 
     def keys(self, bank: Tensor) -> Tensor | None:
-        """What queries are compared with, made once per sentence: (B, S, D) -> (B, S, D); None
-        where that is the bank itself."""
+        """Keys of a bank (B, S, D), of the same shape; None: the bank itself."""
         return self.key(bank) if self.score == "mlp" else None
 
     def weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
@@ -40,15 +39,15 @@ class AttentionWeights(nn.Module):
             both = self.query(query)[:, :, None] + keys[:, None]  # (B, T, S, D)
             scores = self.energy(both.tanh()).squeeze(-1)
         else:
-            asked = self.query(query) if self.score == "general" else query
-            scores = asked @ keys.transpose(1, 2)
+            projected = self.query(query) if self.score == "general" else query
+            scores = projected @ keys.transpose(1, 2)  # (B, T, S)
         scores = scores.float() + mask
         weights = sparsemax(scores) if self.normaliser == "sparsemax" else scores.softmax(-1)
         return weights.to(query.dtype)
 
 
 def sparsemax(scores: Tensor) -> Tensor:
-    """Martins & Astudillo 2016, algorithm 1, over the last dimension: far lower ones become 0."""
+    """Martins & Astudillo 2016, algorithm 1, over the last dimension: far lower scores become 0."""
     scores = scores - scores.amax(-1, keepdim=True)
     ordered = scores.sort(-1, descending=True).values
     sums = ordered.cumsum(-1) - 1
@@ -58,8 +57,10 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 
 class GlobalAttention(AttentionWeights):
-    """With the attentional vector: query and context through one more layer, which ends in a
-    tanh unless the attention is `mlp` (OpenNMT-py's rule)."""
+    """Attention with one more layer over query and context, whose output is the attentional vector.
+
+    It ends in a tanh unless the attention is `mlp` (OpenNMT-py's rule).
+    """
 
     def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
         super().__init__(d, score, normaliser)
@@ -75,7 +76,7 @@ class GlobalAttention(AttentionWeights):
 
 
 class NoAttention(nn.Module):
-    """Stands where a decoder knows the source by its start alone; all of it counts alike."""
+    """For decoders that know the source by their first state alone: even weights."""
 
     def keys(self, bank: Tensor) -> None:
         return None
@@ -83,15 +84,15 @@ class NoAttention(nn.Module):
     def forward(
         self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As `GlobalAttention`: the queries themselves, even weights."""
+        """As `GlobalAttention.forward`; returns the queries themselves."""
         return query, mask.softmax(-1).to(query.dtype).expand(-1, query.size(1), -1)
 
 
 class ContextGate(nn.Module):
     """Context gate of Tu et al. 2017, "Context Gates for Neural Machine Translation", section 3.2.
 
-    Balances what the target so far says (decoder input of width `d_input`, decoder output)
-    against what the source says (the attentional vector).
+    Weighs the target so far (decoder input of width `d_input`, decoder output) against the source
+    (the attentional vector).
     """
 
     def __init__(self, d_input: int, d: int, kind: Gate):
@@ -103,7 +104,7 @@ class ContextGate(nn.Module):
 
     def forward(self, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
         """Decoder input (R, d_input), its output and attentional vector (R, D) -> (R, D)."""
-        z = self.gate(torch.cat([x, output, attended], -1)).sigmoid()
+        z = self.gate(torch.cat([x, output, attended], -1)).sigmoid()  # (R, D)
         source, target = self.source(attended), self.target(torch.cat([x, output], -1))
         if self.kind in ("source", "both"):
             source = z * source

@@ -51,10 +51,10 @@ def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]
 
 
 class Tree:
-    """The tables of all sources as nodes, which stand for prefixes.
+    """The tables of all sources as nodes, each of which stands for prefixes.
 
-    Each source has a node for every prefix that a key begins with, its root first, and one for
-    all others of each length up to that of its longest "*n", the last for those that are longer.
+    Each source has a node for every beginning of a key, its root first; one for all other prefixes
+    of each length up to that of its longest "*n"; and one for all that are longer.
 
     roots               the root of each source
     logits, attn, next  of each node: next-token logits, attention, the node after each token
@@ -69,7 +69,7 @@ class Tree:
         self.roots = [self._add(source) for source in sources]
 
     def _add(self, source: TableSource) -> int:
-        """The nodes of one source; returns its root."""
+        """Add the nodes of a source; return its root."""
         root, keys = len(self.logits), {*source.rows, *source.attn}
         stars = [int(key[1:]) for key in keys if re.fullmatch(r"\*[0-9]{1,5}", key)]
         n_lengths = max(stars, default=0) + 2
@@ -101,19 +101,18 @@ class Tree:
         return root
 
     def padded_attn(self) -> list[list[float]]:
-        """The attention of each node, as wide as that to the longest source."""
+        """The attention of each node, padded to the longest source."""
         return [[*row, *[0.0] * (self.n_attended - len(row))] for row in self.attn]
 
 
 class TableState:
-    """The node of each row; `width`: S, the most source tokens of a sentence."""
+    """nodes (R,): the node of each row; width: S, the most source tokens of a sentence."""
 
     def __init__(self, nodes: Tensor, width: int):
         self.nodes, self.width = nodes, width
         self.positions = torch.zeros_like(nodes)
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
-        """See `onmt_lite.models.base.State.select`."""
         self.nodes = selection.of_rows(self.nodes, fresh.nodes if fresh else None)
         self.positions = selection.of_sentences(self.positions, fresh.positions if fresh else None)
         self.width = max(self.width, fresh.width if fresh else 0)
@@ -141,7 +140,7 @@ class TableModel:
         ids: Tensor | None = None,
         width: int | None = None,
     ) -> tuple[Tensor, int]:
-        """The roots (B,) of the sources, and S."""
+        """A memory holds the roots (B,) of the sources, and S."""
         for constant in (self.next, self.logits, self.attn):
             constant.on(src.device)  # now, so that no step has to move them
         return self.roots.on(src.device)[src[:, 0]], src.size(1)
@@ -162,7 +161,6 @@ class TableModel:
     def prefill(
         self, tokens: Tensor, lengths: Tensor, state: TableState, first: int, at_once: int
     ) -> tuple[Tensor, Iterator[Tensor]]:
-        """See `onmt_lite.models.base.EncoderDecoder.prefill`: nodes are followed one by one."""
         made = []
         for t, newest in enumerate(tokens.unbind(1)):
             nodes, positions, reads = state.nodes, state.positions, t < lengths
