@@ -6,6 +6,7 @@ no dropout.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -115,11 +116,6 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
         return seen
 
 
-def embedding(vocab_size: int, d: int, n_positions: int, cfg: ConvolutionConfig) -> Embedding:
-    table = nn.Parameter(torch.zeros(n_positions, d)) if n_positions else None
-    return Embedding(vocab_size, d, cfg.scale_embedding, table, cfg.position_offset)
-
-
 class GatedConvolution(nn.Module):
     """A convolution over positions and the gated linear unit of Dauphin et al. 2017."""
 
@@ -165,17 +161,28 @@ def residual(d_in: int, d: int) -> nn.Module:
     return nn.Identity() if d_in == d else nn.Linear(d_in, d)
 
 
-class Encoder(nn.Module):
-    def __init__(self, cfg: ConvolutionConfig):
+class Stack(nn.Module):
+    """Embeddings and gated convolutions of one side."""
+
+    def __init__(
+        self, cfg: ConvolutionConfig, layers: Sequence[Layer], vocab_size: int, e: int, n: int
+    ):
+        """e: width of the embeddings; n: rows of the position table."""
         super().__init__()
         self.bottleneck = cfg.bottleneck
+        table = nn.Parameter(torch.zeros(n, e)) if n else None
+        self.embedding = Embedding(vocab_size, e, cfg.scale_embedding, table, cfg.position_offset)
+        self.inward = nn.Linear(e, layers[0].d)
+        self.widths = [layers[0].d, *(layer.d for layer in layers)]
+        self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, layers))
+        self.residuals = nn.ModuleList(map(residual, self.widths, self.widths[1:]))
+
+
+class Encoder(Stack):
+    def __init__(self, cfg: ConvolutionConfig):
         e = cfg.d_src_embedding
-        self.embedding = embedding(cfg.src_vocab_size, e, cfg.src_positions, cfg)
-        self.inward = nn.Linear(e, cfg.encoder[0].d)
-        widths = [cfg.encoder[0].d, *(layer.d for layer in cfg.encoder)]
-        self.convolutions = nn.ModuleList(map(GatedConvolution, widths, cfg.encoder))
-        self.residuals = nn.ModuleList(map(residual, widths, widths[1:]))
-        self.outward = nn.Linear(widths[-1], e) if cfg.bottleneck else nn.Identity()
+        super().__init__(cfg, cfg.encoder, cfg.src_vocab_size, e, cfg.src_positions)
+        self.outward = nn.Linear(self.widths[-1], e) if cfg.bottleneck else nn.Identity()
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         mask = padding_mask(src_lengths, src.size(1))
@@ -195,16 +202,10 @@ class Encoder(nn.Module):
         return ConvolutionMemory(keys, mask, values, scale)
 
 
-class Decoder(nn.Module):
+class Decoder(Stack):
     def __init__(self, cfg: ConvolutionConfig):
-        super().__init__()
-        self.bottleneck = cfg.bottleneck
         e = cfg.d_tgt_embedding
-        self.embedding = embedding(cfg.tgt_vocab_size, e, cfg.tgt_positions, cfg)
-        self.inward = nn.Linear(e, cfg.decoder[0].d)
-        self.widths = [cfg.decoder[0].d, *(layer.d for layer in cfg.decoder)]
-        self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, cfg.decoder))
-        self.residuals = nn.ModuleList(map(residual, self.widths, self.widths[1:]))
+        super().__init__(cfg, cfg.decoder, cfg.tgt_vocab_size, e, cfg.tgt_positions)
         self.attentions = nn.ModuleDict(
             {
                 str(i): MultiStepAttention(layer.d, e if cfg.bottleneck else layer.d, cfg)
@@ -215,10 +216,7 @@ class Decoder(nn.Module):
         self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
 
     def forward(
-        self,
-        tokens: Tensor,
-        state: ConvolutionState,
-        lengths: Tensor | None = None,
+        self, tokens: Tensor, state: ConvolutionState, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The newest tokens (B, K); or, with `lengths` (B,), the first tokens (B, T) of a new
         state, of which each sentence reads so many.

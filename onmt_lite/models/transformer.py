@@ -113,7 +113,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
     def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
         pairs = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
-        keys, values = [k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs]
+        keys, values = map(list, zip(*pairs))
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
             past = KeyValueCache(keys, self.cfg.relative != "none")
@@ -133,7 +133,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         t = tokens.size(1)
         # A multiple of keys, so that sums have the same order in every batch, see `KeyValueCache`
         n = max(t, min(t + -t % MULTIPLE, self.max_positions))
-        tokens = F.pad(tokens, (0, n - t))
+        tokens = F.pad(tokens, (0, n - t))  # (B, n)
         state.past.begin_pass(lengths, n)
         causal, places = first_positions(n, tokens.device)
         sight = look(self.decoder, causal, places, places)
