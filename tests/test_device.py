@@ -20,6 +20,8 @@ from tests.support.cases import (
     BATCH,
     BEAM,
     CASES,
+    DAILY_CASES,
+    DAILY_FAMILIES,
     FAMILIES,
     LINES,
     endless_transformer,
@@ -36,6 +38,7 @@ from tests.support.simulated import (
     moved_translator,
     steps,
 )
+from tests.support.sweeps import swept
 
 MAX_OUTSIDE = 25  # device operations of a step outside of the model, for the default search
 ATOL = 1e-4
@@ -170,9 +173,9 @@ class TestEverySearch:
         plain, moved = (make_translator(lively_transformer()) for _ in range(2))
         return plain, on_device(moved)
 
-    @pytest.mark.parametrize("search, options", CASES.values(), ids=CASES)
-    def test_equals_the_cpu_with_one_transfer_each_way(self, pair, search, options):
-        plain, moved = pair
+    @pytest.mark.parametrize("case", swept(CASES, DAILY_CASES))
+    def test_equals_the_cpu_with_one_transfer_each_way(self, pair, case):
+        (plain, moved), (search, options) = pair, CASES[case]
         # The search of 2018 couples the sentences of a batch on the host; groups of which one is
         # done are told so beside what moves when a sentence ends
         uploads = math.inf if search == "opennmt-2018" else 1 + ("beam_groups" in options)
@@ -189,14 +192,14 @@ class TestEverySearch:
 
 
 class TestEveryFamily:
-    @pytest.mark.parametrize("name", FAMILIES)
+    @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
     def test_equals_the_cpu_with_one_transfer_each_way(self, name):
         expected = translate(make_translator(FAMILIES[name]()), n_best=2)
         found, events = simulate(on_device(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
         assert faults(events) == {}
 
-    @pytest.mark.parametrize("name", FAMILIES)
+    @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
     def test_a_pass_over_prefixes_is_as_cheap_for_the_host_as_a_step(self, name):
         words = ["a", "b", "c"] if name == "table" else ["w20", "w23", "w21"]
         texts = [" ".join(words[: n % 4]) for n in (2, 0, 3, 1, 0, 7)]

@@ -125,6 +125,12 @@ def test_packed_is_the_plain_product(dtype):
     assert torch.allclose(Packed(layer)(x), layer(x), rtol=1e-2 if dtype != torch.float32 else 1e-5)
 
 
+def test_a_layer_that_moved_leaves_its_kernel():
+    layer = make_layer(70, 33)
+    pack(layer, "packed")
+    assert layer.to("meta")(torch.empty(4, 70, device="meta")).shape == (4, 33)
+
+
 class TestRight:
     """The check of a kernel's products."""
 

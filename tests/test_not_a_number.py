@@ -20,6 +20,7 @@ from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
 from tests.support import cases
+from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,
     hypotheses,
@@ -31,10 +32,11 @@ from tests.support.tables import (
     sources,
 )
 from tests.test_device import assert_same, faults, on_device, simulate
-from tests.test_state import MODELS
+from tests.test_state import DAILY, MODELS
 
 BAD = 33  # a source token
 NAN = [math.nan] * 3
+WITH_WEIGHTS = [name for name in MODELS if name != "table"]
 FINE = make_source({}, logits(0.2, 0.5, 0.3))
 BROKEN = make_source({"1": NAN}, logits(0.1, 0.8, 0.1))
 
@@ -100,7 +102,7 @@ class TestOthersComeOutAsWithoutIt:
             again = results(translator, lines, batch_size=batch_size, **options)
             assert again == found
 
-    @pytest.mark.parametrize("name", [name for name in MODELS if name != "table"])
+    @pytest.mark.parametrize("name", swept(WITH_WEIGHTS, {*DAILY} - {"table"}))
     def test_in_every_family(self, name):
         """Sentences that take over the place of one that left with NaN in its state."""
         model, plain = MODELS[name](), MODELS[name]()

@@ -17,6 +17,7 @@ from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
 from tests.support import cases, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
+from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,
     hypotheses,
@@ -28,6 +29,7 @@ from tests.support.tables import (
 
 WITH = [name for name, preset in PRESETS.items() if "tgt_file_prefix" in preset.options]
 APART = ("table", "ensemble_of_probs")  # which has lines of its own; which copies
+SPOKEN = sorted(n for n in cases.FAMILIES if n not in APART and "copy" not in n)
 words = st.lists(st.sampled_from(["a", "b"]), max_size=4)
 
 
@@ -118,9 +120,7 @@ class TestOnePass:
         assert len(counting.passes) == 1  # where nothing is given, there is none
 
     @pytest.mark.parametrize("refills", [False, True])
-    @pytest.mark.parametrize(
-        "family", sorted(n for n in cases.FAMILIES if n not in APART and "copy" not in n)
-    )
+    @pytest.mark.parametrize("family", swept(SPOKEN, cases.DAILY_FAMILIES & {*SPOKEN}))
     def test_the_best_token_follows_as_the_model_says_from_scratch(self, family, refills):
         """Restated: each token is the best of a full pass over all before it."""
         translator = cases.make_translator(cases.FAMILIES[family]())

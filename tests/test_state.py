@@ -12,6 +12,7 @@ from onmt_lite.models.table import TableModel, TableSource
 from tests.support import families, tiny
 from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
 from tests.support.rows import ATOL, LENGTHS, Rows, select
+from tests.support.sweeps import swept
 
 
 def table_model() -> TableModel:
@@ -49,7 +50,7 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", swept(range(20), range(4)))
 def test_a_table_is_looked_up_as_its_format_says(seed):
     """Exact prefix, then "*n", then the default; keys that no prefix looks like count nowhere."""
     random, n_tokens = Random(seed), 3
@@ -100,9 +101,17 @@ MODELS = {
 
 
 ON_A_GPU = ["transformer", "transformer_shaw", "transformer_rotary", "copy_transformer"]
+# Each kind of state, and each way in which keys are asked, once
+DAILY = [
+    *("transformer", "transformer_shaw_values", "transformer_buckets", "transformer_rotary"),
+    *("transformer_alibi", "transformer_average_ffn", "transformer_aligned", "table"),
+    *("rnn_lstm", "rnn_brnn_gru", "rnn_gate_both", "rnn_no_attention", "fconv_uneven"),
+    *("cnn_plain", "copy_general", "copy_mlp", "copy_transformer", "ensemble_of_probs"),
+]
+ALL = [*MODELS, *(f"{name} on a GPU" for name in ON_A_GPU)]
 
 
-@pytest.fixture(params=[*MODELS, *(f"{name} on a GPU" for name in ON_A_GPU)])
+@pytest.fixture(params=swept(ALL, [*DAILY, "transformer_shaw on a GPU", "transformer on a GPU"]))
 def rows(request, monkeypatch) -> Rows:
     """Little room for keys and values, so that they are cleared away and grow all the time."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
@@ -151,7 +160,7 @@ def test_sentences_change_places_and_widths(rows):
     rows.step([1, 2, 3, 1, 2, 3, 1, 2])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", swept(range(4), [0]))
 def test_random_walk_through_selections(rows, seed):
     random = Random(seed)
     width, n_sentences = 3, 3

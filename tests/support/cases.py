@@ -87,8 +87,18 @@ def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 CASES = options_of_presets()
+GROUPS = {name.removeprefix(search): name for name, (search, _) in reversed(CASES.items())}
+# Each search as it is, and each group of options with the first search that has it
+DAILY_CASES = {*PRESETS, *GROUPS.values()}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     **{f"transformer_{n}": partial(lively_transformer, **o) for n, o in TRANSFORMERS.items()},
     **{name: make for name, make in MODELS.items() if name != "transformer"},
+}
+# Each kind of attention, of positions and of state once
+DAILY_FAMILIES = {
+    *("transformer_default", "transformer_shaw_values", "transformer_buckets", "transformer_alibi"),
+    *("transformer_rotary_part", "transformer_average_ffn", "transformer_parallel"),
+    *("transformer_aligned", "table", "rnn_brnn_gru", "rnn_gate_both", "rnn_no_attention"),
+    *("fconv_uneven", "cnn_positions", "copy_mlp", "copy_transformer", "ensemble_of_probs"),
 }
