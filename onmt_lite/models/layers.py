@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, dropout: float):
         super().__init__()
-        self.self_attn: nn.Module
+        self.self_attn: SelfAttention | AverageAttention
         if cfg.dec_self_attn == "dot":
             self.self_attn = SelfAttention(cfg, causal=True)
         else:

@@ -28,7 +28,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., N).  Kernels run on a CPU only: elsewhere `F.linear` does."""
-        if self.kernel is None or x.device.type != "cpu":
+        if self.kernel is None or not x.is_cpu:
             return super().forward(x)
         return self.kernel(x)
 

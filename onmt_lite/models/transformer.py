@@ -21,7 +21,7 @@ from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
 from onmt_lite.models.memory import Memory, padding_mask
-from onmt_lite.models.positions import Embedding, Relation, sinusoids
+from onmt_lite.models.positions import Embedding, sinusoids
 from onmt_lite.models.selection import Selection
 
 
@@ -199,5 +199,5 @@ def first_positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:
     """The sight of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
-    relation = cast(Relation, layers[0].self_attn.relation)
+    relation = cast(DecoderLayer, layers[0]).self_attn.relation
     return Sight(mask, relation.prepare(queries, keys))
