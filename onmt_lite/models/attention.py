@@ -37,8 +37,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     if mask is not None:
         scores += mask
     weights = scores.softmax(-1)
-    context = weights.to(v.dtype).view(n, k.size(1), asked.size(2), -1) @ v  # (N, G, H/G * T, d)
-    return context.view(n, heads, t, d).to(q.dtype), weights.to(q.dtype)
+    used = weights.to(v.dtype)
+    context = used.view(n, k.size(1), asked.size(2), -1) @ v  # (N, G, H/G * T, d)
+    returned = used if v.dtype == q.dtype else weights.to(q.dtype)  # one conversion on a GPU
+    return context.view(n, heads, t, d).to(q.dtype), returned
 
 
 def compare(q: Tensor, k: Tensor) -> Tensor:
