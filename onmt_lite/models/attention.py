@@ -32,13 +32,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     on a CPU its bfloat16 backward pass is several times slower.
     """
     n, heads, t, d = q.shape
-    asked = q.reshape(n, k.size(1), -1, d).to(k.dtype)  # (N, G, H/G * T, d)
-    scores = compare(asked, k).view(n, heads, t, -1).mul_(d**-0.5)  # (N, H, T, S)
+    grouped = q.reshape(n, k.size(1), -1, d).to(k.dtype)  # (N, G, H/G * T, d)
+    scores = compare(grouped, k).view(n, heads, t, -1).mul_(d**-0.5)  # (N, H, T, S)
     if mask is not None:
         scores += mask
     weights = scores.softmax(-1)
     used = weights.to(v.dtype)
-    context = used.view(n, k.size(1), asked.size(2), -1) @ v  # (N, G, H/G * T, d)
+    context = used.view(n, k.size(1), grouped.size(2), -1) @ v  # (N, G, H/G * T, d)
     returned = used if v.dtype == q.dtype else weights.to(q.dtype)  # one conversion on a GPU
     return context.view(n, heads, t, d).to(q.dtype), returned
 
@@ -85,7 +85,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Sight:
-    """What queries see of the keys, the same in all layers.
+    """Which keys queries see, and at which distance; the same in all layers.
 
     mask      added to the scores, broadcast to (N, H, T, S): 0 or -inf; None: all are seen
     relative  made by `Relation.prepare` of their positions

@@ -14,7 +14,7 @@ M = TypeVar("M")  # an encoded batch: each family has a class of its own
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of one decoder layer, of which the mean is asked for.
+    """Attention heads of one decoder layer, whose mean is returned.
 
     layer    from 0, or from the end, -1 being the last; None: as the model has it
     n_heads  number of heads, from the first; 0: all; None: as the model has it

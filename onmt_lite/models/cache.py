@@ -1,4 +1,4 @@
-"""Caches of a Transformer decoder: what it keeps of its own tokens.
+"""Caches of a Transformer decoder, of its own tokens.
 
 B sentences, K hypotheses of each, R = B*K rows, D model width, H heads of keys and values, d width
 of a head, L layers, N entries: keys and values of one hypothesis at one step.
@@ -29,8 +29,8 @@ class KeyValueCache:
     A pass over given tokens writes the first entries of new sentences, padding included, which is
     in nobody's past.  When such a sentence joins a running batch, they become its first entries.
 
-    On a CPU entries are cleared away after the same steps in every batch, and what is left is a
-    multiple of 16: so a sum over a sentence's entries has the same order whatever the batch, and is
+    On a CPU entries are cleared away after the same steps in every batch, and a multiple of 16 is
+    left: so a sum over a sentence's entries has the same order whatever the batch, and is
     the same to the last bit.  int8 needs that, as a last bit may decide a rounding.
 
     On a CPU a step attends to the N entries; on a GPU to the whole capacity, of which the mask

@@ -1,9 +1,9 @@
 """CUDA graphs of decoder steps: recorded once per shape, then replayed by one launch.
 
 A kernel that Python launches takes the host about 8 microseconds, and a step has more than a
-hundred, each of which may take the GPU less.  A graph launches all of them at once.  What it reads
-and writes must stay where it was when the graph was recorded, so each running state has a `Lane`,
-where its tensors stand, and shapes come in few sizes:
+hundred, each of which may take the GPU less.  A graph launches all of them at once.  The tensors
+that it reads and writes must keep their addresses, so each running state has a `Lane`, which holds
+them, and shapes come in few sizes:
 
     sentences     eighths of a power of two; places after the last sentence hold what was there
     source        multiples of 32 tokens, see `onmt_lite.search.scheduler`
@@ -56,7 +56,7 @@ class CudaRecorder:
 
 
 class Lane:
-    """Memory where the tensors of one running state stand, and the graphs that use it."""
+    """Memory that holds the tensors of one running state, and the graphs that use it."""
 
     def __init__(self) -> None:
         self.stores: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -65,9 +65,9 @@ class Lane:
         self.owner: Callable[[], Any] = lambda: None  # a weak reference to the state
 
     def settle(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
-        """Move the state's tensors here, those that stand elsewhere.
+        """Move the state's tensors here, unless they are here already.
 
-        Returns where tokens (R,) are read from: (n_rows,), of which the first R are set.
+        Returns a tensor (n_rows,) that begins with the tokens (R,).
         """
         for i, (holder, name, x) in enumerate(tensors_of(state), start=1):
             if x.numel() and x is not self.homes.get(i):

@@ -43,12 +43,12 @@ class TransformerConfig:
     parallel_residual: bool = False  # the sublayers of a layer read the same normed input
     kv_heads: int = 0  # heads of keys and values, each shared by several queries; 0: as many
     head_width: int = 0  # dimensions of a head (T5); 0: d_model over heads
-    dec_heads: int = 0  # where the decoder differs from the encoder; 0: it does not
+    dec_heads: int = 0  # if the decoder differs from the encoder; 0: it does not
     dec_d_ff: int = 0
     dec_self_attn: Literal["dot", "average", "average_ffn"] = "dot"
     relative: Literal["none", "shaw", "buckets", "rotary", "alibi"] = "none"  # see `positions`
     relative_limit: int = 1  # distances beyond it count as it
-    relative_values: bool = False  # shaw: values have vectors of their own, not those of keys
+    relative_values: bool = False  # shaw: values have their own vectors instead of the keys'
     relative_buckets: int = 32
     rotary_theta: float = 10000.0
     rotary_dim: int = 0  # dimensions of a head that are turned; 0: all

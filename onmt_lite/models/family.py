@@ -1,4 +1,4 @@
-"""What all models with weights share: the decoder makes hidden states, a head logits of them."""
+"""Base of all models with weights: the decoder makes hidden states, a head makes logits of them."""
 
 import copy
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class DecoderState(Generic[M]):
     positions (B,)   how many tokens the rows of each sentence have read
     recorded         whether steps are replayed as CUDA graphs: tensors then have `n_places`, for
                      more sentences than the `n_sentences` that run, so that shapes seldom change
-    lane             where the tensors of a recorded state stand
+    lane             holds the tensors of a recorded state
     """
 
     def __init__(self, memory: M, recorded: bool = False):
@@ -51,7 +51,7 @@ class DecoderState(Generic[M]):
         return self
 
     def first(self: S, n: int) -> S:
-        """A view of the first n sentences; keys and values look at how many ask."""
+        """A view of the first n sentences; keys and values look at the number of queries."""
         view = copy.copy(self)
         view.memory, view.positions = self.memory.first(n), self.positions[:n]
         return view
@@ -70,8 +70,8 @@ class Family(nn.Module, Generic[M, S]):
     B sentences, K hypotheses of each, R = B*K rows, S source tokens, T target tokens, D width of
     hidden states, V target vocabulary, X words that only a source of the batch has.
 
-    can_record  whether `advance` is a function of tensors that stay where they are
-    graphs      what replays it, see `onmt_lite.models.captured.with_graphs`
+    can_record  whether `advance` reads and writes tensors that keep their addresses
+    graphs      replays `advance`, see `onmt_lite.models.captured.with_graphs`
     """
 
     cfg: Any
@@ -142,7 +142,7 @@ class Family(nn.Module, Generic[M, S]):
         return self.decode_all(self.output.known(tgt), memory)[1].float()
 
     def read(self, src: Tensor, src_lengths: Tensor) -> M:
-        """`encode` without what the head reads."""
+        """`encode` without the part of the head."""
         raise NotImplementedError
 
     def init_state(self, memory: M) -> S:

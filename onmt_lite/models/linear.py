@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK = 512  # outputs computed at a time: 320 rows of them stay in the second-level cache
-ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits behind the point
+ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits after the point
 LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
 PROBE = (32, 128, 128)  # rows, inputs and outputs of the product that a kernel is checked with
 
