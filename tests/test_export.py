@@ -46,9 +46,8 @@ def exported(model, to, output):
 
 
 def tensors(path):
-    with archive.opened(path) as found:
-        generator = found.tensors(found.root["generator"])
-        return found.tensors(found.root["model"]) | {f"gen.{n}": t for n, t in generator.items()}
+    root = archive.load(path)
+    return root["model"] | {f"gen.{name}": t for name, t in root["generator"].items()}
 
 
 @pytest.fixture
@@ -98,11 +97,10 @@ class TestOpenNMT:
                 atol = 2e-3 if name.endswith("pe.pe") else 0
                 torch.testing.assert_close(tensor, before[name], atol=atol, rtol=0)
         assert load_checkpoint(path).model.cfg == load_checkpoint(original).model.cfg
-        with archive.opened(original) as old, archive.opened(path) as new:
-            old_opt, new_opt = old.root["opt"].state, new.root["opt"].state
-            assert new.root["vocab"] == {**old.root["vocab"], **new.root["vocab"]}
+        old, new = archive.load(original), archive.load(path)
+        assert new["vocab"] == {**old["vocab"], **new["vocab"]}
         for name in STRUCTURE:
-            assert new_opt[name] == old_opt[name], name
+            assert new["opt"].get(name) == old["opt"].get(name), name
 
     def test_translations_and_special_tokens(self, tiny_checkpoint, tmp_path):
         path = exported(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")

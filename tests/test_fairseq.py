@@ -29,9 +29,8 @@ def logits(path):
 
 
 def read_root(path):
-    with archive.opened(path / "checkpoint.pt") as found:
-        args = argparse.Namespace(**found.root["args"].state)
-        return {"args": args, "model": found.tensors(found.root["model"])}
+    root = archive.load(path / "checkpoint.pt")
+    return {"args": argparse.Namespace(**root["args"].state), "model": root["model"]}
 
 
 @pytest.fixture
@@ -110,8 +109,8 @@ class TestNumbers:
 
     def test_options_as_omegaconf_pickles_them(self):
         """omegaconf 2.3.0; what is not in the model's options is in the task's."""
-        with archive.opened(DATA / "omegaconf_cfg.pt") as found:
-            options = _options(found.root, found.path)
+        path = DATA / "omegaconf_cfg.pt"
+        options = _options(archive.load(path), path)
         assert options.number("encoder_attention_heads") == 4
         assert options.flag("encoder_normalize_before")
         assert (options.get("source_lang"), options.get("target_lang")) == ("xx", "aa")

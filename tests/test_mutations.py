@@ -99,13 +99,11 @@ class TestSizesThatNoModelHas:
     def refuse(self, tmp_path, data, *words):
         with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
             archive.writestr("x/data.pkl", b"\x80\x02" + data + b".")
+            archive.writestr("x/version", "3")
         assert_refused(tmp_path / "x.pt", *words)
 
-    def test_pickles(self, tmp_path):
-        self.refuse(tmp_path, b"(" * 100_000, "nested deeper")
-
     def test_names_that_are_lists(self, tmp_path):
-        self.refuse(tmp_path, b"]]\x93", "damaged")
+        self.refuse(tmp_path, b"]]\x93", "STACK_GLOBAL")
 
     def test_long_pickles(self, tmp_path, monkeypatch):
         monkeypatch.setattr(pickled, "MAX_OPERATIONS", 1000)

@@ -42,10 +42,8 @@ def case(request):
 @pytest.fixture
 def root():
     """What SMALL holds, to be changed and stored as OpenNMT-py 3 does."""
-    with archive.opened(SMALL) as found:
-        tensors = {name: found.tensors(found.root[name]) for name in ("model", "generator")}
-        opt = argparse.Namespace(**found.root["opt"].state)
-        return {**found.root, **tensors, "opt": opt}
+    root = archive.load(SMALL)
+    return {**root, "opt": argparse.Namespace(**root["opt"].state)}
 
 
 @pytest.fixture
@@ -82,12 +80,11 @@ class TestNumbers:
             torch.testing.assert_close(attn.sum(1), torch.ones(4))
 
     def test_tables_of_positions_in_half_precision_are_used_as_they_are(self, tmp_path):
-        with archive.opened(DATA / "m23_tf_step_2.pt") as found:
-            root = {**found.root, "opt": argparse.Namespace(**found.root["opt"].state)}
-            root["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
-            root["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
-            root["generator"] = found.tensors(found.root["generator"])
-            root["model"] = {n: t.half() for n, t in found.tensors(found.root["model"]).items()}
+        root = archive.load(DATA / "m23_tf_step_2.pt")
+        root["opt"] = argparse.Namespace(**root["opt"].state)
+        root["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
+        root["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
+        root["model"] = {n: t.half() for n, t in root["model"].items()}
         del root["optim"]
         torch.save(root, tmp_path / "x.pt")
         model = load_checkpoint(tmp_path / "x.pt").model
@@ -111,25 +108,30 @@ class TestVocabulary:
 
     @pytest.mark.parametrize("name", ["cnn", "copyrnn", "grumlp", "nofeed"])
     def test_of_files_whose_models_are_not_read_here(self, name):
-        with archive.opened(DATA / f"m12_{name}_step_2.pt") as found:
-            src, tgt, start = read_vocabularies(found.root["vocab"], found.path)
+        path = DATA / f"m12_{name}_step_2.pt"
+        src, tgt, start = read_vocabularies(archive.load(path)["vocab"], path)
         assert start == 2 and tgt.tokens[start] == "<s>" and len(src) > 10
 
     def test_every_way_they_were_stored(self):
         src, tgt = ["<unk>", "<blank>", "a"], ["<unk>", "<blank>", "<s>", "</s>", "A"]
 
+        def record(**state):
+            record = Record()
+            record.__setstate__(state)
+            return record
+
         def vocab(tokens):
-            return Record("torchtext.vocab.Vocab", state={"itos": tokens})
+            return record(itos=tokens)
 
         def field(tokens):
-            return Record("torchtext.data.field.Field", state={"vocab": vocab(tokens)})
+            return record(vocab=vocab(tokens))
 
         def multi(tokens):
-            return Record("onmt.X.TextMultiField", state={"fields": [("src", field(tokens))]})
+            return record(fields=[("src", field(tokens))])
 
         ways = [
             {"src": src, "tgt": tgt},
-            {"src": multi(src), "tgt": multi(tgt), "indices": Record("x")},
+            {"src": multi(src), "tgt": multi(tgt), "indices": Record()},
             {"src": [("src", field(src))], "tgt": [("tgt", field(tgt))]},
             {"src": [("src", multi(src))], "tgt": [("tgt", multi(tgt))]},
             [("src", vocab(src)), ("tgt", vocab(tgt)), ("indices", vocab([])), ([], 1)],
@@ -173,7 +175,7 @@ class TestVocabulary:
             {"src": ["a", 3], "tgt": ["<s>", "</s>"]},
             {"src": ["\ud800"], "tgt": ["<s>", "</s>"]},
             {"src": 3, "tgt": ["<s>", "</s>"]},
-            {"src": Record("x"), "tgt": ["<s>", "</s>"]},
+            {"src": Record(), "tgt": ["<s>", "</s>"]},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": "<x>"},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": 2},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "src_feats": {"case": ["a"]}},

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import parse_json
-from onmt_lite.checkpoints.pickled import is_shape, is_size
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, is_size
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
-MAX_TENSORS = 20_000
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -13,8 +13,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.pickled import is_shape
-from onmt_lite.checkpoints.safetensors import MAX_TENSORS
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7

@@ -46,12 +46,12 @@ def load(path: Path) -> Checkpoint:
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:5]) or "none"
         raise CheckpointError(f"{path}: a fairseq directory needs one .pt file, has: {names}")
-    with archive.opened(files[0]) as file:
-        root = file.root
-        if not isinstance(root, dict) or "model" not in root:
-            raise CheckpointError(f"{files[0]}: not a checkpoint of fairseq")
-        options = _options(root, files[0])
-        weights = Weights(file.tensors(root["model"]), files[0])
+    root = archive.load(files[0])
+    if not isinstance(root, dict) or "model" not in root:
+        raise CheckpointError(f"{files[0]}: not a checkpoint of fairseq")
+    root.pop("last_optimizer_state", None)
+    options = _options(root, files[0])
+    weights = Weights(archive.tensors(root.pop("model"), files[0]), files[0])
     family = _choose_family(weights, options)
     src, tgt = _read_dictionaries(path, options)
     for side, vocab in (("encoder", src), ("decoder", tgt)):

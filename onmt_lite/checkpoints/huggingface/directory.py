@@ -175,5 +175,4 @@ def _read_shards(path: Path, index: Path) -> dict[str, Tensor]:
 def _read_part(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return safetensors.read(path)
-    with archive.opened(path) as found:
-        return found.tensors(found.root)
+    return archive.tensors(archive.load(path), path)

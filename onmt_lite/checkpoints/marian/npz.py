@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
-from onmt_lite.checkpoints.pickled import is_shape
-from onmt_lite.checkpoints.safetensors import MAX_TENSORS
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
 
 MAX_HEADER = 4096
 HEADER = re.compile(

@@ -15,8 +15,8 @@ from torch import Tensor
 from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
+from onmt_lite.checkpoints.limits import is_size
 from onmt_lite.checkpoints.marian import npz
-from onmt_lite.checkpoints.pickled import is_size
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import Weights

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.archive import Archive
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.opennmt import (
     cnn as opennmt_cnn,
 )
@@ -56,11 +55,10 @@ def load(path: Path) -> Checkpoint:
     Raises CheckpointError for a damaged file, one of another toolkit, and models that are not
     supported.
     """
-    with archive.opened(path) as file:
-        root = _check_root(file.root, path)
-        opt = Description(root["opt"], path)
-        family = _choose_family(opt)
-        weights = Weights(_read_weights(file, root), path)
+    root = _check_root(archive.load(path), path)
+    opt = Description(root["opt"], path)
+    family = _choose_family(opt)
+    weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
     _check_weights(weights)
     for name, vocab in (("encoder", src_vocab), ("decoder", tgt_vocab)):
@@ -121,14 +119,15 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
     if not isinstance(root, dict):
         raise CheckpointError(f"{path}: a PyTorch file, but not a checkpoint of a toolkit")
     if {"opt", "vocab"} <= set(root):
-        return root
+        parts = ("opt", "vocab", "model", "generator")  # without the state of the optimiser
+        return {name: root[name] for name in parts if name in root}
     if "model" in root and {"args", "cfg"} & set(root):
         raise CheckpointError(
             f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
         )
     if "model_state" in root:
         raise CheckpointError(f"{path}: a JoeyNMT model, which is not read")
-    keys = ", ".join(repr(key)[:30] for key in list(root)[:4])
+    keys = ", ".join(shown(key)[:30] for key in list(root)[:4])
     raise CheckpointError(
         f"{path}: a PyTorch file with {keys or 'nothing'}, but without 'opt' and 'vocab', "
         "so not a checkpoint of OpenNMT-py"
@@ -175,12 +174,13 @@ def _refusal(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path}: OpenNMT-py: {reason}, which is not read")
 
 
-def _read_weights(file: Archive, root: dict[str, Any]) -> dict[str, Tensor]:
-    """Read all weights; names of the output layer's begin with `generator.`"""
+def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
+    """Take all weights from the root; names of the output layer's begin with `generator.`"""
     if "model" not in root:
-        return _read_beside(file.path)
-    tensors = file.tensors(root["model"])
-    generator = {} if root.get("generator") is None else file.tensors(root["generator"])
+        return _read_beside(path)
+    tensors = archive.tensors(root.pop("model"), path)
+    generator = root.pop("generator", None)
+    generator = {} if generator is None else archive.tensors(generator, path)
     for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight
         tensors["generator." + name.removeprefix("0.")] = tensor
     return tensors
