@@ -2,6 +2,7 @@
 
 import json
 import os.path
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ class Description:
             )
         return choices[value]
 
+    def agree(self, name: str, n: int) -> None:
+        """Raise CheckpointError where the option, if it is there, is not what the weights have."""
+        if self.number(name, n) != n:
+            raise CheckpointError(
+                f"{self.path}: {name} is {self.number(name)}, but the weights have {n}"
+            )
+
     def _value(self, name: str, default: Any) -> Any:
         value = self.get(name)
         if value is None and default is None:
@@ -81,6 +89,13 @@ class Description:
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
         return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {expected}")
+
+
+def refuse_kinds(where: str, reasons: Mapping[str, bool]) -> None:
+    """Raise CheckpointError with the first reason that applies, for a model that is not read."""
+    for reason, applies in reasons.items():
+        if applies:
+            raise CheckpointError(f"{where} {reason}, which is not read")
 
 
 def check_spelling(name: str, values: Any, path: Path) -> None:
@@ -112,14 +127,24 @@ def shown(value: Any) -> str:
     return repr(value) if plain else f"a {type(value).__name__}"
 
 
+def read_whole(path: str | Path, limit: int) -> bytes:
+    """Read a file.  Raises CheckpointError where it has more bytes than any of its kind."""
+    with open(path, "rb") as f:
+        data = f.read(limit + 1)
+    if len(data) > limit:
+        raise CheckpointError(f"{path}: larger than {limit >> 20} MiB, more than any model needs")
+    return data
+
+
+def described(path: Path) -> Description:
+    """The table in a JSON file, or an empty one where there is no such file."""
+    return Description(read_json(path) if path.is_file() else {}, path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the table in a JSON file.  Raises CheckpointError for anything else."""
     try:
-        with open(path, "rb") as f:
-            data = f.read(MAX_JSON + 1)
-        if len(data) > MAX_JSON:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON >> 20} MiB")
-        table = parse_json(data)
+        table = parse_json(read_whole(path, MAX_JSON))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import sentencepiece as spm
 
 from onmt_lite.checkpoints import pieces
-from onmt_lite.checkpoints.description import read_json
+from onmt_lite.checkpoints.description import read_json, read_whole
 from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
 from onmt_lite.config.text_options import SubwordFile
 from onmt_lite.errors import CheckpointError, OptionError
@@ -160,11 +160,7 @@ def read_bytes(path: str) -> bytes:
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise CheckpointError(f"cannot read {path}: it is not a file")
-        with open(path, "rb") as f:
-            data = f.read(MAX_BYTES + 1)
+        return read_whole(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise CheckpointError(f"cannot read {path[:200]}: {reason}") from None
-    if len(data) > MAX_BYTES:
-        raise CheckpointError(f"{path}: larger than {MAX_BYTES >> 20} MiB, no file of subwords")
-    return data

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.ctranslate2.model_bin import read_variables
 from onmt_lite.checkpoints.ctranslate2.transformer import build_model
-from onmt_lite.checkpoints.description import Description, checked_tokens, parse_json, read_json
+from onmt_lite.checkpoints.description import (
+    Description,
+    checked_tokens,
+    described,
+    parse_json,
+    read_json,
+    read_whole,
+)
 from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, LanguageCheck
 from onmt_lite.checkpoints.huggingface.multilingual import OF_M2M100, OF_MBART, OF_NLLB
 from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
@@ -55,7 +62,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
     if said.is_file() and cuts_text(beside):  # before weights are read, which may be large
         tokens = _read_tokens(folder, "target")
-        check(_languages(folder, Description(read_json(said), said), tokens))
+        check(_languages(folder, described(said), tokens))
     version, variables = read_variables(folder / MODEL)
     config = _read_config(said, version, variables)
     model, zero_start = build_model(variables, config, folder / MODEL)
@@ -104,7 +111,7 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return Description(config, path)
     flags = _read_flags(path, variables)
-    config = OLD_TOKENS | (read_json(path) if path.is_file() else {})
+    config = OLD_TOKENS | described(path).values
     config["add_source_bos"] = flags.flag("with_source_bos")
     config["add_source_eos"] = flags.flag("with_source_eos")
     start = "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
@@ -157,10 +164,7 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
     names = [f"{kind}_vocabulary.{form}" for kind in ("shared", side) for form in ("json", "txt")]
     path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
     try:
-        with open(path, "rb") as f:
-            data = f.read(MAX_VOCABULARY + 1)
-        if len(data) > MAX_VOCABULARY:
-            raise ValueError("larger than any vocabulary")
+        data = read_whole(path, MAX_VOCABULARY)
         listed = parse_json(data) if path.suffix == ".json" else None
         if listed is None:
             listed = data.decode().removesuffix("\n").split("\n")
@@ -189,8 +193,7 @@ def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages |
     ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
     if ids is None:
         return None
-    said = folder / TOKENIZER
-    tokenizer = Description(read_json(said) if said.is_file() else {}, said)
+    tokenizer = described(folder / TOKENIZER)
     default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
     if config.get("decoder_start_token") is None:
         return Languages(ids, "after", "start", default, held)
@@ -200,9 +203,7 @@ def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages |
 
 def _prefix(package: Path, tgt: list[str]) -> str:
     """The token that metadata.json says; "" for none."""
-    if not package.is_file():
-        return ""
-    prefix = Description(read_json(package), package).text("target_prefix", "")
+    prefix = described(package).text("target_prefix", "")
     if prefix and prefix not in tgt:
         raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
     return prefix

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import add_zero_start, finished, same_numbers
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, refuse_kinds
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -121,9 +121,7 @@ def _check_kind(weights: Weights, decoder: Description) -> None:
         "weights of less than 8 bits": any(n.endswith("weight_zero") for n in weights.tensors),
         "no attention to the source": "decoder.layer_0.attention.linear_0.weight" not in weights,
     }
-    for reason, found in reasons.items():
-        if found:
-            raise CheckpointError(f"{weights.path}: a model with {reason}, which is not read")
+    refuse_kinds(f"{weights.path}: a model with", reasons)
 
 
 def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints import archive
-from onmt_lite.checkpoints.description import Description, checked_tokens, shown
+from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, shown
 from onmt_lite.checkpoints.fairseq import fconv as fairseq_fconv
 from onmt_lite.checkpoints.fairseq import transformer as fairseq_transformer
 from onmt_lite.checkpoints.pickled import Record
@@ -143,10 +143,7 @@ def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
 
 def read_dictionary(path: Path) -> Vocab:
     """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
-    with open(path, "rb") as f:
-        data = f.read(MAX_DICT + 1)
-    if len(data) > MAX_DICT:
-        raise CheckpointError(f"{path}: larger than {MAX_DICT >> 20} MiB, no dictionary of a model")
+    data = read_whole(path, MAX_DICT)
     tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():

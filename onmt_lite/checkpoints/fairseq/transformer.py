@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import MAX_POSITIONS, finished
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -59,15 +59,12 @@ def build_model(weights: Weights, options: Description) -> Transformer:
 def _check_kind(weights: Weights, options: Description) -> None:
     """CheckpointError for relatives that have the same weights but compute something else."""
     name = options.get("arch") or options.get("_name") or "transformer"
-    found = [option for option in NOT_READ if options.flag(option)]
-    if "decoder.adaptive_softmax.head.weight" in weights:
-        found.append("adaptive softmax")
-    if not isinstance(name, str) or not re.match("transformer(?!_lm)|m?bart", name):
-        found.append(f"architecture {shown(name)}")
-    if found:
-        raise CheckpointError(
-            f"{weights.path}: fairseq: a Transformer with {found[0]}, which is not read"
-        )
+    read = isinstance(name, str) and re.match("transformer(?!_lm)|m?bart", name)
+    reasons = {option: options.flag(option) for option in NOT_READ} | {
+        "adaptive softmax": "decoder.adaptive_softmax.head.weight" in weights,
+        f"architecture {shown(name)}": not read,
+    }
+    refuse_kinds(f"{weights.path}: fairseq: a Transformer with", reasons)
 
 
 def _rename_old(weights: Weights) -> None:
@@ -89,11 +86,7 @@ def _switches(weights: Weights, options: Description) -> dict[str, Any]:
     layers = {}
     for side in ("encoder", "decoder"):
         layers[side] = weights.count(side + r"\.layers\.(\d+)\.")
-        if options.number(f"{side}_layers", layers[side]) != layers[side]:
-            raise CheckpointError(
-                f"{weights.path}: {side}_layers is {options.number(f'{side}_layers')}, but the "
-                f"weights have {layers[side]}"
-            )
+        options.agree(f"{side}_layers", layers[side])
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")

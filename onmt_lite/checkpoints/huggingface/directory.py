@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.description import Description, read_json
+from onmt_lite.checkpoints.description import Description, described, read_json
 from onmt_lite.checkpoints.record import Languages
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -67,17 +67,13 @@ class Directory:
         own = read_json(path / CONFIG)
         self.family = Description(own, path / CONFIG).text("model_type", "unknown")
         self.model = Description(own, path / CONFIG)
-        self.generation = self._optional(GENERATION)
-        self.tokenizer = self._optional(TOKENIZER)
+        self.generation = described(path / GENERATION)
+        self.tokenizer = described(path / TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
         usual = USUAL.get(self.family, {})
         for name in (*usual, *SEARCH, *IDS):  # a default would stand in for a name that is misspelt
             self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
-
-    def _optional(self, name: str) -> Description:
-        there = (self.path / name).is_file()
-        return Description(read_json(self.path / name) if there else {}, self.path / name)
 
     @property
     def version(self) -> str:
@@ -106,11 +102,7 @@ class Directory:
     def check_sizes(self, **sizes: int) -> None:
         """CheckpointError where the configuration gives another size than the weights have."""
         for name, size in sizes.items():
-            if self.model.number(name, size) != size:
-                raise CheckpointError(
-                    f"{self.model.path}: {name} is {self.model.number(name)}, but the weights have "
-                    f"{size}"
-                )
+            self.model.agree(name, size)
 
 
 def token_id(config: Description, name: str, default: int | None = None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
+from onmt_lite.checkpoints.description import Description, checked_tokens, described, shown
 from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, Directory, token_id
 from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
 from onmt_lite.checkpoints.subwords import FAST, processor, read_pieces
@@ -52,7 +52,7 @@ class Words:
 
     @cached_property
     def fast(self) -> dict[str, Any]:
-        return read_json(self.path / FAST) if (self.path / FAST).is_file() else {}
+        return described(self.path / FAST).values
 
     @cached_property
     def added(self) -> dict[int, Added]:
@@ -74,9 +74,7 @@ class Words:
         return self._checked(((token["id"], token) for token in listed), FAST)
 
     def _added_alone(self) -> dict[int, Added]:
-        if not (self.path / "added_tokens.json").is_file():
-            return {}
-        listed = read_json(self.path / "added_tokens.json")
+        listed = described(self.path / "added_tokens.json").values
         tokens = ((i, {"content": text, "special": True}) for text, i in listed.items())
         return self._checked(tokens, "added_tokens.json")
 

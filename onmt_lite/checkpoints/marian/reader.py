@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import add_zero_start, finished
-from onmt_lite.checkpoints.description import Description, checked_tokens
+from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
 from onmt_lite.checkpoints.limits import is_size
 from onmt_lite.checkpoints.marian import npz
@@ -41,6 +41,7 @@ TABLE = (
 )
 NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # in names of other YAML files
 TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
+SWITCHES = ("transformer-no-projection", "transformer-no-bias", "transformer-no-affine")  # not read
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
 # Theirs of a layer, as Hugging Face names them; Marian counts layers from 1
 RULES = (
@@ -125,7 +126,7 @@ def _find(path: Path) -> Files:
     model with its vocabularies."""
     folder = path if path.is_dir() else path.parent
     said = folder / DECODER
-    decoder = Description(_parse(_read(said), said) if said.is_file() else {}, said)
+    decoder = Description(_parse(read_whole(said, MAX_YAML), said) if said.is_file() else {}, said)
     for name in DEFAULTS:
         decoder.get(name)  # refuses a name that is misspelt
     models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
@@ -159,14 +160,6 @@ def _find(path: Path) -> Files:
 
 def _names(decoder: Description, key: str) -> list[str]:
     return file_names(decoder.get(key), key, decoder.path)
-
-
-def _read(path: Path) -> bytes:
-    with open(path, "rb") as f:
-        data = f.read(MAX_YAML + 1)
-    if len(data) > MAX_YAML:
-        raise CheckpointError(f"{path}: larger than any vocabulary")
-    return data
 
 
 def _parse(data: bytes, path: Path) -> Any:
@@ -206,7 +199,7 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
 def _read_ids(path: Path) -> dict[int, str]:
     """Every key is text as it stands, also what YAML takes for a number, a truth or nothing."""
     try:
-        scalars = _read_scalars(_read(path))
+        scalars = _read_scalars(read_whole(path, MAX_YAML))
         tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
         if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
             raise ValueError("an id or a token twice")
@@ -266,20 +259,9 @@ def _check_kind(options: Description) -> None:
         "factored vocabularies": options.number("lemma-dim-emb", 0) > 0,
         f"norms by the rules {norms}": norms not in (("", "dan", ""), ("n", "da", "n")),
         "layers that are tied": bool(options.get("transformer-tied-layers")),
-        **{
-            f"{name}": options.flag(name)
-            for name in (
-                "transformer-no-projection",
-                "transformer-no-bias",
-                "transformer-no-affine",
-            )
-        },
     }
-    for reason, found in reasons.items():
-        if found:
-            raise CheckpointError(
-                f"{options.path}: Marian: a model with {reason}, which is not read"
-            )
+    reasons |= {name: options.flag(name) for name in SWITCHES}
+    refuse_kinds(f"{options.path}: Marian: a model with", reasons)
 
 
 def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:

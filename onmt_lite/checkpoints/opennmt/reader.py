@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
 from onmt_lite.checkpoints.opennmt import (
     cnn as opennmt_cnn,
 )
@@ -101,11 +101,9 @@ def _build(
 
 def _check_layers(cfg: Any, opt: Description) -> None:
     """Raise CheckpointError where layers are missing.  Option `layers` overrides both sides'."""
-    both = opt.number("layers", -1)
+    both = opt.number("layers", -1) > 0
     for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
-        said = both if both > 0 else opt.number(name, n)
-        if said != n:
-            raise CheckpointError(f"{opt.path}: {name} is {said}, but the weights have {n}")
+        opt.agree("layers" if both else name, n)
 
 
 def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
@@ -137,6 +135,7 @@ def _check_root(root: Any, path: Path) -> dict[str, Any]:
 def _choose_family(opt: Description) -> Build:
     """Choose the builder of a model.  Raises CheckpointError for kinds that are not supported."""
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
+    encoder, decoder = (kind[:30] for kind in kinds)
     reasons = {
         "a language model": opt.text("model_task", "seq2seq") != "seq2seq" or "_lm" in kinds[1],
         "a model of images or sound": opt.text("model_type", "text") != "text",
@@ -145,33 +144,25 @@ def _choose_family(opt: Description) -> Build:
         "a model with a sliding window": opt.number("sliding_window", 0) > 0,
         "a model with sparsemax output": opt.text("generator_function", "softmax") != "softmax",
         "a model with SRU cells": "rnn" in kinds[0] and opt.get("rnn_type") == "SRU",
+        f"a model with {encoder!r} encoder and {decoder!r} decoder": kinds not in FAMILIES,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise _refusal(opt.path, reason)
-    if kinds not in FAMILIES:
-        encoder, decoder = (kind[:30] for kind in kinds)
-        raise _refusal(opt.path, f"a model with {encoder!r} encoder and {decoder!r} decoder")
+    refuse_kinds(f"{opt.path}: OpenNMT-py:", reasons)
     return FAMILIES[kinds]
 
 
 def _check_weights(weights: Weights) -> None:
     """Raise CheckpointError for unsupported models that only names of weights reveal."""
-    names = list(weights.tensors)
-    reasons = {
+    parts = {
         "the adapter of a LoRA training; merge it into its model first": ".lora_",
         "a model with word features": "emb_luts.1.",
         "a mixture of experts": ".experts.",
         "a quantised model": ".qweight",
         "a model of OpenNMT-py before 0.6": ".a_2",
     }
-    for reason, part in reasons.items():
-        if any(part in name for name in names):
-            raise _refusal(weights.path, reason)
-
-
-def _refusal(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path}: OpenNMT-py: {reason}, which is not read")
+    refuse_kinds(
+        f"{weights.path}: OpenNMT-py:",
+        {kind: any(part in name for name in weights.tensors) for kind, part in parts.items()},
+    )
 
 
 def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
