@@ -250,14 +250,6 @@ class TestStrictness:
             with pytest.raises(CheckpointError, match="whole numbers"):
                 build(fairseq_fconv, weights, {})
 
-    def test_an_option_that_is_a_list_is_not_shown(self):
-        with pytest.raises(CheckpointError, match="generator_function a list"):
-            build(opennmt_cnn, cnn_weights(), {"generator_function": ["x"]})
-
-    def test_sparsemax_is_refused(self):
-        with pytest.raises(CheckpointError, match="sparsemax"):
-            build(opennmt_cnn, cnn_weights(), {"generator_function": "sparsemax"})
-
 
 # -- one sentence by the formulas, from the weights as they are named in the file --------------
 

@@ -195,15 +195,11 @@ class TestStrictness:
         with pytest.raises(CheckpointError, match="2 decoder layers"):
             build(opennmt_rnn, weights, {})
 
-    def test_sparsemax_over_the_vocabulary_is_refused(self):
-        with pytest.raises(CheckpointError, match="sparsemax"):
-            build(opennmt_rnn, rnn_weights(), {"generator_function": "sparsemax"})
-
     def test_a_gate_must_say_its_kind(self):
         with pytest.raises(CheckpointError, match="context_gate"):
             build(opennmt_rnn, rnn_weights(context_gate="source"), {})
 
-    @pytest.mark.parametrize("name", ["generator_function", "global_attention", "context_gate"])
+    @pytest.mark.parametrize("name", ["global_attention", "context_gate"])
     def test_an_option_that_is_a_list_is_not_shown(self, name):
         with pytest.raises(CheckpointError, match=rf"{name} (is )?a list"):
             build(opennmt_rnn, rnn_weights(context_gate="source"), {name: ["x"]})

@@ -26,6 +26,5 @@ def read_layers(
 
     pattern  the name, with {} for the number of the layer
     """
-    n = weights.count(pattern.replace(".", r"\.").format(r"(\d+)"))
-    shapes = [weights.shape(pattern.format(i), 3) for i in range(n)]
+    shapes = [weights.shape(pattern.format(i), 3) for i in range(weights.count(pattern))]
     return tuple(Layer(rows // 2, kernel, attends(i)) for i, (rows, kernel, _) in enumerate(shapes))

@@ -67,12 +67,13 @@ class Weights:
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
-    def count(self, pattern: str) -> int:
-        """Count layers: numbers from 0 on in the group of `pattern`, a start of names."""
+    def count(self, start: str) -> int:
+        """Count layers, whose numbers from 0 on are in the place of {} in this start of names."""
+        pattern = re.escape(start).replace(r"\{\}", r"(\d+)")
         matches = (re.match(pattern, name) for name in self.tensors)
         numbers = {match[1] for match in matches if match}
         if not numbers or numbers != set(map(str, range(len(numbers)))):
-            raise CheckpointError(f"{self.path}: the weights have no layers 0, 1, ... of {pattern}")
+            raise CheckpointError(f"{self.path}: the weights have no layers 0, 1, ... of {start}")
         return len(numbers)
 
     def table_sizes(self, src: str, tgt: str) -> dict[str, Any]:
@@ -90,7 +91,9 @@ class Weights:
         a, b = self.tensors.get(one), self.tensors.get(other)
         return a is not None and b is not None and a.shape == b.shape and torch.equal(a, b)
 
-    def renamed(self, theirs: str, ours: str, parts: Mapping[str, tuple[str, ...]]) -> dict:
+    def renamed(
+        self, theirs: str, ours: str, parts: Mapping[str, tuple[str, ...]]
+    ) -> dict[str, Tensor]:
         """Take the weights of one layer, under our names.
 
         theirs, ours  prefixes of the names
@@ -98,7 +101,7 @@ class Weights:
 
         A part has a weight, and a bias if the file has one.
         """
-        renamed = {}
+        renamed: dict[str, Tensor] = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
                 names = [joined(theirs, source, kind) for source in sources]
@@ -106,6 +109,15 @@ class Weights:
                     tensors = [self.take(name) for name in names]
                     renamed[joined(ours, name, kind)] = self._stacked(tensors)
         return renamed
+
+    def layers(
+        self, theirs: str, ours: str, n: int, parts: Mapping[str, tuple[str, ...]], first: int = 0
+    ) -> dict[str, Tensor]:
+        """Take the weights of n layers, `first` being the number in the place of {} in `theirs`."""
+        found: dict[str, Tensor] = {}
+        for i in range(n):
+            found |= self.renamed(theirs.format(i + first), f"{ours}.{i}", parts)
+        return found
 
     def by_rules(self, rules: Rules) -> dict[str, Tensor]:
         """Take all remaining tensors, under our names; a rule to "" drops the tensor."""

@@ -68,8 +68,8 @@ def build_model(
         raise CheckpointError(f"{path}: encoder and decoder differ in {name}, which is not read")
     ours, more = _inputs_and_output(weights, sides)
     for side, n in layers.items():
+        ours |= weights.layers(side + ".layer_{}", side, n, _parts(side, src))
         for i in range(n):
-            ours |= weights.renamed(f"{side}.layer_{i}", f"{side}.{i}", _parts(side, src))
             _scale_queries(ours, f"{side}.{i}", sides[side])
     if src["relative"] == "shaw":
         src["relative_values"] = _values_of_their_own(ours)
@@ -145,7 +145,7 @@ def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
         d_model=d_model,
         heads=heads,
         kv_heads=0 if kv_heads == heads else kv_heads,
-        layers=weights.count(side + r"\.layer_(\d+)\."),
+        layers=weights.count(side + ".layer_{}."),
         pre_norm=said.flag("pre_norm", True),
         final_norm=f"{side}.layer_norm.weight" in weights,
         embedding_norm=f"{side}.layernorm_embedding.weight" in weights,

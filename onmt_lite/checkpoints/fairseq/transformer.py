@@ -51,8 +51,9 @@ def build_model(weights: Weights, options: Description) -> Transformer:
         ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
         ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        for i in range(switches[f"{side[:3]}_layers"]):
-            ours |= weights.renamed(f"{side}.layers.{i}", f"{side}.{i}", parts)
+        n_layers = weights.count(side + ".layers.{}.")
+        options.agree(f"{side}_layers", n_layers)
+        ours |= weights.layers(side + ".layers.{}", side, n_layers, parts)
     return finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
 
 
@@ -83,10 +84,6 @@ def _rename_old(weights: Weights) -> None:
 
 
 def _switches(weights: Weights, options: Description) -> dict[str, Any]:
-    layers = {}
-    for side in ("encoder", "decoder"):
-        layers[side] = weights.count(side + r"\.layers\.(\d+)\.")
-        options.agree(f"{side}_layers", layers[side])
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
@@ -96,10 +93,6 @@ def _switches(weights: Weights, options: Description) -> dict[str, Any]:
         embedding_norm="encoder.layernorm_embedding.weight" in weights,
         heads=options.number("encoder_attention_heads", 8),
         dec_heads=options.number("decoder_attention_heads", 8),
-        d_ff=weights.shape("encoder.layers.0.fc1.weight")[0],
-        dec_d_ff=weights.shape("decoder.layers.0.fc1.weight")[0],
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
         activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
         scale_embedding=not options.flag("no_scale_embedding"),
     )

@@ -1,5 +1,6 @@
 """Weights of the models that transformers writes like BART: Marian, M2M100, mBART."""
 
+import re
 from typing import Any
 
 from torch import Tensor
@@ -50,24 +51,12 @@ def read_transformer(
     ours = _embeddings(config, weights) | others
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
-    layers, d_ff = {}, {}
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        layers[side] = weights.count(rf"model\.{side}\.layers\.(\d+)\.")
-        d_ff[side] = weights.shape(f"model.{side}.layers.0.fc1.weight")[0]
         there = {o: t for o, t in STACK[side].items() if f"model.{side}.{t[0]}.weight" in weights}
         ours |= weights.renamed(f"model.{side}", "", there)
-        for i in range(layers[side]):
-            ours |= weights.renamed(f"model.{side}.layers.{i}", f"{side}.{i}", parts)
-    src_size, d_model = ours["src_embedding.token.weight"].shape
-    directory.check_sizes(
-        d_model=d_model,
-        vocab_size=src_size,
-        encoder_layers=layers["encoder"],
-        decoder_layers=layers["decoder"],
-        encoder_ffn_dim=d_ff["encoder"],
-        decoder_ffn_dim=d_ff["decoder"],
-    )
-    return finished(
+        layer = f"model.{side}.layers.{{}}"
+        ours |= weights.layers(layer, side, weights.count(f"{layer}."), parts)
+    model = finished(
         ours,
         weights,
         config.path,
@@ -78,6 +67,16 @@ def read_transformer(
         norm_eps=1e-5,
         **variant,
     )
+    cfg = model.cfg
+    directory.check_sizes(
+        d_model=cfg.d_model,
+        vocab_size=cfg.src_vocab_size,
+        encoder_layers=cfg.enc_layers,
+        decoder_layers=cfg.dec_layers,
+        encoder_ffn_dim=cfg.d_ff,
+        decoder_ffn_dim=cfg.of_decoder.d_ff,
+    )
+    return model
 
 
 def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
@@ -100,14 +99,9 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
         weights.shape(name)
         found[table] = name
     tables = {name: weights.take(name) for name in set(found.values())}
-    weights.drop("|".join(map(literal, (SHARED, SOURCE, TARGET, HEAD))))
+    weights.drop("|".join(map(re.escape, (SHARED, SOURCE, TARGET, HEAD))))
     ours = {name: tables[theirs] for name, theirs in found.items()}
     src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
     if one_table and not same_numbers(src, tgt):
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
     return ours
-
-
-def literal(name: str) -> str:
-    """A pattern for this name alone."""
-    return name.replace(".", r"\.")

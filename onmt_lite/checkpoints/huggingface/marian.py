@@ -4,12 +4,13 @@
 nothing here.
 """
 
+import re
 from pathlib import Path
 
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
-from onmt_lite.checkpoints.huggingface.bart import literal, read_transformer
+from onmt_lite.checkpoints.huggingface.bart import read_transformer
 from onmt_lite.checkpoints.huggingface.directory import Directory, banned_ids, forces_eos, token_id
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
@@ -89,7 +90,7 @@ def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Te
     if all(layout_of(weights.tensors[name]) == "concat" for name in stored):
         if any(weights.shape(name)[0] != rows for name in stored):
             raise CheckpointError(f"{config.path}: max_position_embeddings is not what is stored")
-        weights.drop("|".join(map(literal, stored)))
+        weights.drop("|".join(map(re.escape, stored)))
         return "concat", {}, rows
     src, tgt = (weights.take(name) for name in names.values())
     tables = {"src_embedding.position": src, "tgt_embedding.position": tgt}

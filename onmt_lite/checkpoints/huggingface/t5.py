@@ -95,7 +95,7 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     activation, gated = _activation(directory)
     layers = {}
     for side in ("encoder", "decoder"):
-        layers[side] = weights.count(rf"{side}\.block\.(\d+)\.")
+        layers[side] = weights.count(side + ".block.{}.")
         bias = weights.take(f"{side}.{BIAS}")
         for i in range(layers[side]):
             ours |= _layer(weights, side, i, gated, width**0.5, heads * width)

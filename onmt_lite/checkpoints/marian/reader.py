@@ -288,11 +288,9 @@ def _build(options: Description, weights: Weights) -> Transformer:
     learned = "Wpos" in weights
     if learned:
         ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.take("Wpos")
-    layers = {}
+    layers = {side: options.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        layers[side] = options.number(f"{side[:3]}-depth")
-        for i in range(layers[side]):
-            ours |= weights.renamed(f"{side}.{i + 1}", f"{side}.{i}", parts)
+        ours |= weights.layers(side + ".{}", side, layers[side], parts, first=1)
         if pre_norm:
             ours |= weights.renamed(f"{side}.top", "", {f"{side[:3]}_norm": ("",)})
         if embedding_norm:

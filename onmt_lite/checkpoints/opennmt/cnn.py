@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt.vocab import EMBEDDINGS, SRC, TGT
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig
 
-SRC, TGT = (f"{side}.embeddings.make_embedding" for side in ("encoder", "decoder"))
 RULES = (
     (
         r"(en|de)coder\.embeddings\.make_embedding\.emb_luts\.0\.weight",
@@ -25,8 +25,6 @@ RULES = (
 
 def build_model(weights: Weights, opt: Description) -> Convolution:
     """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
-    if (function := opt.get("generator_function") or "softmax") != "softmax":
-        raise CheckpointError(f"{opt.path}: generator_function {shown(function)} is not supported")
     return build_convolution(read_config, fold_averages(weights), RULES)
 
 
@@ -65,11 +63,11 @@ def _fold(weights: Weights, base: str) -> Tensor:
 
 def read_config(weights: Weights) -> ConvolutionConfig:
     """Read the sizes off the tensors, with averages folded."""
-    names = [f"{table}.pe.pe" for table in (SRC, TGT)]
+    names = [f"{table}.pe.pe" for table in EMBEDDINGS.values()]
     has_positions = any(name in weights for name in names)  # on both sides or on none
     src_positions, tgt_positions = (weights.shape(n)[0] if has_positions else 0 for n in names)
     return ConvolutionConfig(
-        **weights.table_sizes(f"{SRC}.emb_luts.0.weight", f"{TGT}.emb_luts.0.weight"),
+        **weights.table_sizes(SRC, TGT),
         encoder=read_layers(weights, "encoder.cnn.layers.{}.conv.weight", lambda i: False),
         decoder=read_layers(weights, "decoder.conv_layers.{}.conv.weight", lambda i: True),
         bottleneck=False,

@@ -26,7 +26,7 @@ from onmt_lite.checkpoints.opennmt import (
 from onmt_lite.checkpoints.opennmt import (
     transformer as opennmt_transformer,
 )
-from onmt_lite.checkpoints.opennmt.vocab import EOS, read_vocabularies
+from onmt_lite.checkpoints.opennmt.vocab import EOS, SRC, TGT, read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -61,8 +61,8 @@ def load(path: Path) -> Checkpoint:
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
     _check_weights(weights)
-    for name, vocab in (("encoder", src_vocab), ("decoder", tgt_vocab)):
-        rows, _ = weights.shape(f"{name}.embeddings.make_embedding.emb_luts.0.weight")
+    for name, table, vocab in (("encoder", SRC, src_vocab), ("decoder", TGT, tgt_vocab)):
+        rows, _ = weights.shape(table)
         if rows != len(vocab):
             raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
     version = _version(root["vocab"])

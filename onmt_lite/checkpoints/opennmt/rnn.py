@@ -4,13 +4,12 @@ from typing import cast
 
 from onmt_lite.checkpoints.building import build
 from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.opennmt.vocab import SRC, TGT
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
 from onmt_lite.models.rnn_attention import Gate, Normaliser, Score
 
-SRC_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
-TGT_TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 RULES = (
     (r"encoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"encoder.embedding.\1"),
     (r"decoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"decoder.embedding.\1"),
@@ -34,8 +33,6 @@ def build_model(weights: Weights, opt: Description) -> Rnn:
 
     Raises CheckpointError where weights or options do not fit.
     """
-    if (function := opt.get("generator_function") or "softmax") != "softmax":
-        raise CheckpointError(f"{opt.path}: generator_function {shown(function)} is not supported")
     cfg = read_config(weights, opt)
     return build(lambda: Rnn(cfg), weights.by_rules(RULES), weights.path)
 
@@ -49,13 +46,13 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
         )
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
-    layers = r"layers\.(\d+)\." if input_feed else r"weight_hh_l(\d+)"
+    layers = "layers.{}." if input_feed else "weight_hh_l{}"
     try:
         return RnnConfig(
-            **weights.table_sizes(SRC_TABLE, TGT_TABLE),
+            **weights.table_sizes(SRC, TGT),
             d_model=weights.shape(f"decoder.rnn.{first}")[1],
-            enc_layers=weights.count(r"encoder\.rnn\.weight_hh_l(\d+)"),
-            dec_layers=weights.count(r"decoder\.rnn\." + layers),
+            enc_layers=weights.count("encoder.rnn.weight_hh_l{}"),
+            dec_layers=weights.count(f"decoder.rnn.{layers}"),
             cell=_cell(weights),
             bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
             bridge="encoder.bridge.0.weight" in weights,

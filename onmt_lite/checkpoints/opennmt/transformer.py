@@ -1,6 +1,5 @@
 """Transformers of OpenNMT-py: switches are read off the weights, or else off the options."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,13 +7,12 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.building import finished
 from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt.vocab import EMBEDDINGS, SRC, TGT
 from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
 ENC, DEC = "encoder.transformer", "decoder.transformer_layers"
-EMBEDDINGS = {side: f"{side}.embeddings.make_embedding" for side in ("encoder", "decoder")}
-SRC, TGT = (f"{name}.emb_luts.0.weight" for name in EMBEDDINGS.values())
 MAX_POSITIONS = 5000  # rows of its position tables
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 LAYOUTS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
@@ -38,10 +36,8 @@ def build_model(weights: Weights, opt: Description) -> Transformer:
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if switches["parallel_residual"]:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
-    for i in range(switches["enc_layers"]):
-        ours |= weights.renamed(f"{ENC}.{i}", f"encoder.{i}", encoder_parts)
-    for i in range(switches["dec_layers"]):
-        ours |= weights.renamed(f"{DEC}.{i}", f"decoder.{i}", decoder_parts)
+    ours |= weights.layers(ENC + ".{}", "encoder", switches["enc_layers"], encoder_parts)
+    ours |= weights.layers(DEC + ".{}", "decoder", switches["dec_layers"], decoder_parts)
     return finished(ours, weights, opt.path, **switches, **positions)
 
 
@@ -52,13 +48,11 @@ def _switches(weights: Weights, opt: Description) -> dict[str, Any]:
     n_keys = weights.shape(f"{first}.self_attn.linear_keys.weight")[0]
     average = f"{DEC}.0.self_attn.gating_layer.weight" in weights
     average_ffn = f"{DEC}.0.self_attn.average_layer.w_1.weight" in weights
-    dec_layers = weights.count(re.escape(DEC) + r"\.(\d+)\.")
+    dec_layers = weights.count(DEC + ".{}.")
     return dict(
-        d_model=d_model,
         heads=heads,
         kv_heads=0 if n_keys == d_model else n_keys * max(1, heads) // d_model,
-        d_ff=weights.shape(f"{first}.feed_forward.w_1.weight")[0],
-        enc_layers=weights.count(re.escape(ENC) + r"\.(\d+)\."),
+        enc_layers=weights.count(ENC + ".{}."),
         dec_layers=dec_layers,
         activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         gated_ffn=f"{first}.feed_forward.w_3.weight" in weights,

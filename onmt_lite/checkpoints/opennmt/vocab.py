@@ -13,6 +13,9 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.vocab import Vocab
 
 PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
+# The tables with a row for each token, in models of every kind
+EMBEDDINGS = {side: f"{side}.embeddings.make_embedding" for side in ("encoder", "decoder")}
+SRC, TGT = (f"{name}.emb_luts.0.weight" for name in EMBEDDINGS.values())
 
 
 def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:

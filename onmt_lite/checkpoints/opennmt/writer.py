@@ -11,16 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.opennmt.transformer import (
-    DEC,
-    EMBEDDINGS,
-    ENC,
-    MAX_POSITIONS,
-    SRC,
-    TGT,
-    layer_parts,
-)
-from onmt_lite.checkpoints.opennmt.vocab import BOS, EOS, PAD, UNK
+from onmt_lite.checkpoints.opennmt.transformer import DEC, ENC, MAX_POSITIONS, layer_parts
+from onmt_lite.checkpoints.opennmt.vocab import BOS, EMBEDDINGS, EOS, PAD, SRC, TGT, UNK
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
     CAPITALS,
