@@ -31,8 +31,10 @@ MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
 MAX_REASON = 200  # characters of a quoted message
 MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # Errors raised on damaged files
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, LookupError)
-DAMAGE += (OverflowError, RuntimeError)  # a zip file with a password, or of a newer version
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, LookupError),
+    *(OverflowError, RuntimeError),  # a zip file with a password, or of a newer version
+)
 LOADING = threading.Lock()  # torch has one table of stand-ins for all threads
 
 

@@ -9,6 +9,7 @@ instructions are described in `pickletools`, and builds nothing.
 
 import pickletools
 import re
+from collections.abc import Callable
 from typing import IO, Any
 
 # Names that torch's loader knows
@@ -69,7 +70,7 @@ def _make_dict(*_: Any) -> dict:
     return {}
 
 
-def stand_ins(names: set[str]) -> list[tuple[Any, str]]:
+def stand_ins(names: set[str]) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """What torch is to use for each inert name."""
     classes = {name: type("Record", (Record,), {"name": name}) for name in names}
     return [(_make_dict if n == DEFAULTDICT else kind, n) for n, kind in classes.items()]

@@ -38,7 +38,7 @@ CODES = "bpe.model"  # of old packages of Argos Translate
 MAX_VOCABULARY = 64 << 20  # bytes
 START = "<start>"  # what the decoder starts from where that is a vector of zeros
 # In the place of config.json before version 6
-OLD_TOKENS = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+OLD_TOKENS: dict[str, Any] = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
 

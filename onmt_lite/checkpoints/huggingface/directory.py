@@ -5,7 +5,7 @@ its words.  Weights are in `model.safetensors` or `pytorch_model.bin`, whole or 
 index lists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
 from onmt_lite.checkpoints.description import Description, described, read_json
-from onmt_lite.checkpoints.record import Languages
+from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.model_defaults import SEARCH
+from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
+from onmt_lite.text.vocab import Vocab
 
 LanguageCheck = Callable[[Languages | None], object]
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
@@ -113,6 +116,39 @@ def token_id(config: Description, name: str, default: int | None = None) -> int:
     return config.number(name, default)
 
 
+def checkpoint(
+    directory: Directory,
+    model: Transformer,
+    vocabs: tuple[Vocab, Vocab],
+    cutters: Mapping[str, Tokenizer],
+    start: int,
+    **others: Any,
+) -> Checkpoint:
+    """Put together what was read of a directory, used as its configuration says.
+
+    cutters: tokenizers of lines of text; others: fields in which a family differs.  CheckpointError
+    where ids of the configuration are not in the vocabulary of the target.
+    """
+    config, (src, tgt) = directory.config, vocabs
+    if not 0 <= start < len(tgt):
+        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
+    eos = token_id(config, "eos_token_id")
+    usual = dict(
+        never_ids=banned_ids(config, len(tgt)), notes=directory.notes, toolkit="transformers"
+    )
+    return Checkpoint(
+        model,
+        src_vocab=src,
+        tgt_vocab=tgt,
+        tokenizers={**cutters, "space": SpaceTokenizer()},
+        start_id=start,
+        src_end=(eos,),
+        forced_eos=_forces_eos(config, eos),
+        version=directory.version,
+        **{**usual, **others},
+    )
+
+
 def banned_ids(config: Description, vocab_size: int) -> tuple[int, ...]:
     """What `bad_words_ids` and `suppress_tokens` list.  CheckpointError for more than tokens."""
     words: list[Any] = []
@@ -128,7 +164,7 @@ def banned_ids(config: Description, vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted({token for (token,) in words}))
 
 
-def forces_eos(config: Description, eos: int) -> bool:
+def _forces_eos(config: Description, eos: int) -> bool:
     """Whether the last token of an output that reaches max_length becomes the end token."""
     forced: Any = config.get("forced_eos_token_id")
     if forced not in (None, eos, [eos]):

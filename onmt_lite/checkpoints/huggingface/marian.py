@@ -11,13 +11,13 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
 from onmt_lite.checkpoints.huggingface.bart import read_transformer
-from onmt_lite.checkpoints.huggingface.directory import Directory, banned_ids, forces_eos, token_id
+from onmt_lite.checkpoints.huggingface.directory import Directory, banned_ids, checkpoint, token_id
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
 from onmt_lite.checkpoints.weights import Weights, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
+from onmt_lite.text.tokenizers import MarianTokenizer
 from onmt_lite.text.vocab import Vocab
 
 
@@ -27,32 +27,29 @@ def load(directory: Directory) -> Checkpoint:
     _check_variant(directory)
     directory.check(None)
     model = _read_model(directory, directory.weights())
-    src_vocab, tgt_vocab = _read_vocabularies(directory, model)
+    vocabs = _read_vocabularies(directory, model)
     start = config.number("decoder_start_token_id", config.number("pad_token_id"))
-    if not 0 <= start < len(tgt_vocab):
-        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
-    tokenizers: dict[str, Tokenizer] = {"space": SpaceTokenizer()}
+    cutters = {}
     missing = [path / name for name in SIDES if not (path / name).exists()]
     if path / SIDES[0] not in missing:
-        pieces = MarianTokenizer(*(read_pieces(str(path / name)) for name in SIDES))
-        tokenizers = {"sentencepiece": pieces, **tokenizers}
-    eos = tgt_vocab.eos_id
-    assert eos is not None
+        pieces = (read_pieces(str(path / name)) for name in SIDES)
+        cutters["sentencepiece"] = MarianTokenizer(*pieces)
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(f"{config.path}: forces tokens other than the end")
-    return Checkpoint(
+    never = banned_ids(config, len(vocabs[1]))
+    if start == config.number("pad_token_id"):
+        never = tuple(sorted({*never, start}))
+    return checkpoint(
+        directory,
         model,
-        src_vocab=src_vocab,
-        tgt_vocab=tgt_vocab,
-        tokenizers=tokenizers,
-        start_id=start,
-        src_end=(eos,),
-        never_ids=_never_ids(config, start, len(tgt_vocab)),
-        forced_eos=forces_eos(config, eos),
+        vocabs,
+        cutters,
+        start,
+        never_ids=never,
         never_in_softmax=True,
         missing=tuple(map(str, missing)),
+        notes=(),
         toolkit="marian",
-        version=directory.version,
     )
 
 
@@ -129,9 +126,3 @@ def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
         raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
     found = Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad)
     return Vocab(tokens, eos_id=eos, pad_id=pad, unk_id=found.ids.get("<unk>"))
-
-
-def _never_ids(config: Description, start: int, vocab_size: int) -> tuple[int, ...]:
-    """The pad token where it starts the decoder, and what `bad_words_ids` lists."""
-    never = {start} if start == config.number("pad_token_id") else set()
-    return tuple(sorted(never.union(banned_ids(config, vocab_size))))

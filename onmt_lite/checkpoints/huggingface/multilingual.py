@@ -10,12 +10,11 @@ from onmt_lite.checkpoints.building import MAX_POSITIONS
 from onmt_lite.checkpoints.description import read_json
 from onmt_lite.checkpoints.huggingface import language_codes
 from onmt_lite.checkpoints.huggingface.bart import read_transformer
-from onmt_lite.checkpoints.huggingface.directory import Directory, banned_ids, forces_eos, token_id
+from onmt_lite.checkpoints.huggingface.directory import Directory, checkpoint, token_id
 from onmt_lite.checkpoints.huggingface.words import Words, default_language, language_ids
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.tokenizers import SpaceTokenizer
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, whatever sentencepiece says
 FIRST_PIECE = 3  # of sentencepiece, after its own special ones; here it has the id 4
@@ -129,27 +128,11 @@ def _checkpoint(
     tokens: dict[int, str],
     languages: Languages,
 ) -> Checkpoint:
-    config, size = directory.config, model.vocab_size
     starts = () if languages.target == "start" else ("decoder_start_token_id",)
     directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
-    vocab = words.vocab(tokens, size, languages.ids.values())
-    eos, start = token_id(config, "eos_token_id"), _start(directory)
-    if not 0 <= start < size:
-        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
-    return Checkpoint(
-        model,
-        src_vocab=vocab,
-        tgt_vocab=vocab,
-        tokenizers={"sentencepiece": words.tokenizer(), "space": SpaceTokenizer()},
-        start_id=start,
-        src_end=(eos,),
-        never_ids=banned_ids(config, size),
-        forced_eos=forces_eos(config, eos),
-        notes=directory.notes,
-        toolkit="transformers",
-        version=directory.version,
-        languages=languages,
-    )
+    vocab = words.vocab(tokens, model.vocab_size, languages.ids.values())
+    cutters, start = {"sentencepiece": words.tokenizer()}, _start(directory)
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
 
 
 def _start(directory: Directory) -> int:

@@ -9,19 +9,12 @@ import re
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import finished
-from onmt_lite.checkpoints.huggingface.directory import (
-    ACTIVATIONS,
-    Directory,
-    banned_ids,
-    forces_eos,
-    token_id,
-)
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, Directory, checkpoint, token_id
 from onmt_lite.checkpoints.huggingface.words import Words, language_ids
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.tokenizers import SpaceTokenizer
 
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -46,26 +39,10 @@ def load(directory: Directory) -> Checkpoint:
     directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     vocab = words.vocab(tokens, model.vocab_size)
     start = token_id(config, "decoder_start_token_id", config.number("pad_token_id"))
-    if not 0 <= start < len(vocab):
-        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(f"{config.path}: a T5 that forces a first token, which is not read")
-    eos = token_id(config, "eos_token_id")
-    silent = [tokens[i] for i in ids.values()]
-    return Checkpoint(
-        model,
-        src_vocab=vocab,
-        tgt_vocab=vocab,
-        tokenizers={"sentencepiece": words.tokenizer(silent), "space": SpaceTokenizer()},
-        start_id=start,
-        src_end=(eos,),
-        never_ids=banned_ids(config, len(vocab)),
-        forced_eos=forces_eos(config, eos),
-        notes=directory.notes,
-        toolkit="transformers",
-        version=directory.version,
-        languages=languages,
-    )
+    cutters = {"sentencepiece": words.tokenizer([tokens[i] for i in ids.values()])}
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
 
 
 def _sentinels(
