@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from onmt_lite.checkpoints import native, table
+from onmt_lite.checkpoints import native, others, table
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
-from onmt_lite.checkpoints.ctranslate2.model_bin import MARIAN_BINARY
 from onmt_lite.checkpoints.ensemble import combine
 from onmt_lite.checkpoints.fairseq import reader as fairseq
 from onmt_lite.checkpoints.huggingface import reader as huggingface
@@ -17,38 +16,6 @@ from onmt_lite.checkpoints.shipped import find_model, model_names
 from onmt_lite.errors import CheckpointError, MemoryExhausted
 
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt, table)
-
-# First bytes of what people give by mistake
-KINDS = (
-    (b"\x1f\x8b", "a gzip file"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
-    (b"<", "an HTML or XML page"),
-    (b"GGUF", "a GGUF file of llama.cpp"),
-    (b"\x89HDF", "an HDF5 file, as TensorFlow writes weights"),
-    (MARIAN_BINARY, "Marian's binary format, as Bergamot (Firefox) has it; give the .npz file"),
-)
-ENDS = {
-    ".safetensors": "weights without their directory; give the directory",
-    ".onnx": "an ONNX file",
-    ".msgpack": "weights of Flax",
-    ".pb": "a file of TensorFlow",
-}
-# Directories of toolkits that are not read, by a file in them
-DIRECTORIES = {
-    "adapter_config.json": "an adapter (LoRA) without the model that it belongs to",
-    "*.gguf": "GGUF files of llama.cpp",
-    "*.onnx": "an ONNX model",
-    "saved_model.pb": "a saved model of TensorFlow",
-    "*.index": "weights of TensorFlow",
-    "*.h5": "weights of TensorFlow",
-    "*.keras": "weights of TensorFlow",
-    "params.best*": "a Sockeye model",
-    "params.0*": "a Sockeye model",
-    "symbol.json": "a Sockeye model",
-    "*.ckpt": "a JoeyNMT model",
-    "*.intgemm*": "a Marian model in the binary format of Bergamot (Firefox)",
-    "lex.*.bin*": "a Marian model in the binary format of Bergamot (Firefox)",
-}
 
 
 def accept(languages: Languages | None) -> None:
@@ -105,9 +72,8 @@ def _describe(path: Path) -> str:
             f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
         )
     if path.is_dir():
-        other = [kind for name, kind in DIRECTORIES.items() if any(path.glob(name))]
-        if other:
-            return f"the directory holds {other[0]}, which is not read"
+        if other := others.in_folder(path):
+            return f"the directory holds {other}, which is not read"
         return "the directory has no model.json, no config.json and no dict.*.txt"
     if not path.is_file():  # a pipe might never say anything
         return "it is neither a file nor a directory"
@@ -115,6 +81,6 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kinds = [f"it is {kind}" for magic, kind in KINDS if start.startswith(magic)]
-    kinds += [f"it is {kind}" for end, kind in ENDS.items() if path.suffix == end]
-    return kinds[0] if kinds else "a file of unknown kind"
+    kinds = [kind for magic, kind in others.STARTS.items() if start.startswith(magic)]
+    kinds += [kind for end, kind in others.ENDS.items() if path.suffix == end]
+    return f"it is {kinds[0]}" if kinds else "a file of unknown kind"

@@ -13,18 +13,11 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7
-MARIAN_BINARY = b"\1\0\0\0\0\0\0\0"  # how Marian's own .bin files begin
-OTHERS = {
-    "TransformerDecoderSpec": "a language model",
-    "TransformerEncoderSpec": "an encoder alone",
-    "WhisperSpec": "speech recognition",
-    "Wav2Vec2Spec": "speech recognition",
-    "Wav2Vec2BertSpec": "speech recognition",
-}
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 
 
@@ -50,7 +43,7 @@ class _Fields:
     def model(self) -> tuple[int, dict[str, Tensor]]:
         version = self.number("I")
         if version == 1:
-            raise ValueError("Marian's binary format, as Bergamot (Firefox) has it; give the .npz")
+            raise ValueError(f"{others.MARIAN}; give the .npz file")
         if version not in VERSIONS:
             raise ValueError(
                 f"a model.bin of version {version}; CTranslate2's versions "
@@ -58,7 +51,7 @@ class _Fields:
             )
         specification, revision = self.text(), self.number("I")
         if (specification, revision > REVISION) != (SPECIFICATION, False):
-            what = OTHERS.get(specification, "another kind of model")
+            what = others.SPECIFICATIONS.get(specification, "another kind of model")
             raise ValueError(
                 f"a CTranslate2 model of {specification[:50]!r} ({what}), revision {revision}; of "
                 f"these, translators are read: {SPECIFICATION} up to revision {REVISION}"

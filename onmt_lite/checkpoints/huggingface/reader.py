@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.huggingface import marian, multilingual, t5
 from onmt_lite.checkpoints.huggingface.directory import CONFIG, WEIGHTS, Directory, LanguageCheck
 from onmt_lite.checkpoints.record import Checkpoint
@@ -14,49 +15,8 @@ FAMILIES = {
     "t5": t5.load,
     "mt5": t5.load,
 }
-# By the start of their model_type, the first that fits
-OTHERS = {
-    "nllb-moe": "NLLB-MoE, a mixture of experts",
-    "switch_transformers": "Switch Transformers, a mixture of experts",
-    "bart": "BART, which summarises",
-    "pegasus": "Pegasus, which summarises",
-    "bigbird_pegasus": "BigBird-Pegasus, which summarises",
-    "led": "LED, which summarises",
-    "fsmt": "FSMT, the WMT19 models of fairseq with words of Moses and fastBPE",
-    "umt5": "UMT5, whose layers each have a bias of their own",
-    "longt5": "LongT5, with attention to a part of the line",
-    "encoder-decoder": "an encoder and a decoder of two models",
-    "vision-encoder-decoder": "a model that reads images",
-    "speech": "a model that reads speech",
-    "seamless": "SeamlessM4T, a model of speech and text",
-    "whisper": "Whisper, a model that reads speech",
-    "indictrans": "IndicTrans2, whose lines a program of its own prepares",
-    "gpt": "a language model",
-    "llama": "a language model",
-    "mistral": "a language model",
-    "gemma": "a language model",
-    "qwen": "a language model",
-    "bloom": "a language model",
-    "opt": "a language model",
-    "xglm": "a language model",
-    "bert": "BERT, an encoder alone, which translates nothing",
-    "roberta": "RoBERTa, an encoder alone, which translates nothing",
-    "xlm-roberta": "XLM-RoBERTa, an encoder alone, which translates nothing",
-}
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")  # ends of architectures
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
-# What stands in a directory that has no weights in PyTorch's formats
-OTHER_WEIGHTS = {
-    "*.gguf": "GGUF files of llama.cpp",
-    "*.onnx": "ONNX files",
-    "onnx/*.onnx": "ONNX files",
-    "tf_model*.h5": "weights of TensorFlow",
-    "model.ckpt*": "weights of TensorFlow",
-    "saved_model.pb": "a saved model of TensorFlow",
-    "flax_model*.msgpack": "weights of Flax",
-    "rust_model.ot": "weights of rust-bert",
-    "openvino*.xml": "an OpenVINO model",
-}
 
 
 def recognises(path: Path) -> bool:
@@ -75,8 +35,8 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     if not any(
         (path / f"{name}{end}").is_file() for name in WEIGHTS for end in ("", ".index.json")
     ):
-        found = [kind for pattern, kind in OTHER_WEIGHTS.items() if any(path.glob(pattern))]
-        only = f", only {found[0]}, which are not read" if found else ""
+        other = others.in_folder(path)
+        only = f", only {other}, which is not read" if other else ""
         raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")
     return FAMILIES[directory.family](directory)
 
@@ -97,7 +57,7 @@ def _other_kind(directory: Directory) -> str:
         return f"{alone[0][:50]}, an encoder alone, which translates nothing" if alone else ""
     if any(name.endswith(LANGUAGE_MODELS) for name in names):
         return f"a language model ({kind[:50]})"
-    known = (what for start, what in OTHERS.items() if kind.lower().startswith(start))
+    known = (what for start, what in others.MODEL_TYPES.items() if kind.lower().startswith(start))
     return next(known, f"a model of type {kind[:50]!r}, which is not read")
 
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
@@ -60,7 +61,6 @@ RULES = (
 EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
 SHORTLIST = "shortlist in decoder.yml: without effect; the search considers all tokens"
-BINARY = "a model in Marian's binary format, as Bergamot (Firefox) has it"
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
@@ -139,7 +139,11 @@ def _find(path: Path) -> Files:
         model, source, target = (folder / name for name in (models[0], vocabs[0], vocabs[-1]))
         for file, kind in ((model, ".npz"), (source, ""), (target, "")):
             if file.suffix == ".fsv" or (kind and file.suffix != kind):
-                what = "factored vocabularies" if file.suffix == ".fsv" else BINARY
+                what = (
+                    "factored vocabularies"
+                    if file.suffix == ".fsv"
+                    else f"a model in {others.MARIAN}"
+                )
                 raise CheckpointError(f"{said}: {file.name[:80]!r}: {what}, which is not read")
             if not file.is_file():
                 raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
