@@ -1,8 +1,11 @@
-"""Limits on the tensors that a file may claim to hold, checked before anything is allocated."""
+"""Tensors from the bytes of files, and limits on what a file may claim to hold."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 MAX_TENSORS = 20_000
 MAX_DIMS = 16
@@ -17,6 +20,12 @@ def is_shape(sizes: Sequence[Any]) -> bool:
     if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
         return False
     return math.prod(max(1, n) for n in sizes) < MAX_SIZE
+
+
+def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor whose numbers these bytes are, without a copy."""
+    numbers = torch.frombuffer(data or bytearray(8), dtype=dtype)  # an empty buffer is refused
+    return numbers[: math.prod(shape)].view(tuple(shape))
 
 
 def is_size(n: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import parse_json
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, is_size
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, is_size, tensor_of
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
@@ -73,14 +73,14 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
     entries = _read_header(stream.read(n))
     tensors, end = {}, 0
     for name, (dtype, shape, (start, stop)) in sorted(entries.items(), key=lambda e: e[1][2]):
-        n_numbers = math.prod(shape)
-        if start != end or stop - start != n_numbers * dtype.itemsize or stop > n_body:
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if start != end or stop - start != n_bytes or stop > n_body:
             raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
         # Copied, since an offset in the file may not be aligned for the number type
         data = bytearray(stop - start)
         if stream.readinto(data) != len(data):
             raise ValueError("shorter than it was when it was opened")
-        tensors[name] = torch.frombuffer(data or bytearray(8), dtype=dtype)[:n_numbers].view(shape)
+        tensors[name] = tensor_of(data, dtype, shape)
         end = stop
     if end != n_body:
         raise ValueError("longer than its header says")

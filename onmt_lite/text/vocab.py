@@ -27,6 +27,13 @@ class Vocab:
             ids.setdefault(token, i)  # of duplicates the first counts
         object.__setattr__(self, "ids", ids)
 
+    @classmethod
+    def named(cls, tokens: list[str], **special: str | None) -> "Vocab":
+        """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
+        ids = cls(tokens).ids
+        found = {f"{kind}_id": ids.get(t) for kind, t in special.items() if t is not None}
+        return cls(tokens, **found)
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import others
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, tensor_of
 from onmt_lite.errors import CheckpointError
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7
@@ -78,10 +78,7 @@ class _Fields:
             raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and type {kind}")
         if math.prod(shape) * TYPES[kind].itemsize != n_bytes:
             raise ValueError(f"{name[:80]!r} does not have the size it claims")
-        data = self.bytes(n_bytes)
-        return torch.frombuffer(data or bytearray(4), dtype=TYPES[kind])[: math.prod(shape)].view(
-            shape
-        )
+        return tensor_of(self.bytes(n_bytes), TYPES[kind], shape)
 
     def count(self, what: str) -> int:
         n = self.number("I")

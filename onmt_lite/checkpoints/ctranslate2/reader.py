@@ -145,18 +145,15 @@ def _read_vocabularies(
     src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
     if zero_start:
         src, tgt = [*src, START] if one_table else src, [*tgt, START]
-    bos: Any = START if zero_start else config.get("bos_token")
-    found = []
-    for tokens in (src, tgt):
-        ids = Vocab(tokens).ids
-        bos_id = ids.get(bos) if isinstance(bos, str) else None
-        eos, unk = (ids.get(config.text(name)) for name in ("eos_token", "unk_token"))
-        found.append(Vocab(tokens, eos_id=eos, bos_id=bos_id, unk_id=unk))
-    if found[1].eos_id is None:
+    bos = START if zero_start else config.get("bos_token")
+    special = {"eos": config.text("eos_token"), "unk": config.text("unk_token")}
+    special |= {"bos": bos} if isinstance(bos, str) else {}
+    source, target = (Vocab.named(tokens, **special) for tokens in (src, tgt))
+    if target.eos_id is None:
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
     if not config.flag("add_source_eos", None):
-        found[0] = replace(found[0], eos_id=None)
-    return found[1] if found[0] == found[1] else found[0], found[1]
+        source = replace(source, eos_id=None)
+    return target if source == target else source, target
 
 
 def _read_tokens(folder: Path, side: str) -> list[str]:

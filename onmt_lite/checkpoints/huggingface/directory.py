@@ -175,15 +175,18 @@ def _forces_eos(config: Description, eos: int) -> bool:
 # -- weights --------------------------------------------------------------------------------------
 
 
+def weights_file(path: Path) -> Path | None:
+    """The file of the weights or the index of their shards, if there is one."""
+    names = [f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")]
+    return next((path / name for name in names if (path / name).is_file()), None)
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors by name, each once.  CheckpointError where a file is missing or damaged."""
-    for name in WEIGHTS:
-        index = path / f"{name}.index.json"
-        if (path / name).is_file():
-            return _read_part(path / name)
-        if index.is_file():
-            return _read_shards(path, index)
-    raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}")
+    file = weights_file(path)
+    if file is None:
+        raise CheckpointError(f"{path}: the directory has no weights")
+    return _read_shards(path, file) if file.suffix == ".json" else _read_part(file)
 
 
 def _read_shards(path: Path, index: Path) -> dict[str, Tensor]:

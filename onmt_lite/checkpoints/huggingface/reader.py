@@ -4,7 +4,13 @@ from pathlib import Path
 
 from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.huggingface import marian, multilingual, t5
-from onmt_lite.checkpoints.huggingface.directory import CONFIG, WEIGHTS, Directory, LanguageCheck
+from onmt_lite.checkpoints.huggingface.directory import (
+    CONFIG,
+    WEIGHTS,
+    Directory,
+    LanguageCheck,
+    weights_file,
+)
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
@@ -32,9 +38,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
             f"{path / CONFIG}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "
             "read, in float32, float16 or bfloat16"
         )
-    if not any(
-        (path / f"{name}{end}").is_file() for name in WEIGHTS for end in ("", ".index.json")
-    ):
+    if weights_file(path) is None:
         other = others.in_folder(path)
         only = f", only {other}, which is not read" if other else ""
         raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")

@@ -65,27 +65,24 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     if not any(name.startswith("decoder.block.") for name in weights.tensors):
         raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
     ours, factor = _tables(directory, weights)
-    vocab_size, d_model = ours["tgt_embedding.token.weight"].shape
+    d_model = ours["tgt_embedding.token.weight"].size(1)
     heads, width = config.number("num_heads"), config.number("d_kv", 64)
     if min(heads, width) < 1:
         raise CheckpointError(f"{config.path}: num_heads is {heads} and d_kv {width}, not above 0")
     activation, gated = _activation(directory)
-    layers = {}
     for side in ("encoder", "decoder"):
-        layers[side] = weights.count(side + ".block.{}.")
+        n_layers = weights.count(side + ".block.{}.")
         bias = weights.take(f"{side}.{BIAS}")
-        for i in range(layers[side]):
-            ours |= _layer(weights, side, i, gated, width**0.5, heads * width)
-            ours[f"{side}.{i}.self_attn.relation.weight"] = bias
+        ours |= weights.layers(side + ".block.{}", side, n_layers, _parts(side, gated))
+        ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in range(n_layers)}
+    for name in ours:
+        if name.endswith("self_attn.qkv.weight"):
+            ours[name][: heads * width] *= width**0.5  # made of three: memory of its own
+        elif name.endswith("cross_attn.q.weight"):
+            ours[name] = ours[name] * width**0.5
     ours["enc_norm.weight"] = weights.take("encoder.final_layer_norm.weight")
     ours["dec_norm.weight"] = weights.take("decoder.final_layer_norm.weight") * factor
-    directory.check_sizes(
-        d_model=d_model,
-        vocab_size=vocab_size,
-        num_layers=layers["encoder"],
-        num_decoder_layers=layers["decoder"],
-    )
-    return finished(
+    model = finished(
         ours,
         weights,
         config.path,
@@ -104,6 +101,14 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         relative_buckets=config.number("relative_attention_num_buckets", 32),
         relative_limit=config.number("relative_attention_max_distance", 128),
     )
+    cfg = model.cfg
+    directory.check_sizes(
+        d_model=cfg.d_model,
+        vocab_size=cfg.tgt_vocab_size,
+        num_layers=cfg.enc_layers,
+        num_decoder_layers=cfg.dec_layers,
+    )
+    return model
 
 
 def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
@@ -144,10 +149,8 @@ def _activation(directory: Directory) -> tuple[str, bool]:
     return ACTIVATIONS[kind], kind != name
 
 
-def _layer(
-    weights: Weights, side: str, i: int, gated: bool, scale: float, n_queries: int
-) -> dict[str, Tensor]:
-    """The weights of one layer, queries times `scale`."""
+def _parts(side: str, gated: bool) -> dict[str, tuple[str, ...]]:
+    """Our names of a layer's parts, and theirs."""
     last = 1 if side == "encoder" else 2
     feed = f"layer.{last}.DenseReluDense"
     parts: dict[str, tuple[str, ...]] = {
@@ -165,10 +168,4 @@ def _layer(
         parts["cross_attn.kv"] = (f"{CROSS}.k", f"{CROSS}.v")
         parts["cross_attn.out"] = (f"{CROSS}.o",)
         parts["cross_attn_residual.norm"] = ("layer.1.layer_norm",)
-    ours: dict[str, Tensor] = weights.renamed(f"{side}.block.{i}", f"{side}.{i}", parts)
-    fused = f"{side}.{i}.self_attn.qkv.weight"
-    ours[fused][:n_queries] *= scale  # made of three: memory of its own
-    cross = f"{side}.{i}.cross_attn.q.weight"
-    if cross in ours:
-        ours[cross] = ours[cross] * scale
-    return ours
+    return parts

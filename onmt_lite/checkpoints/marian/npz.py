@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
+from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, tensor_of
 
 MAX_HEADER = 4096
 HEADER = re.compile(
@@ -64,5 +64,4 @@ def _array(name: str, data: bytes) -> Tensor:
     shape = [int(size) for size in header[2].replace(b" ", b"").split(b",") if size]
     if not is_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
         raise wrong
-    numbers = torch.frombuffer(bytearray(data[start + n :]) or bytearray(8), dtype=dtype)
-    return numbers[: math.prod(shape)].view(shape)
+    return tensor_of(bytearray(data[start + n :]), dtype, shape)

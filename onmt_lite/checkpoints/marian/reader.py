@@ -229,10 +229,10 @@ def _read_scalars(data: bytes) -> list[str]:
 
 
 def _vocab(tokens: list[str], path: Path) -> Vocab:
-    ids = Vocab(tokens).ids
-    if EOS not in ids:
+    vocab = Vocab.named(tokens, eos=EOS, bos=START, unk=UNK)
+    if vocab.eos_id is None:
         raise CheckpointError(f"{path}: it lacks the end token {EOS}")
-    return Vocab(tokens, eos_id=ids[EOS], bos_id=ids.get(START), unk_id=ids.get(UNK))
+    return vocab
 
 
 def _tokenizers(files: Files, tokens: list[str]) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:

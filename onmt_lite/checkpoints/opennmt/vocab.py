@@ -13,6 +13,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.vocab import Vocab
 
 PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
+SPECIAL = dict(pad=PAD, bos=BOS, eos=EOS, unk=UNK)
 # The tables with a row for each token, in models of every kind
 EMBEDDINGS = {side: f"{side}.embeddings.make_embedding" for side in ("encoder", "decoder")}
 SRC, TGT = (f"{name}.emb_luts.0.weight" for name in EMBEDDINGS.values())
@@ -29,25 +30,16 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
         raise CheckpointError(f"{path}: it holds no vocabularies 'src' and 'tgt'")
     if stored.get("src_feats"):
         raise CheckpointError(f"{path}: OpenNMT-py: a model with word features, which is not read")
-    src, tgt = (_vocab(_find_tokens(stored[side], path), path) for side in ("src", "tgt"))
+    src, tgt = (
+        Vocab.named(checked_tokens(_find_tokens(stored[side], path), path), **SPECIAL)
+        for side in ("src", "tgt")
+    )
     start = stored.get("decoder_start_token", BOS)
     if not isinstance(start, str) or start not in tgt.ids:
         raise CheckpointError(f"{path}: its target vocabulary lacks the start token")
     if tgt.eos_id is None:
         raise CheckpointError(f"{path}: its target vocabulary lacks the end token {EOS}")
     return src, tgt, tgt.ids[start]
-
-
-def _vocab(tokens: list[str], path: Path) -> Vocab:
-    """Vocabulary of a list of tokens; special tokens are found by their text."""
-    ids = Vocab(checked_tokens(tokens, path)).ids
-    return Vocab(
-        tokens,
-        eos_id=ids.get(EOS),
-        bos_id=ids.get(BOS),
-        pad_id=ids.get(PAD),
-        unk_id=ids.get(UNK),
-    )
 
 
 def _find_tokens(stored: Any, path: Path) -> list[str]:
