@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.building import MAX_POSITIONS, finished
 from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
-from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
+from onmt_lite.checkpoints.huggingface.bart import read_stacks
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
@@ -44,17 +44,11 @@ def build_model(weights: Weights, options: Description) -> Transformer:
     ours, positions = _positions(weights, options, d_model)
     switches = _switches(weights, options)
     ours |= _embeddings(weights)
-    if switches["embedding_norm"]:
-        ours |= weights.renamed("encoder", "src_embedding", {"norm": ("layernorm_embedding",)})
-        ours |= weights.renamed("decoder", "tgt_embedding", {"norm": ("layernorm_embedding",)})
-    if switches["final_norm"]:
-        ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
-        ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        n_layers = weights.count(side + ".layers.{}.")
-        options.agree(f"{side}_layers", n_layers)
-        ours |= weights.layers(side + ".layers.{}", side, n_layers, parts)
-    return finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
+    ours |= read_stacks(weights, "")
+    model = finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
+    options.agree("encoder_layers", model.cfg.enc_layers)
+    options.agree("decoder_layers", model.cfg.dec_layers)
+    return model
 
 
 def _check_kind(weights: Weights, options: Description) -> None:

@@ -51,11 +51,7 @@ def read_transformer(
     ours = _embeddings(config, weights) | others
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        there = {o: t for o, t in STACK[side].items() if f"model.{side}.{t[0]}.weight" in weights}
-        ours |= weights.renamed(f"model.{side}", "", there)
-        layer = f"model.{side}.layers.{{}}"
-        ours |= weights.layers(layer, side, weights.count(f"{layer}."), parts)
+    ours |= read_stacks(weights, "model.")
     model = finished(
         ours,
         weights,
@@ -77,6 +73,18 @@ def read_transformer(
         decoder_ffn_dim=cfg.of_decoder.d_ff,
     )
     return model
+
+
+def read_stacks(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """Take the weights of all layers and of the norms around them, under our names."""
+    ours: dict[str, Tensor] = {}
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        theirs = f"{prefix}{side}"
+        norms = {o: t for o, t in STACK[side].items() if f"{theirs}.{t[0]}.weight" in weights}
+        ours |= weights.renamed(theirs, "", norms)
+        layer = theirs + ".layers.{}"
+        ours |= weights.layers(layer, side, weights.count(f"{layer}."), parts)
+    return ours
 
 
 def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints import archive, others, safetensors
 from onmt_lite.checkpoints.description import Description, described, read_json
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.weights import Weights
@@ -175,17 +175,19 @@ def _forces_eos(config: Description, eos: int) -> bool:
 # -- weights --------------------------------------------------------------------------------------
 
 
-def weights_file(path: Path) -> Path | None:
-    """The file of the weights or the index of their shards, if there is one."""
-    names = [f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")]
-    return next((path / name for name in names if (path / name).is_file()), None)
+def weights_file(path: Path) -> Path:
+    """Find the file of the weights or the index of their shards.  CheckpointError for neither."""
+    for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
+        if (path / name).is_file():
+            return path / name
+    other = others.in_folder(path)
+    only = f", only {other}, which is not read" if other else ""
+    raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors by name, each once.  CheckpointError where a file is missing or damaged."""
     file = weights_file(path)
-    if file is None:
-        raise CheckpointError(f"{path}: the directory has no weights")
     return _read_shards(path, file) if file.suffix == ".json" else _read_part(file)
 
 

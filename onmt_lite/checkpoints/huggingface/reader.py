@@ -6,7 +6,6 @@ from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.huggingface import marian, multilingual, t5
 from onmt_lite.checkpoints.huggingface.directory import (
     CONFIG,
-    WEIGHTS,
     Directory,
     LanguageCheck,
     weights_file,
@@ -38,10 +37,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
             f"{path / CONFIG}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "
             "read, in float32, float16 or bfloat16"
         )
-    if weights_file(path) is None:
-        other = others.in_folder(path)
-        only = f", only {other}, which is not read" if other else ""
-        raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")
+    weights_file(path)  # whether there are weights, before the rest is looked at
     return FAMILIES[directory.family](directory)
 
 
