@@ -401,6 +401,8 @@ class TestBombs:
             "a storage as a set": (name("builtins.set") + STORAGE + b"\x85R", "object"),
             "a tensor as a set": (name("builtins.set") + TENSOR + b"\x85R", "object"),
             "a hidden method": (ORDERED + b"}" + text("keys") + REBUILD + b"sb", "attributes"),
+            "sets without end": (b"]q\0(" + b"N" * DEEP + b"e" + name("builtins.set") + b"q\1"
+            + b"](" + b"h\1h\0\x85R" * 1000 + b"e\x86", "copies"),
             "attributes from a dict": (ORDERED + ORDERED + b"b", "attributes"),
             "attributes of a tensor": (TENSOR + b"}b", "attributes"),
             "attributes of a list": (b"]}b", "attributes"),
@@ -411,7 +413,7 @@ class TestBombs:
             "a text of 2 GiB": (b"X\xff\xff\xff\x7fabc", "2147483647"),
             "too many references": (b"]q\0(" + b"h\0" * 4_100_000 + b"e", "longer"),
         }.values(),
-    )
+    )  # fmt: skip
     def test_refused(self, tmp_path, data, word):
         assert self.load(tmp_path, data) is None
         assert_refused(tmp_path / "x.pt", word)

@@ -36,7 +36,8 @@ PYTHON_2 = {
 }
 DEFAULTDICT = "collections.defaultdict"
 MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
-MAX_TUPLE = 10_000  # values in a tuple and in the tuples inside it
+MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
+MAX_COPIED = 64 << 20  # values, or characters of text, from which calls make others
 SCALARS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 SCALARS |= {"BINUNICODE", "SHORT_BINSTRING"}
 TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
@@ -93,7 +94,8 @@ class Tuple(tuple):
     n_values: int
 
 
-OTHER = Made()  # a value of which nothing need be known
+class Keys(list):
+    """A dict on the stack, by its keys."""
 
 
 def check(stream: IO[bytes], n_bytes: int) -> set[str]:
@@ -120,6 +122,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.n_copied = 0
 
     def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
         name = opcode.name
@@ -148,27 +151,26 @@ class _Machine:
         return items
 
     def result(self, name: str, argument: Any, items: list[Any]) -> Any:
-        """Check an instruction; return the value that it leaves on the stack.
-
-        A dict is the set of its keys that are texts.
-        """
+        """Check an instruction; return the value that it leaves on the stack."""
         if name == "GLOBAL":
             return self.allowed(argument.replace(" ", "."))
         if name in TUPLES:
             return _tuple(items)
         if name in ("REDUCE", "NEWOBJ"):
-            return _call(*items)
+            return self.call(*items)
         if name == "BINPERSID":
             return self.storage(*items)
-        if name == "EMPTY_DICT":
-            return set()
-        if name in ("EMPTY_LIST", "EMPTY_SET"):
-            return OTHER
-        if name in ("SETITEM", "SETITEMS") and isinstance(items[0], set):
-            items[0].update(key if type(key) is str else OTHER for key in items[1::2])
-        if name == "BUILD":
+        if name in ("EMPTY_LIST", "EMPTY_SET", "EMPTY_DICT"):
+            return Keys() if name == "EMPTY_DICT" else []
+        if name in ("SETITEM", "SETITEMS"):
+            if isinstance(items[0], Keys):
+                items[0].extend(items[1::2])
+        elif name in ("APPEND", "APPENDS"):
+            if isinstance(items[0], list):
+                items[0].extend(items[1:])
+        elif name == "BUILD":
             _check_attributes(*items)
-        elif name not in ("SETITEM", "SETITEMS", "APPEND", "APPENDS"):
+        else:
             raise ValueError(f"its pickle uses {name}, which torch.save does not write")
         return items[0]
 
@@ -188,6 +190,21 @@ class _Machine:
             raise ValueError("a storage is larger than the file")
         return Made("storage")
 
+    def call(self, function: Any, args: Any) -> Made:
+        """Check a call.  A tensor, which need not hold all its numbers, must not become a set."""
+        if not isinstance(function, Name) or not isinstance(args, Tuple):
+            raise ValueError("its pickle is damaged: it calls what is no function")
+        if function.startswith("torch._utils.") or INERT.fullmatch(function):
+            return Made(function)
+        if any(isinstance(arg, Made) for arg in args):
+            raise ValueError(f"its pickle makes a {function} of another object")
+        if function == "_codecs.encode" and args[1:] != ("latin1",):
+            raise ValueError("its pickle has bytes in a form that no model needs")
+        self.n_copied += sum(len(arg) for arg in args if isinstance(arg, (list, tuple, str)))
+        if self.n_copied > MAX_COPIED:
+            raise ValueError("its pickle copies more values than any model's")
+        return Made(function)
+
 
 def _tuple(items: list[Any]) -> Tuple:
     """A deeply nested key of a dict would exhaust the stack when it is hashed."""
@@ -198,21 +215,10 @@ def _tuple(items: list[Any]) -> Tuple:
     return found
 
 
-def _call(function: Any, args: Any) -> Made:
-    """Check a call.  A tensor, which need not hold all its numbers, must not become a set."""
-    if not isinstance(function, Name) or not isinstance(args, Tuple):
-        raise ValueError("its pickle is damaged: it calls what is no function")
-    builds = function.startswith("torch._utils.") or INERT.fullmatch(function)
-    if not builds and any(isinstance(arg, Made) and arg != OTHER for arg in args):
-        raise ValueError(f"its pickle makes a {function} of another object")
-    if function == "_codecs.encode" and args[1:] != ("latin1",):
-        raise ValueError("its pickle has bytes in a form that no model needs")
-    return Made(function)
-
-
 def _check_attributes(target: Any, state: Any) -> None:
     """Of a dict's attributes, only the one that PyTorch gives the weights of a model is read."""
     if isinstance(target, Made) and INERT.fullmatch(target):
         return
-    if target != "collections.OrderedDict" or not isinstance(state, set) or state - {"_metadata"}:
+    known = isinstance(state, Keys) and all(key == "_metadata" for key in state)
+    if target != "collections.OrderedDict" or not known:
         raise ValueError("its pickle sets attributes of a value that has none")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from onmt_lite.errors import DataError
 
@@ -31,7 +32,9 @@ class Vocab:
     def named(cls, tokens: list[str], **special: str | None) -> "Vocab":
         """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
         ids = cls(tokens).ids
-        found = {f"{kind}_id": ids.get(t) for kind, t in special.items() if t is not None}
+        found: dict[str, Any] = {
+            f"{kind}_id": ids.get(t) for kind, t in special.items() if t is not None
+        }
         return cls(tokens, **found)
 
     def __len__(self) -> int:
