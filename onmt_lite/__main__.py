@@ -66,7 +66,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 def train() -> int:
     """`onmt_train`"""
     prepare_environment()
-    from onmt_lite.train import main
+    from onmt_lite.train.__main__ import main
 
     return main()
 

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.calibrate import (
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.confidence import Confidence
+from onmt_lite.checkpoints.loading import load_checkpoints
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.inference.records import Hypothesis, Translation
+from onmt_lite.reports import to_jsonl
+from onmt_lite.text.placeholders import Unknown
+from onmt_lite.train.calibrate import (
     Point,
     best_attention,
     chrf,
@@ -23,14 +30,7 @@ from onmt_lite.calibrate import (
     rare_marks,
     table,
 )
-from onmt_lite.calibrate import calibrate as run
-from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.confidence import Confidence
-from onmt_lite.checkpoints.loading import load_checkpoints
-from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.reports import to_jsonl
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.train.calibrate import calibrate as run
 from tests.support import tiny
 
 SHIPPED = "data/de-en"
@@ -272,7 +272,7 @@ class TestCalibrate:
         example = SimpleNamespace(src_tokens=tokens)
         translator = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
         made = SimpleNamespace(id=0, src="a-b", hyps=[SimpleNamespace(tokens=tokens)])
-        monkeypatch.setattr("onmt_lite.calibrate.attended", lambda *_: [[[0, 0]]])
+        monkeypatch.setattr("onmt_lite.train.calibrate.attended", lambda *_: [[[0, 0]]])
         config = {"align_layer": 1, "align_head": 0, "align_late": False}
         assert best_attention(translator, [made]) == (config, 1, 1)
 

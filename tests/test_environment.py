@@ -26,8 +26,8 @@ PROGRAMS = [
     ["-m", "onmt_lite.ray", "-help"],
 ]
 # Read before the version of Python is looked at
-BEFORE = ["__init__", "__main__", "config/environment", "train", "export"]
-BEFORE += ["ray/__init__", "ray/__main__"]
+BEFORE = ["__init__", "__main__", "config/environment", "export"]
+BEFORE += ["train/__init__", "train/__main__", "ray/__init__", "ray/__main__"]
 ANY_PYTHON = ["translate.py", *(f"onmt_lite/{name}.py" for name in BEFORE)]
 
 

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import translate
-from onmt_lite import export, train
+from onmt_lite import export
 from onmt_lite.config.help import by_group
 from onmt_lite.config.help import example as example_of
 from onmt_lite.config.opennmt_options import FOREIGN
@@ -28,8 +28,9 @@ from onmt_lite.export import load_export_options
 from onmt_lite.ray.__main__ import main as ray_main
 from onmt_lite.ray.options import PROGRAM as RAY
 from onmt_lite.ray.options import load_ray_options
-from onmt_lite.training.options import PROGRAM as TRAIN
-from onmt_lite.training.options import load_train_options
+from onmt_lite.train import __main__ as train
+from onmt_lite.train.options import PROGRAM as TRAIN
+from onmt_lite.train.options import load_train_options
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = [TRANSLATE, TRAIN, EXPORT, RAY]

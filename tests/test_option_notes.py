@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.conditions import unmet
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.schema import META_NAMES
-from onmt_lite.training.options import load_train_options
+from onmt_lite.train.options import load_train_options
 from tests.support import tiny
 
 TOY = str(Path(__file__).resolve().parents[1] / "data" / "toy.json")

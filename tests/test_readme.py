@@ -30,8 +30,6 @@ from onmt_lite import OnmtLiteError, Translator
 from onmt_lite.bench.options import OPTIONS as BENCH_OPTIONS
 from onmt_lite.bench.options import load_bench_options
 from onmt_lite.bench.report import chart_of, headline, tables_of
-from onmt_lite.calibrate import OPTIONS as CALIBRATE_OPTIONS
-from onmt_lite.calibrate import load_calibrate_options
 from onmt_lite.config import peers
 from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
@@ -41,8 +39,10 @@ from onmt_lite.export import load_export_options
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.training.options import OPTIONS as TRAIN_OPTIONS
-from onmt_lite.training.options import load_train_options
+from onmt_lite.train.calibrate import OPTIONS as CALIBRATE_OPTIONS
+from onmt_lite.train.calibrate import load_calibrate_options
+from onmt_lite.train.options import OPTIONS as TRAIN_OPTIONS
+from onmt_lite.train.options import load_train_options
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -55,7 +55,7 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite": load_options,
     "onmt_lite.train": load_train_options,
     "onmt_lite.export": load_export_options,
-    "onmt_lite.calibrate": load_calibrate_options,
+    "onmt_lite.train.calibrate": load_calibrate_options,
     "onmt_lite.ray": load_ray_options,
     "onmt_lite.bench": load_bench_options,
 }

@@ -18,9 +18,9 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.train import Trainer
-from onmt_lite.training.data import read_pairs
-from onmt_lite.training.options import CHANGES, load_train_options
+from onmt_lite.train.__main__ import Trainer
+from onmt_lite.train.data import read_pairs
+from onmt_lite.train.options import CHANGES, load_train_options
 from recipes.de_en import evaluate, mean, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.lexicon import word_pairs

@@ -18,13 +18,13 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
-from onmt_lite.train import Trainer, build_optimizers, train
-from onmt_lite.training import data
-from onmt_lite.training.epochs import one_ahead
-from onmt_lite.training.growth import rounding, spell, with_pieces
-from onmt_lite.training.loss import ROWS, smoothed_nll
-from onmt_lite.training.muon import Muon, orthogonalize
-from onmt_lite.training.options import load_train_options
+from onmt_lite.train import data
+from onmt_lite.train.__main__ import Trainer, build_optimizers, train
+from onmt_lite.train.epochs import one_ahead
+from onmt_lite.train.growth import rounding, spell, with_pieces
+from onmt_lite.train.loss import ROWS, smoothed_nll
+from onmt_lite.train.muon import Muon, orthogonalize
+from onmt_lite.train.options import load_train_options
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
 from tests.support.files import DATA

@@ -15,7 +15,6 @@ import sentencepiece as spm
 import torch
 
 from onmt_lite import Translator
-from onmt_lite import train as module
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.option import META_NAMES
@@ -27,12 +26,13 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.train import Trainer, train
-from onmt_lite.training import data, samples
-from onmt_lite.training import options as training_options
-from onmt_lite.training.checks import alone_in
-from onmt_lite.training.journal import COLUMNS
-from onmt_lite.training.options import load_train_options
+from onmt_lite.train import __main__ as module
+from onmt_lite.train import data, samples
+from onmt_lite.train import options as training_options
+from onmt_lite.train.__main__ import Trainer, train
+from onmt_lite.train.checks import alone_in
+from onmt_lite.train.journal import COLUMNS
+from onmt_lite.train.options import load_train_options
 from tests.support.counting import write_pairs
 
 TINY = (

@@ -18,7 +18,7 @@ class Scored(Protocol):
 @dataclass(frozen=True)
 class Confidence:
     """How probable it is that a translation is right, by its mean log-probability per token: a
-    logistic curve, fitted to translations of held-out text by `onmt_lite.calibrate`.
+    logistic curve, fitted to translations of held-out text by `onmt_lite.train.calibrate`.
 
     at_zero   log-odds where the mean is 0
     per_nat   by how much they grow with each nat more, above 0

@@ -96,7 +96,7 @@ class Translator:
         if options.information.report_unsure and checkpoint.confidence is None:
             raise OptionError(
                 "report_unsure: the model does not say how sure it is; "
-                "python -m onmt_lite.calibrate teaches one of our format to"
+                "python -m onmt_lite.train.calibrate teaches one of our format to"
             )
         self._direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from onmt_lite.training.data import Pair
+from onmt_lite.train.data import Pair
 from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import ChangeOptions
 from recipes.de_en.slots import decorate, fill, name, number

@@ -22,8 +22,8 @@ from onmt_lite.config.cli import print_out, run_program
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
 from onmt_lite.errors import FileError
 from onmt_lite.inference.translator import Translator
-from onmt_lite.training.data import Pair, read_pairs
-from onmt_lite.training.samples import HAS_SACREBLEU
+from onmt_lite.train.data import Pair, read_pairs
+from onmt_lite.train.samples import HAS_SACREBLEU
 
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from onmt_lite.training.data import Pair
+from onmt_lite.train.data import Pair
 from recipes.de_en.words import Truecase
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")

@@ -7,7 +7,7 @@ model can learn these strings by heart, so it has to learn to copy.
 import re
 from random import Random
 
-from onmt_lite.training.data import EMOJI, SIGNS, Pair
+from onmt_lite.train.data import EMOJI, SIGNS, Pair
 
 SLOT = re.compile(r"\{([a-z]+)\d?\}")
 

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.export import write_whole
-from onmt_lite.training.data import Pair, read_pairs, read_same, weighted
+from onmt_lite.train.data import Pair, read_pairs, read_same, weighted
 from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions, load_text_options
 

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from onmt_lite.training.data import Pair
+from onmt_lite.train.data import Pair
 
 WORD = re.compile(r"\w+")
 

@@ -12,9 +12,10 @@ import time
 import pytest
 import sentencepiece as spm
 
-from onmt_lite import export, train
+from onmt_lite import export
 from onmt_lite.config.interrupt import SIGNALS, Interrupted, stop_on_signals
-from onmt_lite.training import data
+from onmt_lite.train import __main__ as train
+from onmt_lite.train import data
 from tests.cli.conftest import ROOT
 from tests.support.counting import write_pairs
 

@@ -13,7 +13,7 @@ import sentencepiece as spm
 
 from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.errors import DataError
-from onmt_lite.training.data import Example, Pair, fitting, group, tokenize, weighted
+from onmt_lite.train.data import Example, Pair, fitting, group, tokenize, weighted
 
 Batches = list[list[Example]]
 

@@ -11,8 +11,8 @@ from onmt_lite.checkpoints import native
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import model_files
-from onmt_lite.training.journal import PLOT, TABLE
-from onmt_lite.training.options import TrainOptions
+from onmt_lite.train.journal import PLOT, TABLE
+from onmt_lite.train.options import TrainOptions
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, native.PIECES)

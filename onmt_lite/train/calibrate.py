@@ -1,4 +1,4 @@
-"""Teach a model to say how sure it is: `python -m onmt_lite.calibrate -help`.
+"""Teach a model to say how sure it is: `python -m onmt_lite.train.calibrate -help`.
 
 From held-out pairs of lines and its own translations of the sources, three things are learned about
 a model and written into its description:
@@ -112,7 +112,7 @@ def calibrate(options: CalibrateOptions) -> None:
     from onmt_lite.config.options import TranslateOptions
     from onmt_lite.errors import CheckpointError
     from onmt_lite.inference.translator import Translator
-    from onmt_lite.training.data import read_pairs
+    from onmt_lite.train.data import read_pairs
 
     path = Path(options.model)
     if not native.recognises(path):

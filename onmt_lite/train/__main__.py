@@ -43,9 +43,9 @@ from onmt_lite.inference.runtime import DTYPES, choose
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.progress import add_log_file, console_width, logging_to
 from onmt_lite.reports import LOG
-from onmt_lite.training import samples
-from onmt_lite.training.checks import CONFIG, LOG_FILE, STATE, alone_in, check_files
-from onmt_lite.training.data import (
+from onmt_lite.train import samples
+from onmt_lite.train.checks import CONFIG, LOG_FILE, STATE, alone_in, check_files
+from onmt_lite.train.data import (
     PAD,
     Pair,
     TrainBatch,
@@ -60,12 +60,12 @@ from onmt_lite.training.data import (
     train_sentencepiece,
     with_all_characters,
 )
-from onmt_lite.training.epochs import Epochs, one_ahead
-from onmt_lite.training.growth import init_weights, rounding, with_layers, with_pieces
-from onmt_lite.training.journal import PLOT, TABLE, Journal, Row
-from onmt_lite.training.loss import smoothed_nll
-from onmt_lite.training.muon import Muon
-from onmt_lite.training.options import (
+from onmt_lite.train.epochs import Epochs, one_ahead
+from onmt_lite.train.growth import init_weights, rounding, with_layers, with_pieces
+from onmt_lite.train.journal import PLOT, TABLE, Journal, Row
+from onmt_lite.train.loss import smoothed_nll
+from onmt_lite.train.muon import Muon
+from onmt_lite.train.options import (
     PROGRAM,
     ModelOptions,
     TrainOptions,
@@ -184,7 +184,9 @@ class Trainer:
         if not isinstance(checkpoint.model, Transformer):
             raise OptionError(f"init_from: {path} is no Transformer")
         if checkpoint.confidence is not None:
-            LOG.info("NOTE: what onmt_lite.calibrate found is of %s alone; calibrate anew", path)
+            LOG.info(
+                "NOTE: what onmt_lite.train.calibrate found is of %s alone; calibrate anew", path
+            )
         return checkpoint.model
 
     def _pieces(self, pairs: list[Pair]) -> bytes:
