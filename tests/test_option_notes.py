@@ -419,16 +419,15 @@ class TestTraining:
         [
             ("-init_from m -d_model 64", "d_model"),
             ("-init_from m -vocab_size 900", "vocab_size"),
-            ("-train_in_turn -valid c", "train_in_turn"),
+            ("-init_from m -enc_layers 6", "enc_layers"),
+            ("-init_from m -all_characters", "all_characters"),
         ],
     )
     def test_idle(self, line, name):
         (note,) = self.notes_of(line)
         assert note.startswith(f"{name}: without effect; ")
 
-    @pytest.mark.parametrize(
-        "line", ["-init_from m -vocab_size 900 -new_pieces", "-d_model 64 -heads 4", ""]
-    )
+    @pytest.mark.parametrize("line", ["-init_from m -dropout 0.2", "-d_model 64 -heads 4", ""])
     def test_not_idle(self, line):
         assert self.notes_of(line) == ()
 

@@ -18,14 +18,16 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.train.__main__ import Trainer
 from onmt_lite.train.data import read_pairs
-from onmt_lite.train.options import CHANGES, load_train_options
+from onmt_lite.train.options import load_train_options
+from onmt_lite.train.run import Trainer
 from recipes.de_en import evaluate, mean, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
+from recipes.de_en.grow import load_grow_options
 from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
 from recipes.de_en.text import main, write_text
+from recipes.de_en.train import InTurn, load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
@@ -33,6 +35,7 @@ from tests.support.counting import WORDS, write_pairs
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
 LISTS = ("phrases.tsv", "dictionary.tsv")
+TRAINERS = {"onmt_lite.train": load_train_options, "recipes.de_en.train": load_in_turn_options}
 SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 
@@ -126,11 +129,11 @@ def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
 def test_the_trainer_learns_from_the_files_in_turn(corpus, tmp_path):
     texts = written(corpus, tmp_path, "-join", "0.3")
     files = sorted(map(str, (tmp_path / "text").iterdir()))
-    argv = ["-train", *files, "-train_in_turn", "-valid", str(corpus), "-train_steps", "1"]
+    argv = ["-train", *files, "-valid", str(corpus), "-train_steps", "1"]
     argv += ["-vocab_size", "30", "-device", "cpu", "-output", str(tmp_path / "run")]
-    trainer = Trainer(load_train_options(argv)[0])
+    trainer = Trainer(load_in_turn_options(argv)[0], InTurn)
     for epoch in range(5):
-        assert sorted(trainer.epochs.pairs(epoch, Random(1))) == sorted(texts[epoch % 2])
+        assert sorted(trainer.text.of_epoch(epoch, Random(1))) == sorted(texts[epoch % 2])
 
 
 @pytest.mark.parametrize(
@@ -332,8 +335,12 @@ def test_means_are_of_models_that_there_are():
             given = words[words.index("-models") + 1 : words.index("-weights")]
             assert models >= set(given)
             models.add(words[words.index("-output") + 1])
-        elif "onmt_lite.train" in words and "recipes/de_en/1.train.yaml" in words:
-            data = load_train_options(words[3:])[0].data
+        elif "recipes.de_en.grow" in words:
+            grown = load_grow_options(words[3:])[0]
+            assert grown.model in models
+            models.add(grown.output)
+        elif words[2] in TRAINERS and "recipes/de_en/1.train.yaml" in words:
+            data = TRAINERS[words[2]](words[3:])[0].data
             assert data.init_from in models
             models.add(data.output)
         elif "translate.py" in words:
@@ -350,11 +357,11 @@ def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
             files = load_text_options(argv)[0].files
             made = [f"{files.output}/{n:02d}.tsv.gz" for n in range(1, files.epochs + 1)]
         else:
-            assert program == "onmt_lite.train"
-            data = load_train_options(argv)[0].data
+            data = TRAINERS[program](argv)[0].data
+            assert data.reverse == (program == "onmt_lite.train")
             if data.reverse:  # it learns from the corpora as they are
                 continue
-            assert list(data.train) == made and data.train_in_turn
+            assert list(data.train) == made
             models.add(data.output)
     assert len(models) == 22
 
@@ -374,18 +381,6 @@ def test_it_runs_in_the_directory_of_the_project():
     words = [sys.executable, "-m", "recipes.de_en.text"]
     done = subprocess.run([*words, "-help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("python -m recipes.de_en.text -train PAIRS.tsv")
-
-
-def test_the_trainer_says_where_its_former_options_are():
-    for name in CHANGES.split():
-        with pytest.raises(OptionError) as error:
-            load_train_options(
-                ["-train", "a", "-output", "b", "-train_steps", "1", f"-{name}", "1"]
-            )
-        (problem,) = error.value.problems
-        assert problem.startswith(f"unknown option {name}; recipes/de_en/text.py")
-        known = name.removeprefix("augment_") if name != "augment_slots" else "slot_lines"
-        assert known in load_text_options(["-train", "a", "-output", "b"])[1].values
 
 
 def test_the_package_does_not_know_the_recipes():

@@ -19,12 +19,12 @@ from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionEr
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import data
-from onmt_lite.train.__main__ import Trainer, build_optimizers, train
-from onmt_lite.train.epochs import one_ahead
-from onmt_lite.train.growth import rounding, spell, with_pieces
+from onmt_lite.train.batches import group, one_ahead, pad_batch
 from onmt_lite.train.loss import ROWS, smoothed_nll
-from onmt_lite.train.muon import Muon, orthogonalize
+from onmt_lite.train.muon import Muon, build_optimizers, orthogonalize
+from onmt_lite.train.network import rounding
 from onmt_lite.train.options import load_train_options
+from onmt_lite.train.run import Trainer, train
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
 from tests.support.files import DATA
@@ -41,6 +41,12 @@ def options(corpus, output, *more):
     argv += "-batch_tokens 200 -train_steps 8 -warmup_steps 2 -threads 1 -device cpu".split()
     loaded, _ = load_train_options([*argv, *more])
     return loaded
+
+
+def loss_of(trainer):
+    """The loss by which the model is chosen."""
+    losses = trainer.held_out_losses()
+    return sum(losses) / len(losses)
 
 
 def weights(output):
@@ -124,7 +130,7 @@ def test_several_files_are_one_corpus(corpus, tmp_path):
     train(options(corpus, tmp_path / "parts", "-train", *map(str, parts)))
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     twice = Trainer(options(corpus, tmp_path / "twice", "-train", str(corpus), str(corpus)))
-    assert len(twice.pairs) == 2 * len(lines)
+    assert len(twice.text.pairs) == 2 * len(lines)
 
 
 def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
@@ -144,66 +150,11 @@ def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
         Trainer(options(corpus, tmp_path / "fourth", "-init_from", str(DATA / "fs12_tf")))
 
 
-def test_more_layers_than_the_start_has_change_nothing_until_they_learn(corpus, tmp_path):
-    train(options(corpus, tmp_path / "small", "-train_steps", "40"))
-    start = ("-init_from", str(tmp_path / "small"))
-    grown = Trainer(
-        options(
-            corpus,
-            tmp_path / "deep",
-            *start,
-            *"-enc_layers 3 -dec_layers 2 -train_steps 200".split(),
-        )
-    )
-    same = Trainer(options(corpus, tmp_path / "same", *start))
-    assert (grown.model.cfg.enc_layers, grown.model.cfg.dec_layers) == (3, 2)
-    assert grown.validate() == pytest.approx(same.validate(), rel=1e-5)
-    before = grown.validate()
-    for batch in grown.valid[0] * 10:
-        grown.step(batch)
-    assert grown.validate() < before
-
-
-def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(corpus, tmp_path):
-    train(options(corpus, tmp_path / "few", *"-vocab_size 26 -train_steps 300".split()))
-    start = ("-init_from", str(tmp_path / "few"))
-    same = Trainer(options(corpus, tmp_path / "same", *start))
-    more = (*start, *"-new_pieces -vocab_size 33 -enc_layers 2".split())
-    grown = Trainer(options(corpus, tmp_path / "more", *more))
-    was, became = (
-        {t.sp.id_to_piece(i): t.model.output.weight[i] for i in range(t.sp.vocab_size())}
-        for t in (same, grown)
-    )
-    assert (len(was), len(became)) == (26, 33)
-    for piece in was.keys() & became.keys():
-        assert torch.equal(became[piece], was[piece]), piece
-    for piece in became.keys() - was.keys():
-        parts = spell(piece, same.sp)
-        assert "".join(map(same.sp.id_to_piece, parts)) == piece
-        torch.testing.assert_close(
-            became[piece], same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
-        )
-    # It knows far more than a new model, and what is saved goes on from here
-    assert grown.validate() < Trainer(options(corpus, tmp_path / "none")).validate() - 0.5
-    train(options(corpus, tmp_path / "goes-on", *more))
-    assert Translator.from_pretrained(tmp_path / "goes-on", device="cpu").model.cfg.enc_layers == 2
-
-
-def test_a_piece_is_spelled_with_what_there_is(corpus):
-    pieces = data.train_sentencepiece(data.read_pairs(corpus), 26)
-    sp = spm.SentencePieceProcessor(model_proto=pieces)
-    for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
-        assert spell(piece, sp) == [sp.piece_to_id(piece)]
-    assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
-    assert "".join(sp.id_to_piece(i) for i in spell("nonne", sp)) == "nonne"
-    assert spell("ß", sp) == [sp.unk_id()]
-
-
 def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_hold(
     corpus, tmp_path
 ):
     run = options(corpus, tmp_path / "run", *"-norm after -train_steps 200".split())
-    start = Trainer(run).validate()
+    start = loss_of(Trainer(run))
     train(run)
     export(ExportOptions(str(tmp_path / "run"), "marian", str(tmp_path / "marian")))
     ours, theirs = (
@@ -225,47 +176,21 @@ def native_nll(translator, corpus) -> float:
     return -total / sum(len(encode(tgt)) + 1 for _, tgt in pairs)
 
 
-def test_layers_do_not_grow_where_they_would_change_something(corpus, tmp_path):
-    train(options(corpus, tmp_path / "small", *"-norm after -train_steps 1".split()))
-    grown = ["-init_from", str(tmp_path / "small"), "-enc_layers", "2"]
-    with pytest.raises(OptionError, match="norms before"):
-        Trainer(options(corpus, tmp_path / "deep", *grown))
-
-
-@pytest.mark.parametrize("share", [0.25, 1.0])
-def test_what_is_written_keeps_a_share_of_the_start(corpus, tmp_path, share):
-    train(options(corpus, tmp_path / "start", "-train_steps", "40"))
-    more = ["-init_from", str(tmp_path / "start"), "-train_steps", "2", "-valid_minutes", "99"]
-    trainer = Trainer(options(corpus, tmp_path / "more", *more, "-keep_start", str(share)))
-    trainer.run()
-    start, written = (
-        load_checkpoint(tmp_path / name).model.state_dict() for name in ("start", "more")
-    )
-    assert any(not torch.equal(p, start[n]) for n, p in trainer.model.named_parameters())
-    for name, p in trainer.model.named_parameters():
-        mean = share * start[name] + (1 - share) * p
-        torch.testing.assert_close(written[name], mean, atol=1e-3, rtol=1e-3)  # half precision
-
-
 def test_a_model_of_8_bits_goes_on_and_is_exported(corpus, tmp_path):
     train(options(corpus, tmp_path / "run", *"-train_steps 200 -dropout 0".split()))
-    small = ["-init_from", str(tmp_path / "run"), "-train_steps", "1", "-save_bits", "8"]
-    train(options(corpus, tmp_path / "small", *small, "-keep_start", "1"))
+    same = "-train_steps 1 -matrix_lr 1e-9 -vector_lr 1e-9".split()
+    small = ["-init_from", str(tmp_path / "run"), "-save_bits", "8", *same]
+    train(options(corpus, tmp_path / "small", *small))
     assert len(weights(tmp_path / "small")) < 0.75 * len(weights(tmp_path / "run"))
     again = Trainer(options(corpus, tmp_path / "again", "-init_from", str(tmp_path / "small")))
     whole = Trainer(options(corpus, tmp_path / "whole", "-init_from", str(tmp_path / "run")))
-    assert again.validate() == pytest.approx(whole.validate(), abs=0.01)
+    assert loss_of(again) == pytest.approx(loss_of(whole), abs=0.01)
     export(ExportOptions(str(tmp_path / "small"), "opennmt-py", str(tmp_path / "small.pt")))
     ours, theirs = (load_checkpoint(tmp_path / name).model for name in ("small", "small.pt"))
     assert torch.equal(ours.output.weight, theirs.output.weight)
     batch = again.valid[0][0]
     logits = [m(m.encode(batch.src, batch.src_lengths), batch.tgt_in) for m in (ours, theirs)]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
-
-
-def test_a_share_of_nothing_is_refused(corpus, tmp_path):
-    with pytest.raises(OptionError, match="keep_start needs init_from"):
-        options(corpus, tmp_path / "x", "-keep_start", "0.5")
 
 
 def test_reverse_learns_the_other_direction(corpus):
@@ -287,7 +212,7 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
     made.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
     both = ["-train", str(corpus), str(made), "-train_weights", "2", "1"]
     trainer = Trainer(options(corpus, tmp_path / "run", *both))
-    assert len(trainer.epochs.pairs(0, Random(1))) == 2 * 300 + 40
+    assert len(trainer.text.of_epoch(0, Random(1))) == 2 * 300 + 40
     words = dict(map(reversed, WORDS))
     right = [" ".join(words[w] for w in line.rstrip(".").split()) + "." for line in english]
     assert sum(map(eq, german, right)) > 20
@@ -313,7 +238,6 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
         (["-threads", "999"], "at most 256"),
         (["-vocab_size", "99999999999"], "at most 500000"),
         (["-save_bits", "4"], "8 or 16"),
-        (["-train_in_turn", "-train_weights", "1"], "train_weights: with train_in_turn"),
         (["-same_lines", "3"], "train_same"),
     ],
 )
@@ -386,7 +310,7 @@ def test_every_parameter_has_one_optimizer():
 def test_batches_hold_every_example_once_within_their_budget():
     rng = Random(1)
     examples = [([n] * rng.randrange(1, 9), [n] * rng.randrange(1, 9)) for n in range(4, 200)]
-    batches = list(data.make_batches(examples, 64, Random(2)))
+    batches = list(map(pad_batch, group(examples, 64, Random(2))))
     seen = [int(row[0]) for batch in batches for row in batch.src]
     assert sorted(seen) == list(range(4, 200))
     assert all(max(b.src.numel(), b.tgt_in.numel()) <= 64 for b in batches)
@@ -419,7 +343,7 @@ def test_weights_reach_the_run(corpus, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("neun\tnine\n", encoding="utf-8")
     files = ["-train", str(corpus), str(other), "-train_weights", "0.5", "7"]
-    pairs = Trainer(options(corpus, tmp_path / "run", *files)).epochs.pairs(0, Random(1))
+    pairs = Trainer(options(corpus, tmp_path / "run", *files)).text.of_epoch(0, Random(1))
     assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
 
 
@@ -430,7 +354,7 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
     more = ["-init_from", str(tmp_path / "few"), "-train", str(corpus), str(odd)]
     trainer = Trainer(options(corpus, tmp_path / "run", *more))
     unk = trainer.sp.unk_id()
-    examples = [example for batch in trainer.epochs(0) for example in batch]
+    examples = [example for batch in trainer.epochs(0).batches for example in batch]
     assert sum(unk in src for src, _ in examples) == 30
     assert not any(unk in tgt for _, tgt in examples)
     assert len(examples) == 300 + 30
@@ -440,30 +364,12 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
         none.epochs(0)
 
 
-def test_files_in_turn_are_an_epoch_each(corpus, tmp_path):
-    first, second = tmp_path / "1.tsv", tmp_path / "2.tsv"
-    first.write_text("eins zwei drei\tone two three\n" * 20, encoding="utf-8")
-    second.write_text("zwei drei ß\ttwo three\n" * 30, encoding="utf-8")
-    files = ["-train", str(first), str(second), "-train_in_turn", "-vocab_size", "16"]
-    trainer = Trainer(options(corpus, tmp_path / "run", *files, "-train_steps", "4"))
-    expected = [("eins zwei drei", "one two three")] * 20, [("zwei drei ß", "two three")] * 30
-    for epoch in range(5):
-        assert trainer.epochs.pairs(epoch, Random(1)) == expected[epoch % 2]
-    assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # pieces of the first file alone
-    with pytest.raises(OptionError, match="train_in_turn needs valid"):
-        load_train_options([*files, "-output", str(tmp_path / "x"), "-train_steps", "4"])
-    trainer.run()
-    with pytest.raises(OptionError, match=r"train_in_turn \(True before, False now\)"):
-        both = [word for word in files if word != "-train_in_turn"]
-        Trainer(options(corpus, tmp_path / "run", *both, "-resume"))
-
-
 def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
     same = tmp_path / "same.txt"
     same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")
     more = ["-train_same", str(same), "-same_lines", "4"]
     trainer = Trainer(options(corpus, tmp_path / "run", *more))
-    found = [p for p in trainer.epochs.pairs(0, Random(1)) if p[0].casefold().startswith("line")]
+    found = [p for p in trainer.text.of_epoch(0, Random(1)) if p[0].casefold().startswith("line")]
     assert len(set(found)) == 4 and all(src == tgt for src, tgt in found)
     with pytest.raises(OnmtLiteError, match="none.txt"):
         data.read_same(tmp_path / "none.txt")
@@ -473,12 +379,12 @@ def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_pat
     other = tmp_path / "other.tsv"
     other.write_text("eins zwei.\tone two.\n", encoding="utf-8")
     alone = [
-        Trainer(options(corpus, tmp_path / path.stem, "-valid", str(path))).validate()
+        loss_of(Trainer(options(corpus, tmp_path / path.stem, "-valid", str(path))))
         for path in (corpus, other)
     ]
     both = Trainer(options(corpus, tmp_path / "both", "-valid", str(corpus), str(other)))
     assert both.held_out_losses() == pytest.approx(alone, rel=1e-5)
-    assert both.validate() == pytest.approx(sum(alone) / 2, rel=1e-5)
+    assert loss_of(both) == pytest.approx(sum(alone) / 2, rel=1e-5)
     losses = iter([[1.0, 5.0], [2.0, 3.0], [0.5, 9.0]])
     both.held_out_losses = lambda: next(losses)
     written = []
@@ -499,38 +405,6 @@ def test_with_pieces_for_all_characters_none_is_unknown(corpus):
         assert sp.unk_id() not in sp.encode(text)
         assert sp.decode(sp.encode(text)) == text
     assert len(sp.encode("🙂")) <= 2 < len(sp.encode("\U0001f9ff"))
-    rows = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, sp)
-    table = rows.output.weight[[i for i in range(735) if sp.is_byte(i)]]
-    assert len(table) == 256 == len(table.unique(dim=0))
-
-
-def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(corpus, tmp_path):
-    train(options(corpus, tmp_path / "few", "-train_steps", "40"))
-    start = ["-init_from", str(tmp_path / "few")]
-    few = Trainer(options(corpus, tmp_path / "same", *start))
-    more = Trainer(options(corpus, tmp_path / "more", *start, "-all_characters"))
-    n = few.sp.vocab_size()
-    assert [few.sp.id_to_piece(i) for i in range(n)] == [more.sp.id_to_piece(i) for i in range(n)]
-    for text in ("vier eins zwei.", "eins"):
-        assert more.sp.encode(text) == few.sp.encode(text)
-    for text in ("Dvořák 🙂 €", "中文", "\U0001f9ff eins."):
-        assert few.sp.unk_id() in few.sp.encode(text)
-        assert more.sp.unk_id() not in more.sp.encode(text)
-        assert more.sp.decode(more.sp.encode(text)) == text
-    assert torch.equal(more.model.output.weight[:n], few.model.output.weight)
-    assert len(more.model.output.weight[n:].unique(dim=0)) == more.sp.vocab_size() - n > 256
-    b = few.valid[0][0]
-    for model in (few.model, more.model):
-        model.eval()
-    logits = [m(m.encode(b.src, b.src_lengths), b.tgt_in) for m in (few.model, more.model)]
-    torch.testing.assert_close(logits[1][..., :n], logits[0])
-    again = ["-init_from", str(tmp_path / "done"), "-all_characters"]
-    train(options(corpus, tmp_path / "done", *start, "-all_characters", "-train_steps", "2"))
-    same = Trainer(options(corpus, tmp_path / "again", *again))
-    assert same.sp.vocab_size() == len(more.model.output.weight)
-    # Bytes that the start has learned stay
-    done = Translator.from_pretrained(tmp_path / "done", device="cpu").model
-    assert torch.equal(same.model.output.weight, done.output.weight)
 
 
 @pytest.mark.parametrize(

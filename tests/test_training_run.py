@@ -6,6 +6,7 @@ import gzip
 import math
 import os
 import re
+import sys
 from random import Random
 from xml.etree import ElementTree
 
@@ -26,13 +27,13 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.train import __main__ as module
 from onmt_lite.train import data, samples
 from onmt_lite.train import options as training_options
-from onmt_lite.train.__main__ import Trainer, train
-from onmt_lite.train.checks import alone_in
+from onmt_lite.train import run as module
+from onmt_lite.train.folder import alone_in
 from onmt_lite.train.journal import COLUMNS
 from onmt_lite.train.options import load_train_options
+from onmt_lite.train.run import Trainer, train
 from tests.support.counting import write_pairs
 
 TINY = (
@@ -134,7 +135,7 @@ def test_without_valid_a_run_holds_pairs_out(tmp_path, options):
     with module.logging_to(module.JobOptions()):
         trainer = Trainer(load_train_options([*argv, "-vocab_size", "24"])[0])
     assert sum(len(batch.src) for batch in trainer.valid[0]) == len(trainer.shown) == 4
-    assert len(trainer.pairs) == 196 and not set(trainer.shown) & set(trainer.pairs)
+    assert len(trainer.text.pairs) == 196 and not set(trainer.shown) & set(trainer.text.pairs)
     assert "4 held out" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 
 
@@ -422,17 +423,14 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
 
 
 def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
-    def translate():
-        return module.command_line("onmt_translate", "onmt_lite", "-model", "my runs/1")
-
-    monkeypatch.setattr(module.sys, "argv", ["/work/onmt_lite/train.py"])
-    assert translate() == "python translate.py -model 'my runs/1'"
+    out = tmp_path / "my runs"
+    monkeypatch.setattr(sys, "argv", ["/work/onmt_lite/train/__main__.py"])
+    assert module.translate_with(out) == f"python translate.py -model '{out}' -src FILE"
     monkeypatch.chdir(tmp_path)  # no checkout
-    assert translate() == "python -m onmt_lite -model 'my runs/1'"
-    monkeypatch.setattr(module.sys, "argv", ["/venv/bin/onmt_train"])
-    assert translate() == "onmt_translate -model 'my runs/1'"
-    again = module.command_line("onmt_train", "onmt_lite.train", "-resume")
-    assert again == "onmt_train -resume"
+    assert module.translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_train"])
+    assert module.translate_with(out) == f"onmt_translate -model '{out}' -src FILE"
+    assert module.go_on(out) == f"onmt_train -config '{out}/train.yaml' -resume"
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
@@ -548,7 +546,7 @@ def test_automatic_precision_is_single_on_a_processor(options, tmp_path):
     losses = {}
     for name in ("auto", "fp32", "bf16"):
         trainer = Trainer(options("-precision", name, "-output", tmp_path / name))
-        losses[name] = trainer.validate()
+        losses[name] = trainer.held_out_losses()[0]
     assert losses["auto"] == losses["fp32"] != losses["bf16"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
 

@@ -10,11 +10,10 @@ attention    the head of the decoder that tells best which word became which: of
 rare         with -train, the marks that the model has hardly ever seen; they are treated as unknown
 """
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -23,13 +22,23 @@ from onmt_lite.config.environment import prepare_environment
 if __name__ == "__main__":
     prepare_environment()
 
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence, mean_log_prob
+from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Example, Translation
+from onmt_lite.inference.translator import Translator
 from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import is_one_word
+from onmt_lite.text.tag_projection import Units
+from onmt_lite.train.data import read_pairs
 
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
@@ -106,36 +115,12 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """The whole program.  OnmtLiteError where something cannot be read or written."""
-    # Imported late: wrong options must not wait for torch
-    from onmt_lite.checkpoints import native
-    from onmt_lite.config.options import TranslateOptions
-    from onmt_lite.errors import CheckpointError
-    from onmt_lite.inference.translator import Translator
-    from onmt_lite.train.data import read_pairs
-
+    """Run the whole program.  Raises OnmtLiteError if something cannot be read or written."""
     path = Path(options.model)
     if not native.recognises(path):
         raise CheckpointError(f"{path}: not a model of our format, which alone can be calibrated")
     pairs = [pair for file in options.valid for pair in read_pairs(file)]
-    checkpoint = native.load(path)
-    given = {name: value for name, value in asdict(options).items() if value}
-    unknown = replace(
-        checkpoint.unknown,
-        rule=given.get("unknown", checkpoint.unknown.rule),
-        names=given.get("names", checkpoint.unknown.names),
-        numbers=given.get("numbers", checkpoint.unknown.numbers),
-        words=dict(pair.split("=") for pair in options.words) or checkpoint.unknown.words,
-    )
-    if options.train:
-        seen = (src for file in options.train for src, _ in read_pairs(file))
-        vocab = checkpoint.src_vocab
-        known = {char for token in vocab.tokens for char in token}
-        unknown = replace(unknown, rare=rare_marks(known, seen))
-    split_longer = options.split_longer
-    if split_longer is None:
-        split_longer = checkpoint.split_longer
-    checkpoint = replace(checkpoint, unknown=unknown, split_longer=split_longer)
+    checkpoint = with_wishes(native.load(path), options)
     translator = Translator(checkpoint, TranslateOptions.of())
     made = translator.translate([src for src, _ in pairs])
     config, n_found, n_shared = best_attention(translator, made)
@@ -145,13 +130,33 @@ def calibrate(options: CalibrateOptions) -> None:
         if t.hyps[0].token_log_probs
     ]
     curve = fit(points)
-    native.describe(path, config, unknown, curve, split_longer)
+    native.describe(path, config, checkpoint.unknown, curve, checkpoint.split_longer)
     print_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
         f"at {curve.threshold:.3f} per token\n{table(points, curve)}"
         f"attention: {config or 'as it was'}; finds {n_found} of {n_shared} words that both sides "
         "share\n"
     )
+
+
+def with_wishes(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
+    """Return the checkpoint as the options ask for it; it keeps what they leave open."""
+    values: dict[str, Any] = {
+        "rule": options.unknown,
+        "names": options.names,
+        "numbers": options.numbers,
+        "words": dict(pair.split("=") for pair in options.words),
+    }
+    if options.train:
+        seen = (src for file in options.train for src, _ in read_pairs(file))
+        known = {char for token in checkpoint.src_vocab.tokens for char in token}
+        values["rare"] = rare_marks(known, seen)
+    given = {name: value for name, value in values.items() if value or name == "rare"}
+    split_longer = options.split_longer
+    if split_longer is None:
+        split_longer = checkpoint.split_longer
+    unknown = replace(checkpoint.unknown, **given)
+    return replace(checkpoint, unknown=unknown, split_longer=split_longer)
 
 
 # -- confidence -----------------------------------------------------------------------------------
@@ -202,38 +207,30 @@ def fit(points: Sequence[Point]) -> Confidence:
             f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not decide a "
             "curve; give more pairs"
         )
-    a, b, cost = 0.0, 0.0, surprise(points, 0.0, 0.0)
+    inputs = torch.tensor([[1.0, p.mean] for p in points], dtype=torch.float64)  # (N, 2)
+    targets = torch.tensor([float(p.right) for p in points], dtype=torch.float64)  # (N,)
+
+    def cost(weights: Tensor) -> float:
+        return binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum").item()
+
+    weights = torch.zeros(2, dtype=torch.float64)
     for _ in range(100):
-        slope_a = slope_b = aa = ab = bb = 0.0
-        curve = Confidence(a, b)
-        for mean, right in points:
-            p = curve.at(mean)
-            slope_a, slope_b = slope_a + right - p, slope_b + (right - p) * mean
-            weight = p * (1 - p)
-            aa, ab, bb = aa + weight, ab + weight * mean, bb + weight * mean * mean
-        det = aa * bb - ab * ab
-        if det <= 0:
+        p = torch.sigmoid(inputs @ weights)  # (N,)
+        slope = inputs.T @ (targets - p)  # (2,)
+        curvature = (inputs.T * (p * (1 - p))) @ inputs  # (2, 2)
+        if torch.linalg.det(curvature) <= 0:
             break
-        step = (bb * slope_a - ab * slope_b) / det, (aa * slope_b - ab * slope_a) / det
+        step = torch.linalg.solve(curvature, slope)
         size = 1.0  # points that are nearly apart have steps that go too far
-        while surprise(points, a + size * step[0], b + size * step[1]) > cost and size > 1e-9:
+        while cost(weights + size * step) > cost(weights) and size > 1e-9:
             size /= 2
-        a, b = a + size * step[0], b + size * step[1]
-        cost = surprise(points, a, b)
-        if max(map(abs, step)) < 1e-10:
+        weights = weights + size * step
+        if step.abs().max() < 1e-10:
             break
-    if b <= 0:
+    at_zero, per_nat = weights.tolist()
+    if per_nat <= 0:
         raise OptionError("valid: better scores do not mean better translations here")
-    return Confidence(round(a, 4), round(b, 4))
-
-
-def surprise(points: Sequence[Point], a: float, b: float) -> float:
-    """Negative log-likelihood of the points, in nats, under 1 / (1 + exp(-(a + b * mean)))."""
-    total = 0.0
-    for mean, right in points:
-        z = (a + b * mean) * (1 if right else -1)
-        total += max(0.0, -z) + math.log1p(math.exp(-abs(z)))
-    return total
+    return Confidence(round(at_zero, 4), round(per_nat, 4))
 
 
 def table(points: Sequence[Point], curve: Confidence) -> str:
@@ -259,8 +256,6 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
     """The head, and whether late, that finds the most words that a source and its translation
     share; how many it finds, and of how many.  Nothing where no words are shared."""
-    from onmt_lite.text.tag_projection import Units
-
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
     for translation in made:
@@ -289,8 +284,6 @@ def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[s
 def attended(translator: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
     """By layer and head, the token of the line that each step attends to most: the start token's
     step first, which makes the first token."""
-    import torch
-
     maps: list[Any] = []  # of the layers, (1, H, T, S)
     model, device = translator.model, translator.device
     hooks = [

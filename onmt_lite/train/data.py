@@ -1,25 +1,22 @@
-"""Training pairs: from TSV files to padded batches."""
+"""Text to learn from: files of pairs, the pairs of an epoch, held-out pairs, and pieces."""
 
 import gzip
 import io
 import re
-import struct
 import threading
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import sentencepiece as spm
-import torch
-from torch import Tensor
 
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation
-Example = tuple[list[int], list[int]]  # ids of the source with </s>, and of the target
 
 # Latin letters with their marks, Greek, Cyrillic: what names and quoted words are written with
 LETTERS = "".join(
@@ -35,17 +32,57 @@ COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
 GZIP = b"\x1f\x8b"
 HELD_OUT = 500
-POOL = 200_000  # pairs sorted by length together: the more, the less padding
 
 
 @dataclass(frozen=True)
-class TrainBatch:
-    """src (B, S), src_lengths (B,), tgt_in and tgt_out (B, T); tgt padding is PAD."""
+class Text:
+    """Pairs to learn from.  A subclass may choose the pairs of an epoch in another way.
 
-    src: Tensor
-    src_lengths: Tensor
-    tgt_in: Tensor
-    tgt_out: Tensor
+    files       the pairs of each file
+    weights     how often an epoch has the pairs of each file
+    same        pairs of equal sides, of which an epoch has `same_lines`
+    """
+
+    files: list[list[Pair]]
+    weights: Sequence[float]
+    same: list[Pair]
+    same_lines: int
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The pairs of all files."""
+        return [pair for file in self.files for pair in file]
+
+    def for_pieces(self) -> list[Pair]:
+        """The pairs whose words become pieces."""
+        return self.pairs
+
+    def of_epoch(self, epoch: int, rng: Random) -> list[Pair]:
+        """The pairs of an epoch, shuffled."""
+        pairs = self.from_files(epoch, rng)
+        pairs += rng.sample(self.same, min(self.same_lines, len(self.same)))
+        rng.shuffle(pairs)
+        return pairs
+
+    def from_files(self, epoch: int, rng: Random) -> list[Pair]:
+        """The pairs that an epoch has of the files, in a new list."""
+        return weighted(self.files, self.weights, rng)
+
+
+def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
+    """Read the text to learn from, and the pairs of each held-out file.
+
+    Raises FileError or DataError where a file cannot be read or holds no pairs.
+    """
+    files = [read_pairs(path, data.reverse) for path in data.train]
+    if data.valid:
+        held_out = [read_pairs(path, data.reverse) for path in data.valid]
+    else:
+        files, pairs = hold_out(files)
+        held_out = [pairs]
+    same = [pair for path in data.train_same for pair in read_same(path)]
+    weights = data.train_weights or [1.0] * len(files)
+    return kind(files, weights, same, data.same_lines), held_out
 
 
 def read_lines(path: Path | str) -> list[str]:
@@ -206,102 +243,3 @@ def _limit(problem: str) -> str:
     if least := re.search(r"required_chars. \d+ vs (\d+)", problem):
         return f"fewer than the text has characters; the smallest that works is {least[1]}"
     return problem.rpartition("] ")[2]
-
-
-def with_all_characters(pieces: bytes) -> bytes:
-    """Append pieces to a sentencepiece model: missing COMMON_CHARACTERS, and the 256 bytes.
-
-    Text of characters that had pieces before is split as before.
-    """
-    sp = spm.SentencePieceProcessor(model_proto=pieces)
-    if any(sp.is_byte(i) for i in range(sp.vocab_size())):
-        return pieces
-    lacking = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
-    rarest = min(sp.get_score(i) for i in range(sp.vocab_size()))
-    more = [_message(1, _piece(c, rarest, NORMAL)) for c in lacking]
-    more += [_message(1, _piece(f"<0x{byte:02X}>", 0.0, BYTE)) for byte in range(256)]
-    # Bytes appended to a protocol buffer are merged into the message: pieces, field 1, join the
-    # list of pieces, and the setting joins those of the trainer, field 2
-    return pieces + b"".join(more) + _message(2, BYTE_FALLBACK)
-
-
-NORMAL, BYTE = 1, 6  # kinds of pieces
-BYTE_FALLBACK = bytes([35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1])  # field 35 is true
-
-
-def _piece(text: str, score: float, kind: int) -> bytes:
-    """Entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
-    return _message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
-
-
-def _message(field: int, content: bytes) -> bytes:
-    """Field of fewer than 128 bytes, in the wire format of protocol buffers."""
-    return bytes([field << 3 | 2, len(content)]) + content
-
-
-def tokenize(
-    sp: spm.SentencePieceProcessor, pairs: list[Pair], src_rate: float, tgt_rate: float, rng: Random
-) -> list[Example]:
-    """Encode pairs as ids, a share of each side segmented at random (Kudo 2018)."""
-
-    def encode(texts: list[str], rate: float) -> list[list[int]]:
-        sampled = [rng.random() < rate for _ in texts]
-        best = sp.encode(texts)
-        return [
-            sp.encode(text, enable_sampling=True, alpha=0.3, nbest_size=-1) if s else ids
-            for text, ids, s in zip(texts, best, sampled)
-        ]
-
-    spm.set_random_generator_seed(rng.randrange(2**31))  # sentencepiece draws for itself
-    srcs = encode([src for src, _ in pairs], src_rate)
-    tgts = encode([tgt for _, tgt in pairs], tgt_rate)
-    return [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
-
-
-def fitting(examples: list[Example], max_positions: int) -> list[Example]:
-    """Examples shorter than `max_positions` tokens.  Raises DataError where there are none."""
-    kept = [e for e in examples if max(map(len, e)) < max_positions]
-    if not kept:
-        raise DataError(f"every pair is longer than max_positions {max_positions}")
-    return kept
-
-
-def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> Iterator[TrainBatch]:
-    """Group examples into padded batches."""
-    return map(pad_batch, group(examples, batch_tokens, rng))
-
-
-def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
-    """Group examples of like length into batches, in random order.
-
-    A batch has at most `batch_tokens` padded tokens a side, and at least one example.
-    """
-    batches: list[list[Example]] = []
-    for start in range(0, len(examples), POOL):
-        pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))
-        batch: list[Example] = []
-        widest = 0
-        for example in pool:
-            width = max(len(example[0]), len(example[1]) + 1)
-            if batch and max(widest, width) * (len(batch) + 1) > batch_tokens:
-                batches.append(batch)
-                batch, widest = [], 0
-            batch.append(example)
-            widest = max(widest, width)
-        batches.append(batch)
-    rng.shuffle(batches)
-    return batches
-
-
-def pad_batch(batch: list[Example]) -> TrainBatch:
-    return TrainBatch(
-        _pad([src for src, _ in batch]),
-        torch.tensor([len(src) for src, _ in batch]),
-        _pad([[BOS, *tgt] for _, tgt in batch]),
-        _pad([[*tgt, EOS] for _, tgt in batch]),
-    )
-
-
-def _pad(ids: list[list[int]]) -> Tensor:
-    width = max(map(len, ids))
-    return torch.tensor([row + [PAD] * (width - len(row)) for row in ids])

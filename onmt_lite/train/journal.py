@@ -10,8 +10,7 @@ from pathlib import Path
 from onmt_lite.checkpoints.native import replace_files
 from onmt_lite.errors import FileError
 from onmt_lite.inference.chart import line_chart
-
-TABLE, PLOT = "train.csv", "train.svg"
+from onmt_lite.train.folder import PLOT, TABLE
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,25 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from onmt_lite.models.transformer import Transformer
+
 # Quintic whose iteration drives all singular values near 1 (Jordan 2024)
 A, B, C = 3.4445, -4.7750, 2.0315
+
+
+def build_optimizers(
+    model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
+    """Make Muon, with products in `dtype`, for hidden matrices, and Adam for all other weights."""
+    stacked = {"qkv.weight": 3, "kv.weight": 2}  # matrices in one, orthogonalised one by one
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and not name.endswith("token.weight"):
+            matrices.append((p, stacked.get(name.rsplit("_attn.", 1)[-1], 1)))
+        else:
+            others.append(p)
+    adam = torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))
+    return [Muon(matrices, matrix_lr, dtype=dtype), adam]
 
 
 def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:

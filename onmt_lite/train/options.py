@@ -46,14 +46,6 @@ class DataOptions:
         "pairs; without weights, once",
         example="2 0.5 -train small.tsv large.tsv",
     )
-    train_in_turn: bool = opt(
-        False,
-        "Learn from one training file in each epoch, in turn, instead of from all: for text that "
-        "a program has made anew for each epoch; pieces are made of the first file",
-        requires="-valid",
-        needs="several -train",
-        example="-train 1.tsv 2.tsv 3.tsv -valid my.dev.tsv",
-    )
     train_same: tuple[str, ...] = opt(
         (),
         "Learn to copy the lines of these files unchanged, plain or .gz",
@@ -84,26 +76,9 @@ class DataOptions:
     )
     init_from: str | None = opt(
         None,
-        "Start from this model directory, with its pieces and widths; where enc_layers or "
-        "dec_layers is larger than in the model, new layers go on top (norm before)",
+        "Start from this model directory, with its pieces and sizes",
         value="PATH",
         example="data/de-en",
-    )
-    new_pieces: bool = opt(
-        False,
-        "Make vocab_size new pieces; a piece that the model has keeps its embedding, another "
-        "begins as the sum of its parts",
-        requires="-init_from",
-        example="-init_from data/de-en",
-    )
-    keep_start: float = opt(
-        0.0,
-        "Write a weighted mean, X times the weights of init_from plus 1 - X times the trained "
-        "ones: often better than both (Wortsman et al. 2022)",
-        min=0,
-        max=1,
-        requires="-init_from",
-        example="0.5 -init_from data/de-en",
     )
     save_bits: int = opt(
         16,
@@ -118,14 +93,14 @@ class DataOptions:
         "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
         max=500_000,
-        needs="no -init_from or -new_pieces",
+        needs="no -init_from",
         example="8000",
     )
     all_characters: bool = opt(
         False,
         "Make pieces for the letters of Europe and for common signs and emoji, and 256 for the "
-        "bytes of any other character, so that none is unknown; with init_from, and without "
-        "new_pieces, they are added to the pieces of the model",
+        "bytes of any other character, so that none is unknown",
+        needs="no -init_from",
     )
     src_sampling: float = opt(
         0.2,
@@ -162,8 +137,12 @@ class ModelOptions:
         needs="no -init_from",
         example="1024",
     )
-    enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
-    dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
+    enc_layers: int = opt(
+        3, "Set the number of encoder layers", min=1, needs="no -init_from", example="6"
+    )
+    dec_layers: int = opt(
+        1, "Set the number of decoder layers", min=1, needs="no -init_from", example="3"
+    )
     norm: Literal["before", "after"] = opt(
         "before",
         "Normalise before each sublayer, or after it, as Marian does: such a model can be "
@@ -279,15 +258,6 @@ class TrainOptions:
 
 MAX_WEIGHT = 10_000  # an epoch is a list of all pairs, as often as it has them
 PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
-BEFOREHAND = (
-    "recipes/de_en/text.py, in the repository, writes such text, a file for each epoch; name "
-    "these with train, and give train_in_turn"
-)
-CHANGES = (  # of the text, which are made before training
-    "augment_join augment_conjunction conjunctions augment_quote quotes augment_no_final "
-    "augment_upper augment_lower_src augment_rare augment_words augment_names augment_numbers "
-    "augment_slots slots augment_marks"
-)
 ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
     **dict.fromkeys(
         ("train_src", "train_tgt", "path_src", "path_tgt"), f"{PASTE} -train pairs.tsv"
@@ -295,7 +265,6 @@ ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
     **dict.fromkeys(("valid_src", "valid_tgt"), f"{PASTE} -valid pairs.tsv"),
     "data": "name the pairs with train (`source<TAB>target` lines), held-out ones with valid",
     "save_model": "name the directory with output",
-    **dict.fromkeys(CHANGES.split(), BEFOREHAND),
 }
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
@@ -333,10 +302,6 @@ def cross_check(v: dict[str, Any]) -> list[str]:
     if v["train_weights"] and len(v["train_weights"]) != len(v["train"]):
         problems.append(
             f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
-        )
-    if v["train_weights"] and v["train_in_turn"]:
-        problems.append(
-            "train_weights: with train_in_turn each epoch has one file, once; leave one option out"
         )
     if any(weight <= 0 for weight in v["train_weights"]):
         problems.append("train_weights: each must be above 0; leave the file out instead")

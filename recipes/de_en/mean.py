@@ -4,7 +4,6 @@ Models that were trained from one start have a mean that is often better than ea
 soups, Wortsman et al. 2022).
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,10 @@ from onmt_lite.config.environment import prepare_environment
 if __name__ == "__main__":
     prepare_environment()
 
-from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.cli import run_program
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
-from onmt_lite.errors import FileError, OptionError
-from onmt_lite.models.transformer import Transformer
+from onmt_lite.errors import OptionError
+from recipes.de_en.models import check_new, read_model, write_model
 
 USAGE = """\
 -models DIR DIR [DIR ...] -output DIR [options]
@@ -73,15 +70,14 @@ def cross_check(v: dict[str, Any]) -> list[str]:
 def write_mean(options: MeanOptions) -> None:
     """The whole program.  An OnmtLiteError says what is wrong; then there is no mean."""
     output = Path(options.output)
-    if os.path.lexists(output):
-        raise OptionError(f"output: {output} exists already; choose another path or remove it")
+    check_new(output)
     first, *others = (Path(path) for path in options.models)
     shares = options.weights or [1.0] * len(options.models)
     shares = [share / sum(shares) for share in shares]
-    model, pieces = _read(first)
+    model, pieces = read_model(first, "models")
     mean = {name: shares[0] * tensor.float() for name, tensor in model.state_dict().items()}
     for path, share in zip(others, shares[1:], strict=True):
-        other, others_pieces = _read(path)
+        other, others_pieces = read_model(path, "models")
         # Which head aligns is found after training, so that it may differ
         align = {name: value for name, value in vars(model.cfg).items() if name.startswith("align")}
         same = replace(other.cfg, **align)
@@ -90,20 +86,7 @@ def write_mean(options: MeanOptions) -> None:
         for name, tensor in other.state_dict().items():
             mean[name] += share * tensor.float()
     model.load_state_dict(mean)
-    try:
-        output.mkdir(parents=True)
-    except OSError as error:
-        raise FileError(f"cannot write {output}: {error.strerror}") from None
-    native.save(output, model, pieces, options.save_bits)
-    print_out(f"model: {output}\n")
-
-
-def _read(path: Path) -> tuple[Transformer, bytes]:
-    """A model, and the content of its sentencepiece model."""
-    model = load_checkpoint(path).model
-    if not isinstance(model, Transformer) or not native.recognises(path):
-        raise OptionError(f"models: {path} is no model of the project's own format")
-    return model, (path / native.PIECES).read_bytes()
+    write_model(output, model, pieces, options.save_bits)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

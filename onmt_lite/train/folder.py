@@ -1,29 +1,30 @@
-"""Checks of a run's files before anything is read."""
+"""The directory of a run: the names of its files, checks before they are written, its lock."""
 
 import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from onmt_lite.checkpoints import native
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import check_paths
 from onmt_lite.fingerprint import model_files
-from onmt_lite.train.journal import PLOT, TABLE
 from onmt_lite.train.options import TrainOptions
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
+TABLE, PLOT = "train.csv", "train.svg"
 OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, native.PIECES)
 
 
 def check_files(options: TrainOptions) -> None:
-    """Raise OptionError or FileError where files are missing, in the way or cannot be written."""
+    """Raise OptionError or FileError if files are missing, in the way or cannot be written."""
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
     read = [(name, path) for name, paths in given.items() for path in paths]
-    if problems := unreadable([path for _, path in read]):
+    paths = dict.fromkeys(path for _, path in read)
+    if problems := [problem for problem in map(unreadable, paths) if problem]:
         if data.init_from is not None and not os.path.exists(data.init_from):
             problems.append(f"{data.init_from} (no such model)")
         raise FileError(f"cannot read {', '.join(problems)}")
@@ -32,33 +33,30 @@ def check_files(options: TrainOptions) -> None:
         read += [("init_from", str(file)) for file in files]
     own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
     check_paths(read, [*own, *([("log_file", log_file)] if log_file else [])])
-    begun = (out / STATE).exists()
-    if begun and not options.learning.resume:
-        raise OptionError(f"output: {out} holds a run already; go on with -resume")
-    if not begun and options.learning.resume:
-        raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
-    if not begun and native.recognises(out):
-        raise OptionError(f"output: {out} holds a model already; choose another directory")
+    check_begun(out, options.learning.resume)
     check_writable(out)
     if log_file is not None and Path(log_file).absolute().parent != out.absolute():
         check_file_writable(log_file)
 
 
-@contextlib.contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """OptionError where another run is at work in this directory; inside the block none begins."""
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(folder)
-        raise OptionError(f"output: another run writes to {out}; choose another path") from None
-    except OSError:
-        pass  # a file system without locks
-    try:
-        yield
-    finally:
-        os.close(folder)
+def check_begun(out: Path, resume: bool) -> None:
+    """Raise OptionError unless `out` holds a run to resume, or nothing that a new run replaces."""
+    begun = (out / STATE).exists()
+    if begun and not resume:
+        raise OptionError(f"output: {out} holds a run already; go on with -resume")
+    if not begun and resume:
+        raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
+    if not begun and native.recognises(out):
+        raise OptionError(f"output: {out} holds a model already; choose another directory")
+
+
+def unreadable(path: str) -> str:
+    """A path and the reason why it cannot be read; "" if it can."""
+    if os.path.isdir(path):
+        return f"{path} (a directory)"
+    if not os.path.exists(path):
+        return f"{path} (no such file)"
+    return "" if os.access(path, os.R_OK) else f"{path} (permission denied)"
 
 
 def check_file_writable(path: str) -> None:
@@ -80,14 +78,18 @@ def check_writable(folder: Path) -> None:
         raise FileError(f"cannot write {folder}: {error.strerror} ({there})") from None
 
 
-def unreadable(paths: Sequence[str]) -> list[str]:
-    """Missing files and files that cannot be opened, each with the reason."""
-    problems = []
-    for path in dict.fromkeys(paths):
-        if os.path.isdir(path):
-            problems.append(f"{path} (a directory)")
-        elif not os.path.exists(path):
-            problems.append(f"{path} (no such file)")
-        elif not os.access(path, os.R_OK):
-            problems.append(f"{path} (permission denied)")
-    return problems
+@contextlib.contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Lock the directory of a run inside the block.  Raises OptionError if another run has it."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise OptionError(f"output: another run writes to {out}; choose another path") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,407 @@
+"""One run of the trainer, from its options to the model.
+
+The output directory becomes a model that `-model` reads, written anew at every validation that
+lowers the loss.  The directory also holds `train_state.pt`, from which `-resume` goes on, and for
+people a log, a table, a plot and the options of the run.
+"""
+
+import itertools
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+import torch
+import yaml
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from onmt_lite.checkpoints import native
+from onmt_lite.config.cli import command
+from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.interrupt import Interrupted, noted_signals
+from onmt_lite.config.options import JobOptions, SpeedOptions
+from onmt_lite.errors import FileError, MemoryExhausted, OptionError
+from onmt_lite.inference.budget import is_out_of_memory
+from onmt_lite.inference.runtime import DTYPES, choose
+from onmt_lite.progress import add_log_file, console_width, logging_to
+from onmt_lite.reports import LOG
+from onmt_lite.train import samples
+from onmt_lite.train.batches import Epochs, TrainBatch, held_out_batches, one_ahead, pad_batch
+from onmt_lite.train.data import PAD, Text, read_text, spread, train_sentencepiece
+from onmt_lite.train.folder import CONFIG, LOG_FILE, PLOT, STATE, TABLE, alone_in, check_files
+from onmt_lite.train.journal import Journal, Row
+from onmt_lite.train.loss import smoothed_nll
+from onmt_lite.train.muon import build_optimizers
+from onmt_lite.train.network import new_model, rounding, trained_model
+from onmt_lite.train.options import TrainOptions, as_table
+from onmt_lite.train.state import cannot_resume, read_state, settled_values, write_state
+
+SCRIPT = Path("translate.py")  # if the program is run from a checkout
+
+# Attributes of a Trainer that the state holds, beside weights and optimizers
+COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
+
+ROWS = 100  # of the table, besides those of validations
+LINE_SECONDS = 60  # between lines of progress if there is no bar
+BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines translated at a validation, and of these shown
+BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
+
+
+@logging_to(JobOptions())
+def train(options: TrainOptions, text: type[Text] = Text) -> None:
+    """Run a training to its end.
+
+    A first signal ends the run after the current step and saves the state; a second signal ends it
+    at once.  Raises an OnmtLiteError or, after a first signal, Interrupted.
+    """
+    trainer = Trainer(options, text)
+    out = trainer.out
+    if trainer.progress() >= 1:
+        LOG.info("this run is complete; for a longer one give more train_minutes or train_steps")
+    else:
+        try:
+            with noted_signals(trainer.stop), alone_in(out):
+                trainer.run()
+        except FileError as error:
+            kept = f"; to go on, make room and run: {go_on(out)}" if has_state(out) else ""
+            raise FileError(f"{error}{kept}") from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            kept = f"; go on: {go_on(out)}" if has_state(out) else ""
+            said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens{kept}"
+            raise MemoryExhausted(said) from None
+    files = ", ".join((LOG_FILE, TABLE, PLOT))
+    LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
+    LOG.info("translate with it: %s", translate_with(out))
+    if trainer.stopping and trainer.progress() < 1:
+        interrupted = Interrupted(trainer.stopping)
+        interrupted.kept = f"at step {trainer.n_steps}, state saved; go on: {go_on(out)}"
+        LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
+        raise interrupted
+
+
+def has_state(out: Path) -> bool:
+    return (out / STATE).exists()
+
+
+def go_on(out: Path) -> str:
+    """The command that resumes a run, for pasting."""
+    return f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+
+
+def translate_with(out: Path) -> str:
+    """The command that translates with the model, for pasting."""
+    script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
+    program = "onmt_translate" if command() == "onmt_train" else script
+    return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
+
+
+class Trainer:
+    """The model of a run, its optimizers, and counters of steps, tokens and seconds."""
+
+    def __init__(self, options: TrainOptions, text: type[Text] = Text):
+        """Check the options, read the files, make the model, and last write to the directory.
+
+        Raises an OnmtLiteError, before anything is written.
+        """
+        self.options, self.out = options, Path(options.data.output)
+        data, learning = options.data, options.learning
+        check_files(options)
+        self._choose_device()
+        torch.manual_seed(learning.seed)
+        dropout = options.model.dropout
+        trained = None if data.init_from is None else trained_model(data.init_from, dropout)
+        self.text, held_out = read_text(data, text)
+        self.settled = settled_values(options, self.text, held_out)
+        state = read_state(self.out, self.settled) if learning.resume else None
+
+        self.pieces = self._pieces()
+        self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
+        model = trained or new_model(options.model, self.sp.vocab_size())
+        self.model = rounding(model).to(self.device)
+        rates = learning.matrix_lr, learning.vector_lr
+        self.optimizers = build_optimizers(self.model, *rates, self.dtype)
+        self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+
+        sampling = data.src_sampling, data.tgt_sampling
+        limits = self.model.max_positions, learning.batch_tokens
+        self.epochs = Epochs(self.text, self.sp, *sampling, *limits, learning.seed)
+        self.valid = [held_out_batches(self.sp, pairs, *limits) for pairs in held_out]
+        self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
+
+        self.epoch = self.batch = self.n_steps = self.n_tokens = 0
+        self.seconds, self.best, self.total_loss = 0.0, math.inf, 0.0
+        self.stopping = 0  # the signal that asks for a stop
+        if state is not None:
+            self.load_state(state)
+        self.last_row = self.n_tokens, self.seconds, 0.0
+        self._open()
+        self._log_start()
+
+    # -- the beginning ----------------------------------------------------------------------------
+
+    def _choose_device(self) -> None:
+        learning = self.options.learning
+        speed = SpeedOptions(device=learning.device, precision=learning.precision)
+        self.device, precision = choose(speed, exact=True)
+        self.dtype = DTYPES[precision]
+        if learning.threads is not None:
+            torch.set_num_threads(learning.threads)
+
+    def _pieces(self) -> bytes:
+        """Content of the sentencepiece model: of the resumed run, of init_from, or a new one."""
+        data = self.options.data
+        model = self.out if self.options.learning.resume else data.init_from
+        if model is not None:
+            try:
+                return (Path(model) / native.PIECES).read_bytes()
+            except OSError as error:
+                raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
+        LOG.info("%s pairs read; making pieces of their words", f"{len(self.text.pairs):,}")
+        return train_sentencepiece(self.text.for_pieces(), data.vocab_size, data.all_characters)
+
+    def _open(self) -> None:
+        """Make the directory if there is none, and begin the files that are for people."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot write {self.out}: {error.strerror}") from None
+        add_log_file(str(self.out / LOG_FILE))
+        if self.options.learning.log_file is not None:
+            add_log_file(self.options.learning.log_file)
+        config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
+        files = {CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
+        native.replace_files(self.out, files)
+        self.journal = Journal(self.out, self.n_steps)
+
+    def _log_start(self) -> None:
+        """Log sizes, device and notes."""
+        pairs = self.text.pairs
+        LOG.info(
+            "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",
+            f"{len(pairs):,}",
+            f"{sum(len(batch.src) for batches in self.valid for batch in batches):,}",
+            f"{self.sp.vocab_size():,}",
+            sum(p.numel() for p in self.model.parameters()) / 1e6,
+            self.device,
+            "bf16" if self.dtype == torch.bfloat16 else "fp32",
+        )
+        for note in self.options.notes:
+            LOG.info("NOTE: %s", note)
+        if not self.options.data.valid:
+            LOG.info(
+                "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
+                "a side with one of them are left out"
+            )
+        elif n_known := sum(map(set(pairs).__contains__, self.shown)):
+            LOG.info(
+                "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
+                n_known,
+                len(self.shown),
+            )
+        if not samples.HAS_SACREBLEU:
+            LOG.info("no BLEU on the way: sacrebleu is missing (pip install sacrebleu)")
+        if self.n_steps:
+            LOG.info("going on after step %d", self.n_steps)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until a limit is reached or a signal arrives."""
+        valid_seconds = 60 * self.options.learning.minutes_between_validations
+        self.model.train()
+        last_valid = clock = time.monotonic()
+        quiet = not CONSOLE.isatty()
+        with tqdm(
+            total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=console_width()
+        ) as bar:
+            for batch in self.batches():
+                share, seconds = self.progress(), self.seconds
+                loss = self.step(batch)
+                now = time.monotonic()
+                self.seconds, clock = self.seconds + now - clock, now
+                standing = f"{self.standing()}  loss {loss:.3f}"
+                bar.set_postfix_str(standing, refresh=False)
+                bar.update(min(100.0, 100 * self.progress()) - bar.n)
+                over = self.progress() >= 1 or bool(self.stopping)
+                if over or now - last_valid > valid_seconds:
+                    self.report()
+                    last_valid = clock = time.monotonic()
+                    over = over or bool(self.stopping)  # a signal during the validation
+                elif int(ROWS * self.progress()) > int(ROWS * share):
+                    self.journal.add(self.row())
+                if over:  # the state is saved
+                    break
+                if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
+                    percent = 100 * self.progress()
+                    LOG.info("%3.0f %%  %s", percent, standing, extra={"on_stderr": quiet})
+
+    def stop(self, signum: int) -> None:
+        """End the run after the current step."""
+        self.stopping = signum
+
+    def progress(self) -> float:
+        """Share of the run that is over, from 0 to 1, by the nearer of its two limits."""
+        learning = self.options.learning
+        by_steps = self.n_steps / learning.train_steps if learning.train_steps else 0.0
+        by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
+        return max(by_steps, by_time)
+
+    def batches(self) -> Iterator[TrainBatch]:
+        """Yield the remaining batches, epoch after epoch, without end."""
+        if self.options.learning.prepare:
+            epochs = one_ahead(self.epochs, self.epoch)
+        else:
+            epochs = map(self.epochs, itertools.count(self.epoch))
+        first = self.epoch
+        for epoch in epochs:
+            if self.epoch == first and epoch.n_left_out:
+                LOG.info(
+                    "NOTE: %d pairs of an epoch are left out: a line is longer than %d tokens, or "
+                    "a target has a character without a piece (-all_characters makes them)",
+                    epoch.n_left_out,
+                    self.model.max_positions,
+                )
+            for batch in epoch.batches[self.batch :]:
+                self.batch += 1
+                yield pad_batch(batch)
+            self.epoch, self.batch = self.epoch + 1, 0
+
+    def step(self, batch: TrainBatch) -> float:
+        """Learn from one batch.  Returns its loss per target token."""
+        self.set_lr()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self.loss(batch, self.options.learning.label_smoothing) / batch.n_tokens
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.n_steps += 1
+        self.n_tokens += batch.n_tokens
+        value = self.a_number(loss.item())
+        self.total_loss += value * batch.n_tokens
+        return value
+
+    def set_lr(self) -> None:
+        """Set learning rates: linear warm-up, a plateau, then a linear fall to zero."""
+        warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
+        cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
+        for optimizer, peaks in zip(self.optimizers, self.peaks):
+            for group, peak in zip(optimizer.param_groups, peaks):
+                group["lr"] = peak * warm * cool
+
+    def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
+        """Sum of the losses of the target tokens of a batch, in nats."""
+        b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
+        low, output = self.dtype == torch.bfloat16, self.model.output
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            memory = self.model.encode(b.src, b.src_lengths)
+            hidden, _ = self.model.decode_all(b.tgt_in, memory)  # (B, T, D)
+            tokens = b.tgt_out != PAD  # (B, T)
+            return smoothed_nll(
+                hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
+            )
+
+    def a_number(self, loss: float) -> float:
+        """Return a finite loss.  Raises OptionError for another: no such weights may be saved."""
+        if math.isfinite(loss):
+            return loss
+        from_state = f"go on from {self.out / STATE}" if has_state(self.out) else "start again"
+        raise OptionError(
+            f"the loss is no number any more at step {self.n_steps}; {from_state} "
+            "with a lower matrix_lr and vector_lr, or with precision fp32"
+        )
+
+    # -- validations ------------------------------------------------------------------------------
+
+    def report(self) -> None:
+        """Validate, save the model if its loss is the lowest so far, and save the state."""
+        if self.stopping:  # there may be no time for a validation
+            self.save_state()
+        losses = self.held_out_losses()
+        nll = self.a_number(sum(losses) / len(losses))
+        if nll < self.best:
+            self.best = nll
+            native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
+        shown = self.shown[: SHOWN_LINES if self.stopping else BLEU_LINES]
+        sources, references = ([pair[side] for pair in shown] for side in (0, 1))
+        outputs = samples.translate(self.model, self.sp, sources)
+        bleu = None if self.stopping else samples.bleu(outputs, references)
+        row = self.row(nll, bleu)
+        each = f" ({' '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
+        scored = "" if bleu is None else f"  BLEU {bleu:.1f}"
+        told = f"train {row.train_loss:.3f}  valid {nll:.4f}{each}{scored}"
+        LOG.info("%s  %s", self.standing(), told)
+        for source, reference, output in list(zip(sources, references, outputs))[:SHOWN_LINES]:
+            LOG.info("    source     %s", source)
+            LOG.info("    reference  %s", reference)
+            LOG.info("    output     %s", output)
+        self.journal.add(row)
+        self.journal.draw(f"Training of {self.out}")
+        self.save_state()
+
+    @torch.no_grad()
+    def held_out_losses(self) -> list[float]:
+        """Mean negative log-likelihood per target token of each held-out file, in nats."""
+        self.model.eval()
+        losses = []
+        for batches in self.valid:
+            total = sum(self.loss(batch, 0.0).item() for batch in batches)
+            losses.append(total / sum(batch.n_tokens for batch in batches))
+        self.model.train()
+        return losses
+
+    def standing(self) -> str:
+        """Minutes, epoch, step and speed, for the log."""
+        return (
+            f"{self.seconds / 60:.1f} min  epoch {self.epoch}  step {self.n_steps}  "
+            f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
+        )
+
+    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> Row:
+        """Make a row of the table, with means since the row before."""
+        tokens, seconds, loss = self.last_row
+        self.last_row = self.n_tokens, self.seconds, self.total_loss
+        return Row(
+            self.n_steps,
+            self.epoch,
+            self.seconds / 60,
+            self.n_tokens,
+            (self.n_tokens - tokens) / max(self.seconds - seconds, 1e-9),
+            self.optimizers[0].param_groups[0]["lr"],
+            (self.total_loss - loss) / max(self.n_tokens - tokens, 1),
+            valid_loss,
+            None if valid_loss is None else math.exp(min(valid_loss, 700.0)),
+            bleu,
+        )
+
+    # -- the state --------------------------------------------------------------------------------
+
+    def save_state(self) -> None:
+        """Write the state for -resume in place of the older one."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "random": torch.get_rng_state(),
+            "settled": self.settled,
+        }
+        write_state(self.out, state)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state.  Raises DataError if it is not of such a run."""
+        try:
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            torch.set_rng_state(state["random"].cpu())
+            for name in COUNTERS:
+                setattr(self, name, state["counters"][name])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise cannot_resume(self.out, error) from None

@@ -1,0 +1,61 @@
+"""Train on texts in turn: `python -m recipes.de_en.train`, the trainer with one file an epoch.
+
+`recipes.de_en.text` makes the text anew for each epoch, a file each.  Epoch 0 learns from the first
+file of `-train`, epoch 1 from the second, and so on, round and round.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+
+from onmt_lite.config.environment import prepare_environment
+
+if __name__ == "__main__":
+    prepare_environment()
+
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.schema import Program, Resolved
+from onmt_lite.errors import OptionError
+from onmt_lite.train.data import Pair, Text
+from onmt_lite.train.options import OPTIONS, TrainOptions, load_train_options
+from onmt_lite.train.run import train
+
+USAGE = """\
+-train EPOCH.tsv EPOCH.tsv ... -valid PAIRS.tsv -output DIR -train_minutes N [options]
+
+Trains as onmt_lite.train does, but an epoch has the pairs of one training file, each file in its
+turn.  The pieces are made of the words of the first file."""
+
+PROGRAM = Program((), USAGE, OPTIONS)
+
+
+class InTurn(Text):
+    """Text of which an epoch has one file."""
+
+    def for_pieces(self) -> list[Pair]:
+        return self.files[0]
+
+    def from_files(self, epoch: int, rng: Random) -> list[Pair]:
+        return list(self.files[epoch % len(self.files)])
+
+
+def load_in_turn_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
+    """Raises OptionError with all problems."""
+    options, resolved = load_train_options(argv)
+    problems = []
+    if not options.data.valid:
+        problems.append("valid is missing: no file may lack pairs that another has; give a path")
+    if options.data.train_weights:
+        problems.append("train_weights: each epoch has one file, once; leave train_weights out")
+    if problems:
+        raise OptionError(*problems)
+    return options, resolved
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program(argv, PROGRAM, load_in_turn_options, partial(train, text=InTurn))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The trainer of the recipe: texts in turn, and larger models from the weights of trained ones."""
+
+from random import Random
+
+import pytest
+import sentencepiece as spm
+import torch
+
+from onmt_lite import Translator
+from onmt_lite.checkpoints import native
+from onmt_lite.errors import OptionError
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.train import data
+from onmt_lite.train.options import load_train_options
+from onmt_lite.train.run import Trainer, train
+from recipes.de_en import grow
+from recipes.de_en import train as in_turn
+from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
+from tests.support import tiny
+from tests.support.counting import write_pairs
+
+TINY = (
+    "-d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1 -batch_tokens 200 -warmup_steps 2 "
+    "-threads 1 -device cpu"
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
+
+
+@pytest.fixture
+def options(corpus, tmp_path):
+    """options(name, *more) -> TrainOptions of a run into tmp_path/name."""
+
+    def load(name, *more):
+        argv = ["-train", corpus, "-valid", corpus, "-output", tmp_path / name, "-train_steps", 8]
+        return load_train_options(list(map(str, [*argv, *TINY.split(), *more])))[0]
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def start(corpus, tmp_path_factory):
+    """A model of 26 pieces that has learned something."""
+    path = tmp_path_factory.mktemp("start") / "model"
+    argv = ["-train", corpus, "-valid", corpus, "-output", path, "-vocab_size", 26]
+    argv += [*TINY.split(), "-train_steps", 300]
+    train(load_train_options(list(map(str, argv)))[0])
+    return path
+
+
+def grown(start, output, *words):
+    assert grow.main(list(map(str, ["-model", start, "-output", output, *words]))) == 0
+    return output
+
+
+def loss_of(trainer):
+    losses = trainer.held_out_losses()
+    return sum(losses) / len(losses)
+
+
+# Layers
+
+
+def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capsys):
+    train(options("start", "-vocab_size", 30, "-train_steps", 40))
+    start = tmp_path / "start"
+    deep = grown(start, tmp_path / "deep", "-enc_layers", 3, "-dec_layers", 2)
+    assert capsys.readouterr().out == f"model: {deep}\n"
+    more = Trainer(options("more", "-init_from", deep, "-train_steps", 200))
+    same = Trainer(options("same", "-init_from", start))
+    assert (more.model.cfg.enc_layers, more.model.cfg.dec_layers) == (3, 2)
+    before = loss_of(more)
+    assert before == pytest.approx(loss_of(same), rel=1e-5)
+    for batch in more.valid[0] * 10:
+        more.step(batch)
+    assert loss_of(more) < before
+
+
+def test_layers_do_not_grow_if_they_would_change_something():
+    with pytest.raises(OptionError, match="norms before"):
+        with_layers(tiny.make_model(pre_norm=False), 9, 1)
+
+
+# Pieces
+
+
+def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, options, tmp_path):
+    words = ["-train", corpus, "-vocab_size", 33, "-enc_layers", 2]
+    more = Trainer(options("more", "-init_from", grown(start, tmp_path / "grown", *words)))
+    same = Trainer(options("same", "-init_from", start))
+    was, became = (
+        {t.sp.id_to_piece(i): t.model.output.weight[i] for i in range(t.sp.vocab_size())}
+        for t in (same, more)
+    )
+    assert (len(was), len(became)) == (26, 33)
+    for piece in was.keys() & became.keys():
+        assert torch.equal(became[piece], was[piece]), piece
+    for piece in became.keys() - was.keys():
+        parts = spell(piece, same.sp)
+        assert "".join(map(same.sp.id_to_piece, parts)) == piece
+        mean = same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
+        torch.testing.assert_close(became[piece], mean, atol=1e-3, rtol=1e-3)  # half precision
+    # It knows far more than a new model, and what is saved goes on from here
+    assert loss_of(more) < loss_of(Trainer(options("none", "-vocab_size", 30))) - 0.5
+    more.run()
+    written = Translator.from_pretrained(tmp_path / "more", device="cpu").model
+    assert (written.cfg.enc_layers, written.cfg.tgt_vocab_size) == (2, 33)
+
+
+def test_a_piece_is_spelled_with_what_there_is(corpus):
+    pieces = data.train_sentencepiece(data.read_pairs(corpus), 26)
+    sp = spm.SentencePieceProcessor(model_proto=pieces)
+    for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
+        assert spell(piece, sp) == [sp.piece_to_id(piece)]
+    assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
+    assert "".join(sp.id_to_piece(i) for i in spell("nonne", sp)) == "nonne"
+    assert spell("ß", sp) == [sp.unk_id()]
+
+
+def test_new_bytes_begin_in_different_ways(corpus):
+    pairs = data.read_pairs(corpus)
+    few, all_ = (
+        spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, *given))
+        for given in ((30, False), (735, True))
+    )
+    model = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, all_)
+    table = model.output.weight[[i for i in range(735) if all_.is_byte(i)]]
+    assert len(table) == 256 == len(table.unique(dim=0))
+
+
+def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(start, options, tmp_path):
+    large = grown(start, tmp_path / "large", "-all_characters")
+    few, more = (native.load(path) for path in (start, large))
+    old, new = (
+        spm.SentencePieceProcessor(model_file=str(path / native.PIECES)) for path in (start, large)
+    )
+    n = old.vocab_size()
+    assert [old.id_to_piece(i) for i in range(n)] == [new.id_to_piece(i) for i in range(n)]
+    for text in ("vier eins zwei.", "eins"):
+        assert new.encode(text) == old.encode(text)
+    for text in ("Dvořák 🙂 €", "中文", "\U0001f9ff eins."):
+        assert old.unk_id() in old.encode(text)
+        assert new.unk_id() not in new.encode(text)
+        assert new.decode(new.encode(text)) == text
+    known, table = few.model.output.weight, more.model.output.weight
+    assert torch.equal(table[:n], known)
+    assert len(table[n:].unique(dim=0)) > 256
+    batch = Trainer(options("same", "-init_from", start)).valid[0][0]
+    logits = [
+        m(m.encode(batch.src, batch.src_lengths), batch.tgt_in) for m in (few.model, more.model)
+    ]
+    torch.testing.assert_close(logits[1][..., :n], logits[0])
+    # Bytes that the start has stay
+    pieces = (large / native.PIECES).read_bytes()
+    assert with_all_characters(pieces) == pieces
+    again = native.load(grown(large, tmp_path / "again", "-all_characters"))
+    assert torch.equal(again.model.output.weight, table)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("-output new", "model is missing"),
+        ("-model {start} -output {start}", "exists already"),
+        ("-model {start} -output new -vocab_size 30", "vocab_size needs train"),
+        ("-model {start} -output new -save_bits 4", "8 or 16"),
+        ("-model tests/data/checkpoints/fs12_tf -output new", "own format"),
+    ],
+)
+def test_growth_that_cannot_be_is_refused(start, capsys, words, problem):
+    assert grow.main(words.format(start=start).split()) == 2
+    assert problem in capsys.readouterr().err
+
+
+# Texts in turn
+
+
+def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
+    first, second = tmp_path / "1.tsv", tmp_path / "2.tsv"
+    first.write_text("eins zwei drei\tone two three\n" * 20, encoding="utf-8")
+    second.write_text("zwei drei ß\ttwo three\n" * 30, encoding="utf-8")
+    given = options("run", "-train", first, second, "-vocab_size", 16, "-train_steps", 4)
+    trainer = Trainer(given, in_turn.InTurn)
+    expected = [("eins zwei drei", "one two three")] * 20, [("zwei drei ß", "two three")] * 30
+    for epoch in range(5):
+        assert trainer.text.of_epoch(epoch, Random(1)) == expected[epoch % 2]
+    assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # pieces of the first file alone
+    trainer.run()
+    more = ["-train", first, second, "-vocab_size", 16, "-resume", "-train_steps", 5]
+    with pytest.raises(OptionError, match=r"text \(InTurn before, Text now\)"):
+        Trainer(options("run", *more))
+    words = list(map(str, [*more, "-valid", corpus, "-output", tmp_path / "run", *TINY.split()]))
+    assert in_turn.main([*words, "-prepare"]) == 0
+    assert "step 5" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [("", "valid is missing"), ("-valid b -train_weights 2", "train_weights: each epoch")],
+)
+def test_texts_in_turn_need_files_that_take_turns(words, problem):
+    with pytest.raises(OptionError, match=problem):
+        in_turn.load_in_turn_options(f"-train a -output c -train_steps 3 {words}".split())
