@@ -430,7 +430,11 @@ def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
     assert module.translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
     monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_train"])
     assert module.translate_with(out) == f"onmt_translate -model '{out}' -src FILE"
-    assert module.go_on(out) == f"onmt_train -config '{out}/train.yaml' -resume"
+    out.mkdir()
+    assert module.how_to_go_on(out) == ""
+    (out / "train_state.pt").touch()
+    again = f"onmt_train -config '{out}/train.yaml' -resume"
+    assert module.how_to_go_on(out) == f"; go on: {again}"
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):

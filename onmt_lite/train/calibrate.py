@@ -4,9 +4,9 @@ From held-out pairs of lines and its own translations of the sources, three thin
 a model and written into its description:
 
 confidence   the probability that a translation is right, by its mean log-probability per token: a
-             logistic curve.  Right is what shares enough with the reference, chrF 50 or more.
-attention    the head of the decoder that tells best which word became which: of the words that
-             source and translation share, it is to find the most.  It places what is put back.
+             logistic curve.  A translation is right if its chrF is 50 or more.
+attention    the decoder's head that tells best which word became which: the one that finds most of
+             the words that source and translation share.  It places what placeholders stood for.
 rare         with -train, the marks that the model has hardly ever seen; they are treated as unknown
 """
 
@@ -84,8 +84,7 @@ class CalibrateOptions:
     )
     split_longer: int | None = opt(
         None,
-        "Let the option of this name be N with the model where it is not given; without it, what "
-        "it was before",
+        "Let -split_longer be N with the model if it is not given; without it, as before",
         min=0,
         example="100",
     )
@@ -170,7 +169,7 @@ class Point(NamedTuple):
 
 
 def chrf(text: str, reference: str) -> float:
-    """How much two texts share, from 0 to 100: the F-score of their character n-grams.
+    """Score how much two texts share, from 0 to 100: the F-score of their character n-grams.
 
     Source: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015; the
     numbers are sacrebleu's.
@@ -195,9 +194,9 @@ def _grams(text: str, n: int) -> Counter[str]:
 
 
 def fit(points: Sequence[Point]) -> Confidence:
-    """The curve of the greatest likelihood, by Newton's method.
+    """Fit the curve of the greatest likelihood, by Newton's method.
 
-    OptionError where the points do not decide one: all are right or wrong, or none of the wrong
+    Raises OptionError if the points do not decide one: all are right or wrong, or none of the wrong
     ones has a better mean than a right one.
     """
     rights = [p.mean for p in points if p.right]
@@ -254,8 +253,11 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 
 
 def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
-    """The head, and whether late, that finds the most words that a source and its translation
-    share; how many it finds, and of how many.  Nothing where no words are shared."""
+    """Find the head, and whether it is late, that finds most of the words that both sides share.
+
+    Returns its fields of the model's configuration, the number of words it finds, and the number of
+    shared words; no fields if no words are shared.
+    """
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
     for translation in made:
@@ -282,8 +284,10 @@ def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[s
 
 
 def attended(translator: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
-    """By layer and head, the token of the line that each step attends to most: the start token's
-    step first, which makes the first token."""
+    """Return by layer and head the source token that each step attends to most.
+
+    The first step is that of the start token, which makes the first token.
+    """
     maps: list[Any] = []  # of the layers, (1, H, T, S)
     model, device = translator.model, translator.device
     hooks = [
@@ -301,7 +305,7 @@ def attended(translator: Any, example: Example, tokens: list[str]) -> list[list[
 
 
 def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
-    """Of the characters that are `known`, the marks that hardly any line has."""
+    """Return those marks among the `known` characters that hardly any line has."""
     n_lines, n_with = 0, Counter[str]()
     for line in lines:
         n_lines += 1

@@ -72,7 +72,7 @@ class Text:
 def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
     """Read the text to learn from, and the pairs of each held-out file.
 
-    Raises FileError or DataError where a file cannot be read or holds no pairs.
+    Raises FileError or DataError if a file cannot be read or holds no pairs.
     """
     files = [read_pairs(path, data.reverse) for path in data.train]
     if data.valid:
@@ -88,7 +88,7 @@ def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair
 def read_lines(path: Path | str) -> list[str]:
     """Read the lines of a UTF-8 file, plain or gzip, without line ends and byte order mark.
 
-    Raises FileError where the file cannot be read, DataError where its content is not text.
+    Raises FileError if the file cannot be read, DataError if its content is not text.
     """
     try:
         with open(path, "rb") as file:
@@ -114,7 +114,7 @@ def read_lines(path: Path | str) -> list[str]:
 def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
     """Read `src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
 
-    Blank lines and further columns are skipped.  Raises FileError where the file cannot be read,
+    Blank lines and further columns are skipped.  Raises FileError if the file cannot be read,
     DataError for a line without two columns.
     """
     pairs: list[Pair] = []
@@ -139,15 +139,12 @@ def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
 
 
 def read_same(path: Path | str) -> list[Pair]:
-    """Read lines of text, plain or gzip, as pairs of equal sides; empty lines are skipped.
-
-    Raises FileError where the file cannot be read, DataError where its content is not text.
-    """
+    """Read lines of text as pairs of equal sides; empty lines are skipped.  Errors as above."""
     return [(line, line) for line in map(str.strip, read_lines(path)) if line]
 
 
 def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """`at_most` pairs at equal distances, or all pairs where there are fewer."""
+    """`at_most` pairs at equal distances, or all pairs if there are fewer."""
     n = min(at_most, len(pairs))
     return [pairs[i * len(pairs) // n] for i in range(n)]
 
@@ -156,7 +153,7 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
     """Hold out every fiftieth pair, at most HELD_OUT, at equal distances over the corpora.
 
     Returns the corpora without these pairs and without pairs that share a side with one of them,
-    then the pairs held out.  Raises DataError where nothing would be left to learn from.
+    then the pairs held out.  Raises DataError if nothing would be left to learn from.
     """
     pairs = [pair for corpus in corpora for pair in corpus]
     held_out = spread(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
@@ -189,7 +186,7 @@ def train_sentencepiece(
     all_characters  adds pieces for common characters, and for the bytes of all others
 
     Each digit is a piece, so that numbers can be copied.  Returns the content of the model's file.
-    Raises OptionError where the text gives fewer pieces than `vocab_size`, or needs more.
+    Raises OptionError if the text gives fewer pieces than `vocab_size`, or needs more.
     """
     texts = [text for pair in pairs for text in pair]
     size = vocab_size or _pieces_for(texts, all_characters)

@@ -89,8 +89,11 @@ def _read(path: Path) -> list[Row]:
         raise FileError(f"cannot read {path}: {error}") from None
     rows = []
     for values in csv.DictReader(io.StringIO(whole)):
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another program
-            whole_numbers = {n: int(values[n]) for n in ("step", "epoch", "target_tokens")}
-            others = {n: float(values[n]) for n in COLUMNS if n not in whole_numbers and values[n]}
-            rows.append(Row(**whole_numbers, **others))  # type: ignore[arg-type]
+        with contextlib.suppress(TypeError, ValueError):  # a line of another program
+            given = {name: number_in(name)(value) for name, value in values.items() if value}
+            rows.append(Row(**given))  # type: ignore[arg-type]
     return rows
+
+
+def number_in(column: str) -> type[int] | type[float]:
+    return int if column in ("step", "epoch", "target_tokens") else float

@@ -67,35 +67,30 @@ def train(options: TrainOptions, text: type[Text] = Text) -> None:
             with noted_signals(trainer.stop), alone_in(out):
                 trainer.run()
         except FileError as error:
-            kept = f"; to go on, make room and run: {go_on(out)}" if has_state(out) else ""
-            raise FileError(f"{error}{kept}") from None
+            raise FileError(f"{error}{how_to_go_on(out, 'to go on, make room and run')}") from None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            kept = f"; go on: {go_on(out)}" if has_state(out) else ""
-            said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens{kept}"
-            raise MemoryExhausted(said) from None
+            said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
+            raise MemoryExhausted(f"{said}{how_to_go_on(out)}") from None
     files = ", ".join((LOG_FILE, TABLE, PLOT))
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
     LOG.info("translate with it: %s", translate_with(out))
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
-        interrupted.kept = f"at step {trainer.n_steps}, state saved; go on: {go_on(out)}"
+        interrupted.kept = f"at step {trainer.n_steps}, state saved{how_to_go_on(out)}"
         LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
         raise interrupted
 
 
-def has_state(out: Path) -> bool:
-    return (out / STATE).exists()
-
-
-def go_on(out: Path) -> str:
-    """The command that resumes a run, for pasting."""
-    return f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+def how_to_go_on(out: Path, how: str = "go on") -> str:
+    """Return the end of a message, with a command for pasting; "" if there is no state yet."""
+    again = f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+    return f"; {how}: {again}" if (out / STATE).exists() else ""
 
 
 def translate_with(out: Path) -> str:
-    """The command that translates with the model, for pasting."""
+    """Return the command that translates with the model, for pasting."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_translate" if command() == "onmt_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
@@ -191,19 +186,19 @@ class Trainer:
             self.device,
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
-        for note in self.options.notes:
-            LOG.info("NOTE: %s", note)
+        notes = list(self.options.notes)
         if not self.options.data.valid:
-            LOG.info(
-                "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
-                "a side with one of them are left out"
+            notes.append(
+                "without -valid, every fiftieth pair of train is held out; pairs that share a side "
+                "with one of them are left out"
             )
         elif n_known := sum(map(set(pairs).__contains__, self.shown)):
-            LOG.info(
-                "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
-                n_known,
-                len(self.shown),
+            notes.append(
+                f"{n_known} of {len(self.shown)} held-out pairs are in train too: their scores "
+                "tell little"
             )
+        for note in notes:
+            LOG.info("NOTE: %s", note)
         if not samples.HAS_SACREBLEU:
             LOG.info("no BLEU on the way: sacrebleu is missing (pip install sacrebleu)")
         if self.n_steps:
@@ -264,8 +259,7 @@ class Trainer:
                 LOG.info(
                     "NOTE: %d pairs of an epoch are left out: a line is longer than %d tokens, or "
                     "a target has a character without a piece (-all_characters makes them)",
-                    epoch.n_left_out,
-                    self.model.max_positions,
+                    *(epoch.n_left_out, self.model.max_positions),
                 )
             for batch in epoch.batches[self.batch :]:
                 self.batch += 1
@@ -312,7 +306,8 @@ class Trainer:
         """Return a finite loss.  Raises OptionError for another: no such weights may be saved."""
         if math.isfinite(loss):
             return loss
-        from_state = f"go on from {self.out / STATE}" if has_state(self.out) else "start again"
+        state = self.out / STATE
+        from_state = f"go on from {state}" if state.exists() else "start again"
         raise OptionError(
             f"the loss is no number any more at step {self.n_steps}; {from_state} "
             "with a lower matrix_lr and vector_lr, or with precision fp32"

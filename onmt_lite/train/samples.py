@@ -25,7 +25,7 @@ def translate(
 
 
 def bleu(outputs: list[str], references: list[str]) -> float | None:
-    """sacrebleu's BLEU with its defaults; None where sacrebleu is not installed."""
+    """sacrebleu's BLEU with its defaults; None if sacrebleu is not installed."""
     if not HAS_SACREBLEU:
         return None
     import sacrebleu  # optional
