@@ -11,18 +11,12 @@ from onmt_lite.checkpoints import native
 from onmt_lite.errors import OptionError
 from onmt_lite.models.transformer import Transformer, TransformerConfig
 from onmt_lite.train import data
-from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
 from recipes.de_en import grow
 from recipes.de_en import train as in_turn
 from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
 from tests.support import tiny
-from tests.support.counting import write_pairs
-
-TINY = (
-    "-d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1 -batch_tokens 200 -warmup_steps 2 "
-    "-threads 1 -device cpu"
-)
+from tests.support.counting import tiny_run, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +28,14 @@ def corpus(tmp_path_factory):
 def options(corpus, tmp_path):
     """options(name, *more) -> TrainOptions of a run into tmp_path/name."""
 
-    def load(name, *more):
-        argv = ["-train", corpus, "-valid", corpus, "-output", tmp_path / name, "-train_steps", 8]
-        return load_train_options(list(map(str, [*argv, *TINY.split(), *more])))[0]
-
-    return load
+    return lambda name, *more: tiny_run(corpus, tmp_path / name, *more)
 
 
 @pytest.fixture(scope="module")
 def start(corpus, tmp_path_factory):
     """A model of 26 pieces that has learned something."""
     path = tmp_path_factory.mktemp("start") / "model"
-    argv = ["-train", corpus, "-valid", corpus, "-output", path, "-vocab_size", 26]
-    argv += [*TINY.split(), "-train_steps", 300]
-    train(load_train_options(list(map(str, argv)))[0])
+    train(tiny_run(corpus, path, "-vocab_size", 26, "-train_steps", 300))
     return path
 
 
@@ -65,7 +53,7 @@ def loss_of(trainer):
 
 
 def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capsys):
-    train(options("start", "-vocab_size", 30, "-train_steps", 40))
+    train(options("start", "-train_steps", 40))
     start = tmp_path / "start"
     deep = grown(start, tmp_path / "deep", "-enc_layers", 3, "-dec_layers", 2)
     assert capsys.readouterr().out == f"model: {deep}\n"
@@ -104,7 +92,7 @@ def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, 
         mean = same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
         torch.testing.assert_close(became[piece], mean, atol=1e-3, rtol=1e-3)  # half precision
     # It knows far more than a new model, and what is saved goes on from here
-    assert loss_of(more) < loss_of(Trainer(options("none", "-vocab_size", 30))) - 0.5
+    assert loss_of(more) < loss_of(Trainer(options("none"))) - 0.5
     more.run()
     written = Translator.from_pretrained(tmp_path / "more", device="cpu").model
     assert (written.cfg.enc_layers, written.cfg.tgt_vocab_size) == (2, 33)
@@ -192,8 +180,9 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     more = ["-train", first, second, "-vocab_size", 16, "-resume", "-train_steps", 5]
     with pytest.raises(OptionError, match=r"text \(InTurn before, Text now\)"):
         Trainer(options("run", *more))
-    words = list(map(str, [*more, "-valid", corpus, "-output", tmp_path / "run", *TINY.split()]))
-    assert in_turn.main([*words, "-prepare"]) == 0
+    config = str(tmp_path / "run" / "train.yaml")
+    words = ["-config", config, "-resume", "-train_steps", "5", "-prepare"]
+    assert in_turn.main(words) == 0
     assert "step 5" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 
 

@@ -23,24 +23,16 @@ from onmt_lite.train.batches import group, one_ahead, pad_batch
 from onmt_lite.train.loss import ROWS, smoothed_nll
 from onmt_lite.train.muon import Muon, build_optimizers, orthogonalize
 from onmt_lite.train.network import rounding
-from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs
+from tests.support.counting import tiny_run as options
 from tests.support.files import DATA
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
-
-
-def options(corpus, output, *more):
-    argv = ["-train", str(corpus), "-valid", str(corpus), "-output", str(output)]
-    argv += "-vocab_size 30 -d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1".split()
-    argv += "-batch_tokens 200 -train_steps 8 -warmup_steps 2 -threads 1 -device cpu".split()
-    loaded, _ = load_train_options([*argv, *more])
-    return loaded
 
 
 def loss_of(trainer):
@@ -405,22 +397,6 @@ def test_with_pieces_for_all_characters_none_is_unknown(corpus):
         assert sp.unk_id() not in sp.encode(text)
         assert sp.decode(sp.encode(text)) == text
     assert len(sp.encode("🙂")) <= 2 < len(sp.encode("\U0001f9ff"))
-
-
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"no tab here\n", ":1: not a"),
-        (b"a\tb\n\tb\n", ":2: not a"),
-        (b"", "no pairs"),
-        (b"\xff\t\xff\n", "utf-8"),
-    ],
-)
-def test_bad_corpora_are_refused_in_one_line(tmp_path, content, error):
-    path = tmp_path / "bad.tsv"
-    path.write_bytes(content)
-    with pytest.raises(OnmtLiteError, match=error):
-        data.read_pairs(path)
 
 
 def test_embeddings_are_rounded_under_autocast_alone():

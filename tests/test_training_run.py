@@ -7,6 +7,8 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
+from functools import partial
 from random import Random
 from xml.etree import ElementTree
 
@@ -34,12 +36,7 @@ from onmt_lite.train.folder import alone_in
 from onmt_lite.train.journal import COLUMNS
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
-from tests.support.counting import write_pairs
-
-TINY = (
-    "-vocab_size 30 -d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1 -batch_tokens 200 "
-    "-train_steps 8 -warmup_steps 2 -threads 1 -device cpu"
-)
+from tests.support.counting import tiny_run, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +48,7 @@ def corpus(tmp_path_factory):
 def options(corpus, tmp_path):
     """options(*more) -> TrainOptions of a tiny run into tmp_path/run."""
 
-    def load(*more):
-        argv = ["-train", str(corpus), "-valid", str(corpus), "-output", str(tmp_path / "run")]
-        return load_train_options([*argv, *TINY.split(), *map(str, more)])[0]
-
-    return load
+    return partial(tiny_run, corpus, tmp_path / "run")
 
 
 @pytest.fixture
@@ -103,6 +96,8 @@ def test_a_table_as_people_have_it(tmp_path):
         (b"a\tb\nsch\xf6n\tfine\n", r"my\.tsv:2: not utf-8.*iconv"),
         ("a\tb\n".encode("utf-16"), r"my\.tsv is not text"),
         (b"\n \n\t\n", "holds no pairs"),
+        (b"", "holds no pairs"),
+        (b"a\tb\n\tb\n", r"my\.tsv:2: not a"),
         (gzip.compress(b"a\tb\n" * 99)[:-9], "cannot read .*my.tsv"),
     ],
 )
@@ -131,9 +126,10 @@ def test_held_out_pairs_share_no_side_with_those_that_are_learned():
 def test_without_valid_a_run_holds_pairs_out(tmp_path, options):
     path = tmp_path / "my.tsv"
     path.write_text("".join(f"satz {n}\tsentence {n}\n" for n in range(200)), encoding="utf-8")
-    argv = ["-train", str(path), "-output", str(tmp_path / "run"), *TINY.split()]
+    given = options("-train", path, "-vocab_size", 24)
+    given = replace(given, data=replace(given.data, valid=()))
     with module.logging_to(module.JobOptions()):
-        trainer = Trainer(load_train_options([*argv, "-vocab_size", "24"])[0])
+        trainer = Trainer(given)
     assert sum(len(batch.src) for batch in trainer.valid[0]) == len(trainer.shown) == 4
     assert len(trainer.text.pairs) == 196 and not set(trainer.shown) & set(trainer.text.pairs)
     assert "4 held out" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
