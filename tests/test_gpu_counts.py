@@ -1,7 +1,7 @@
-"""What `python -m tests.perf.gpu_counts` counts, beside sums by hand."""
+"""What `python -m tests.gpu.counts` counts, beside sums by hand."""
 
 from onmt_lite.models.cache import FIRST_CAPACITY
-from tests.perf.gpu_counts import BEAM, middle_step
+from tests.gpu.counts import BEAM, middle_step
 
 
 def test_operations_of_products_and_transfers():

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.workloads import Shape, random_workload
 from onmt_lite import Translator
-from onmt_lite.bench.workloads import Shape, random_workload
 from onmt_lite.config.environment import processor_words
 from onmt_lite.inference import runtime
 from onmt_lite.models import attention, linear, processor
@@ -333,7 +333,7 @@ class TestAttentionInBfloat16:
     @pytest.mark.parametrize("batch_size", [1, 5])
     def test_a_sentence_is_alone(self, batch_size, tmp_path):
         shape = Shape(2, 256, 512, 4, 300, n_lines=8, n_tokens=20)
-        made = random_workload("wide", shape, tmp_path, None)
+        made = random_workload(shape, tmp_path / "wide")
         lines = [" ".join(line.split()[: 2 + 2 * i]) for i, line in enumerate(made.lines)]
         given = dict(device="cpu", precision="int8", threads=1, max_length=24, n_best=2)
         translator = Translator.from_pretrained(made.model, **given)

@@ -26,10 +26,9 @@ import torch
 import yaml
 
 import onmt_lite.inference.notes
+from benchmarks.__main__ import parse as parse_benchmarks
+from benchmarks.report import chart_of, headline, tables_of, write_pages
 from onmt_lite import OnmtLiteError, Translator
-from onmt_lite.bench.options import OPTIONS as BENCH_OPTIONS
-from onmt_lite.bench.options import load_bench_options
-from onmt_lite.bench.report import chart_of, headline, tables_of
 from onmt_lite.config import peers
 from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
@@ -57,7 +56,7 @@ PROGRAMS: dict[str, Callable] = {
     "onmt_lite.export": load_export_options,
     "onmt_lite.train.calibrate": load_calibrate_options,
     "onmt_lite.ray": load_ray_options,
-    "onmt_lite.bench": load_bench_options,
+    "benchmarks": parse_benchmarks,
 }
 COMMANDS = {  # of an installed copy
     "onmt_translate": "onmt_lite",
@@ -381,7 +380,7 @@ class TestNames:
             *EXPORT_OPTIONS,
             *CALIBRATE_OPTIONS,
             *RAY_OPTIONS,
-            *BENCH_OPTIONS,
+            *vars(parse_benchmarks([])),
             *FOREIGN,
         }
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
@@ -573,13 +572,11 @@ def rewrite() -> None:
         (ROOT / "docs" / "options.md", "options", markdown_table(OPTIONS)),
         (ROOT / "README.md", "exactness", exactness_table()),
         (ROOT / "README.md", "names", names_table()),
-        (ROOT / "README.md", "speed", headline(SPEED)),
-        (ROOT / "docs" / "speed.md", "measured", tables_of(SPEED)),
         (CARD, "examples", card_examples(CARD.read_text(encoding="utf-8"))),
     ):
         start = f"<!-- {name} -->\n"
         replace(path, start + between(path.read_text(encoding="utf-8"), name), start + table)
-    (ROOT / "docs" / "speed.svg").write_text(chart_of(SPEED), encoding="utf-8")
+    write_pages()
     with tempfile.TemporaryDirectory() as here:
         sandbox = make_sandbox(Path(here))
         for block in (block for block in BLOCKS if block.kind == "console"):

@@ -1,13 +1,73 @@
 """How the work of a search grows, counted: the numbers that operations write, not seconds.
 
-`python -m tests.perf.scaling` holds processor time against the same laws.
+Theory says of which terms the work consists (a constant, the size, its square); their weights are
+fitted to all sizes at once.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.perf.scaling import ALLOWED, ONE, SIZE, SQUARE, fitted, greedy, make_model, search
+from onmt_lite.models.selection import Selection
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.search.decode import decode
+from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.presets import PRESETS
+
+BOS, EOS = 2, 3
+ALLOWED = 0.15
+
+Term = Callable[[float], float]
+ONE, SIZE, SQUARE = (lambda x: 1.0), (lambda x: x), (lambda x: x * x)
+
+
+def make_model(vocab_size: int) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(d_model=128, heads=4, d_ff=512, enc_layers=2, dec_layers=2, max_positions=600)
+    cfg = TransformerConfig(vocab_size, vocab_size, **sizes)
+    return Transformer(cfg).eval().requires_grad_(False)
+
+
+def search(model: Any, n: int, source: int, steps: int, beam: int) -> None:
+    """Translate n sentences of `source` tokens in `steps` steps each, which nothing cuts short."""
+    preset = PRESETS["opennmt"]
+    plan = Plan(preset.policy, next(iter(preset.stops.values())), beam, bos_id=BOS, eos_id=EOS)
+    words = torch.randint(4, model.vocab_size, (n, source)).tolist()
+    sentences = [Sentence(ids, Limits(steps, steps + 1)) for ids in words]
+    for _ in decode(model, sentences, plan):
+        pass
+
+
+@torch.inference_mode()
+def greedy(model: Any, n: int, source: int, steps: int) -> None:
+    """The best token at each step, with no search around it: what a beam of one is held against."""
+    src = torch.randint(4, model.vocab_size, (n, source))
+    state = model.init_state(model.encode(src, torch.full((n,), source)))
+    state = state.select(Selection(torch.arange(n)[:, None]))
+    tokens = torch.full((n,), BOS)
+    for _ in range(steps):
+        logits, _ = model.step(tokens, state)
+        logits[:, EOS] = -torch.inf
+        scores = logits.log_softmax(-1)
+        tokens = scores.argmax(-1)
+        scores.gather(1, tokens[:, None]).tolist()
+
+
+def fitted(terms: Sequence[Term], times: dict[int, float]) -> dict[int, float]:
+    """Predicted times: weights of the terms, none below 0, with the least sum of squares of what
+    is off, in shares of each time."""
+    left = list(terms)
+    while True:
+        shares = torch.tensor([[f(x) / t for f in left] for x, t in times.items()]).double()
+        scale = shares.amax(0)
+        weights = torch.linalg.lstsq(shares / scale, torch.ones(len(times), 1).double()).solution
+        weights = weights[:, 0] / scale
+        if (weights >= 0).all():
+            return {x: sum(float(w) * f(x) for w, f in zip(weights, left)) for x in times}
+        del left[int((weights * scale).argmin())]
 
 
 class Written(TorchDispatchMode):
@@ -32,7 +92,7 @@ def written(work, *args):
     return counted
 
 
-MODEL = make_model("small", 1000)
+MODEL = make_model(1000)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +117,7 @@ def test_work_grows_by_its_law(place, values, terms):
 
 def test_a_larger_vocabulary_costs_its_logits():
     values = (4096, 16384, 65536)
-    counts = {v: written(search, make_model("small", v), 4, 8, 8, 4).n_numbers for v in values}
+    counts = {v: written(search, make_model(v), 4, 8, 8, 4).n_numbers for v in values}
     for value, predicted in fitted((ONE, SIZE), counts).items():
         assert counts[value] == pytest.approx(predicted, rel=ALLOWED)
 

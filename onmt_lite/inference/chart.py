@@ -36,69 +36,31 @@ def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Point
     x_ticks = ticks(xs)
     inside = WIDTH - left - right
     total = top + len(kept) * (height + gap) + 16
-    parts = [_text(WIDTH / 2, 24, title, "middle", bold=True)]
+    parts = [draw_text(WIDTH / 2, 24, title, "middle", bold=True)]
     for i, (label, lines) in enumerate(kept.items()):
         bottom = top + i * (height + gap) + height
         y_ticks = ticks([y for points in lines.values() for _, y in points])
         for y in y_ticks:
-            place = bottom - _share(y, y_ticks) * height
-            parts.append(_line(left, place, WIDTH - right, place, LIGHT))
-            parts.append(_text(left - 8, place + 4, _number(y, y_ticks), "end"))
+            place = bottom - share(y, y_ticks) * height
+            parts.append(draw_line(left, place, WIDTH - right, place, LIGHT))
+            parts.append(draw_text(left - 8, place + 4, number(y, y_ticks), "end"))
         for x in x_ticks:
-            place = left + _share(x, x_ticks) * inside
-            parts.append(_line(place, bottom, place, bottom + 5, DARK))
-            parts.append(_text(place, bottom + 19, _number(x, x_ticks), "middle"))
-        parts.append(_line(left, bottom, WIDTH - right, bottom, DARK))
-        parts.append(_line(left, bottom - height, left, bottom, DARK))
-        parts.append(_text(16, bottom - height / 2, label, "middle", upright=True))
-        for (_, points), colour in zip(lines.items(), _colours(len(lines))):
+            place = left + share(x, x_ticks) * inside
+            parts.append(draw_line(place, bottom, place, bottom + 5, DARK))
+            parts.append(draw_text(place, bottom + 19, number(x, x_ticks), "middle"))
+        parts.append(draw_line(left, bottom, WIDTH - right, bottom, DARK))
+        parts.append(draw_line(left, bottom - height, left, bottom, DARK))
+        parts.append(draw_text(16, bottom - height / 2, label, "middle", upright=True))
+        for (_, points), colour in zip(lines.items(), colours(len(lines))):
             places = [
-                (left + _share(x, x_ticks) * inside, bottom - _share(y, y_ticks) * height)
+                (left + share(x, x_ticks) * inside, bottom - share(y, y_ticks) * height)
                 for x, y in points
             ]
-            parts.append(_joined(places, colour))
+            parts.append(draw_points(places, colour))
         if len(lines) > 1:
-            parts.append(_legend(list(lines), WIDTH - right, bottom - height - 8))
-    parts.append(_text(left + inside / 2, total - 14, x_label, "middle"))
-    return _svg(title, total, parts)
-
-
-def bar_chart(title: str, x_label: str, groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Horizontal bars from zero, their values beside them.
-
-    `groups`: by the name of a group, its bars; by the name of a bar, how long it is (not
-    negative).  Bars of one name have one colour in all groups.
-    """
-    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
-    colours = dict(zip(names, _colours(len(names))))
-    left = 24 + min(WIDTH / 2, LETTER * max(map(len, groups), default=0))
-    right, top, height, gap = 64, 72 if len(names) > 1 else 48, 22, 14
-    n_bars = sum(map(len, groups.values()))
-    bottom = top + n_bars * height + len(groups) * gap
-    x_ticks = ticks([0.0, *(value for bars in groups.values() for value in bars.values())])
-    inside = WIDTH - left - right
-    parts = [_text(WIDTH / 2, 24, title, "middle", bold=True)]
-    for x in x_ticks:
-        place = left + _share(x, x_ticks) * inside
-        parts.append(_line(place, top, place, bottom, LIGHT))
-        parts.append(_text(place, bottom + 19, _number(x, x_ticks), "middle"))
-    y = top + gap / 2
-    for group, bars in groups.items():
-        parts.append(_text(left - 8, y + len(bars) * height / 2 + 4, group, "end"))
-        for name, value in bars.items():
-            length = _share(value, x_ticks) * inside
-            parts.append(
-                f'<rect x="{left:.1f}" y="{y + 2:.1f}" width="{length:.1f}" height="{height - 4}" '
-                f'fill="{colours[name]}"/>'
-            )
-            parts.append(_text(left + length + 6, y + height / 2 + 4, f"{value:,.6g}"))
-            y += height
-        y += gap
-    parts.append(_line(left, top, left, bottom, DARK))
-    if len(names) > 1:
-        parts.append(_legend(names, WIDTH - right, top - 12))
-    parts.append(_text(left + inside / 2, bottom + 40, x_label, "middle"))
-    return _svg(title, bottom + 54, parts)
+            parts.append(draw_legend(list(lines), WIDTH - right, bottom - height - 8))
+    parts.append(draw_text(left + inside / 2, total - 14, x_label, "middle"))
+    return svg_page(title, total, parts)
 
 
 def ticks(values: Sequence[float]) -> list[float]:
@@ -114,36 +76,36 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [n * distance for n in range(first, last + 1)]
 
 
-def _share(value: float, scale: list[float]) -> float:
+def share(value: float, scale: list[float]) -> float:
     """0 at the first tick, 1 at the last."""
     return (value - scale[0]) / (scale[-1] - scale[0])
 
 
-def _number(value: float, scale: list[float]) -> str:
+def number(value: float, scale: list[float]) -> str:
     """A tick's label, with as many decimals as the distance of the ticks has."""
     decimals = max(0, -math.floor(math.log10(scale[1] - scale[0]) + 1e-9))
     return f"{value + 0.0:,.{decimals}f}"
 
 
-def _colours(n: int) -> list[str]:
+def colours(n: int) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(n)]
 
 
-def _text(
+def draw_text(
     x: float, y: float, text: str, anchor: str = "start", bold: bool = False, upright: bool = False
 ) -> str:
     turned = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upright else ""
     weight = ' font-weight="bold"' if bold else ""
     at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f"<text {at}{weight}{turned}>{_escape(text)}</text>"
+    return f"<text {at}{weight}{turned}>{escape(text)}</text>"
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+def draw_line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} stroke="{colour}"/>'
 
 
-def _joined(places: list[tuple[float, float]], colour: str) -> str:
+def draw_points(places: list[tuple[float, float]], colour: str) -> str:
     """A line through all places; a dot on each where they are few, so that one alone is seen."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
@@ -152,26 +114,26 @@ def _joined(places: list[tuple[float, float]], colour: str) -> str:
     return "".join([line, *dots])
 
 
-def _legend(names: list[str], right: float, y: float) -> str:
+def draw_legend(names: list[str], right: float, y: float) -> str:
     """Names behind squares of their colours, in a row that ends at `right`."""
     widths = [26 + LETTER * len(name) for name in names]
     x, parts = right - sum(widths), []
-    for name, width, colour in zip(names, widths, _colours(len(names))):
+    for name, width, colour in zip(names, widths, colours(len(names))):
         parts.append(f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
-        parts.append(_text(x + 14, y, name))
+        parts.append(draw_text(x + 14, y, name))
         x += width
     return "".join(parts)
 
 
-def _svg(title: str, height: float, parts: list[str]) -> str:
+def svg_page(title: str, height: float, parts: list[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif" font-size="{FONT}" '
-        f'fill="{DARK}" role="img">\n<title>{_escape(title)}</title>\n'
+        f'fill="{DARK}" role="img">\n<title>{escape(title)}</title>\n'
         f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>\n'
     )
     return head + "\n".join(parts) + "\n</svg>\n"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     return html.escape(UNWRITABLE.sub("\ufffd", text))

@@ -1,7 +1,7 @@
 """The first run on a GPU: `python -m tests.gpu`.
 
 Correctness first: tests/gpu.  Only if all of it passes, speed: steps of models with random weights
-in bfloat16, replayed as CUDA graphs and not, beside the bounds of `tests.perf.gpu_counts`.
+in bfloat16, replayed as CUDA graphs and not, beside the bounds of `tests.gpu.counts`.
 """
 
 import subprocess
@@ -13,15 +13,15 @@ import torch
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.captured import CudaRecorder, with_graphs
 from onmt_lite.search.decode import decode
-from tests.perf.gpu_counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
-from tests.perf.gpu_counts import main as print_bounds
+from tests.gpu.counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
+from tests.gpu.counts import main as print_bounds
 
 ROUNDS = 3
 
 
 def main() -> int:
     if not torch.cuda.is_available():
-        print("no GPU here; python -m tests.perf.gpu_counts counts without one")
+        print("no GPU here; python -m tests.gpu.counts counts without one")
         return 2
     code = subprocess.call([sys.executable, "-m", "pytest", "tests/gpu", "--durations=10"])
     if code:

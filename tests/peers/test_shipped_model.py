@@ -3,33 +3,65 @@
 pip install ctranslate2 transformers && python -m pytest tests/peers
 """
 
+import os
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 
-from onmt_lite.bench.options import BenchOptions
-from onmt_lite.bench.systems import PEERS, Job, build
-from onmt_lite.bench.workloads import convert_to_ctranslate2, make_workload, write_formats
+from benchmarks.systems import ctranslate2, n_tokens, read_parts, search_of, transformers
+from benchmarks.workloads import make_workload, write_formats
+from onmt_lite import Translator
+from onmt_lite.export import main as export
 
-LINES = 13  # of the sample
-EXACT = [kind for kind in PEERS if kind.precision in ("float32", "fp32")]
+SAMPLE = Path(__file__).parents[2] / "data" / "sample.de.txt"
+MAX_LENGTH = 250
+NAMES = {"ctranslate2": "CTranslate2", "transformers": "transformers"}
 
 
-@pytest.fixture(scope="module")
-def formats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shipped")
-    return write_formats(make_workload("shipped", BenchOptions(), folder), folder / "formats")
+def opennmt_py(job):
+    """OpenNMT-py 3, by the engine of its onmt_translate."""
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it is older than that rule of torch
+    from onmt.inference_engine import InferenceEnginePY
+    from onmt.opts import translate_opts
+    from onmt.utils.parse import ArgumentParser
+
+    parts, encode, decode = read_parts(job)
+    ends = [parts["src_tokens"][i] for i in parts["src_end"]]
+    parser = ArgumentParser()
+    translate_opts(parser)
+    words = f"-src - -gpu -1 -beam_size {job['beam_size']} -batch_size 64 -max_length {MAX_LENGTH}"
+    files = ["-model", f"{job['folder']}/exported.pt", "-output", f"{job['folder']}/pred.txt"]
+    export(["-model", job["model"], "-to", "opennmt-py", "-output", files[1]])
+    options = parser.parse_args([*words.split(), *files])
+    ArgumentParser.validate_translate_opts(options)
+    ArgumentParser._get_all_transform_translate(options)
+    ArgumentParser._validate_transforms_opts(options)
+    engine = InferenceEnginePY(options)
+
+    def translate(lines, search):
+        _, found = engine.infer_list([" ".join(encode(line) + ends) for line in lines])
+        outputs = [best[0].split() for best in found]
+        return [*map(decode, outputs)], n_tokens(outputs, job)
+
+    return translate, "", ""
 
 
 @pytest.mark.parametrize("beam_size", [5, 1])
-@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
-def test_translates_as_our_search(kind, beam_size, formats, tmp_path):
-    pytest.importorskip({"OpenNMT-py": "onmt"}.get(kind.package, kind.package))
-    workload = make_workload("shipped", BenchOptions(lines=LINES), tmp_path)
-    if kind.option == "ctranslate2" and not formats.ctranslate2.exists():
-        convert_to_ctranslate2(formats)
-    job = Job(
-        kind.option, kind.precision, workload.model, str(formats.folder), LINES, 1, beam_size, None
-    )
-    found, n_tokens = build(job).translate(workload.lines)
-    ours = build(Job("ours", "fp32", workload.model, "", LINES, 1, beam_size, None))
-    assert found == ours.translate_as(workload.lines, kind.search)
-    assert n_tokens > 3 * LINES
+@pytest.mark.parametrize(
+    ("package", "system"),
+    [("ctranslate2", ctranslate2), ("transformers", transformers), ("onmt", opennmt_py)],
+)
+def test_translates_as_our_search(package, system, beam_size, tmp_path):
+    pytest.importorskip(package)
+    workload = make_workload("shipped", Namespace(src=SAMPLE, tgt=None, lines=None), tmp_path)
+    write_formats(workload, tmp_path, wants_ctranslate2=package == "ctranslate2")
+    job = {"model": workload.model, "is_marian": False, "length": None, "folder": str(tmp_path)}
+    job |= {"precision": "float32", "threads": 1, "beam_size": beam_size}
+    found, n_found = system(job)[0](workload.lines, "")
+    search = "opennmt-3" if package == "onmt" else search_of(f"{NAMES[package]} float32")
+    ours = Translator.from_pretrained(workload.model, precision="fp32", threads=1)
+    limits = {"beam_size": beam_size, "max_length": MAX_LENGTH}
+    expected = ours.translate(workload.lines, search=search, **limits)
+    assert found == [t.hyps[0].text for t in expected]
+    assert n_found > 3 * len(workload.lines)

@@ -1,5 +1,10 @@
-"""What was measured, as tables of Markdown and as a chart."""
+"""What was measured, as tables of Markdown and as a chart.
 
+`python -m benchmarks.report` writes docs/speed.json into docs/speed.md, docs/speed.svg and
+README.md.
+"""
+
+import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -7,18 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from onmt_lite import __version__
-from onmt_lite.bench.systems import PEERS
-from onmt_lite.inference.chart import bar_chart
+import torch
 
-OURS = "onmt_lite"
+from benchmarks.processes import ROOT
+from benchmarks.systems import OURS, SYSTEMS
+from onmt_lite import __version__
+from onmt_lite.inference import chart
+
 Record = Mapping[str, Any]  # what the JSON file has
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, Any]:
     """What the figures depend on besides."""
-    import torch
-
     settings = {
         name: value
         for name, value in environment.items()
@@ -50,7 +55,8 @@ def processor() -> str:
 
 def reference(work: Record) -> str:
     """The system that ratios are to: the first peer there is, else ours."""
-    return next((kind.name for kind in PEERS if kind.name in work["systems"]), OURS)
+    peers = [name for name, system in SYSTEMS.items() if system.kind != OURS]
+    return next((name for name in peers if name in work["systems"]), OURS)
 
 
 def ratios(work: Record, name: str, by: str) -> list[float]:
@@ -136,35 +142,19 @@ def speed_table(work: Record) -> str:
 
 
 def time_table(work: Record) -> str:
-    """A row per phase, and the floor; a column per profile."""
-    profiles = work["profiles"].values()
-    head = ["phase", *(f"{p['precision']}{mark}" for p in profiles for mark in ("", ", share"))]
-    rows = []
-    totals = [sum(p["phases"].values()) for p in profiles]
-    for phase in next(iter(profiles))["phases"]:
-        row = [phase]
-        for p, total in zip(profiles, totals):
-            seconds = p["phases"][phase]
-            row += [f"{1000 * seconds / p['lines']:.2f}", f"{seconds / total:.0%}"]
-        rows.append(row)
-    summed, floors = ["all"], ["the matrix products alone"]
-    for (name, p), total in zip(work["profiles"].items(), totals):
-        summed += [f"{1000 * total / p['lines']:.2f}", "100%"]
-        share = floor_share(work, name)
-        floors += [
-            f"{1000 * p['floor'] / p['lines']:.2f}",
-            "–" if share is None else f"{share:.0%}",
-        ]
-    return aligned([head, *rows, summed, floors])
-
-
-def floor_share(work: Record, name: str) -> float | None:
-    """The products alone as a part of the processor time of the runs that were compared."""
-    spent = [s for s in work["systems"][name]["processor_seconds"] if s]
-    profile = work["profiles"][name]
-    if not spent:
-        return None
-    return profile["floor"] / profile["lines"] / (median(spent) / work["lines"])
+    """A row per phase, two columns per number type."""
+    head, totals = ["phase"], ["all"]
+    rows: dict[str, list[str]] = {}
+    for precision, measured in work["phases"].items():
+        head += [precision, f"{precision}, share"]
+        total = sum(measured["seconds"].values())
+        for phase, seconds in measured["seconds"].items():
+            milliseconds = 1000 * seconds / measured["lines"]
+            rows.setdefault(phase, [phase]).extend(
+                [f"{milliseconds:.2f}", f"{seconds / total:.0%}"]
+            )
+        totals += [f"{1000 * total / measured['lines']:.2f}", "100%"]
+    return aligned([head, *rows.values(), totals])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -179,7 +169,7 @@ def count(n: int, thing: str) -> str:
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
-# -- the chart ------------------------------------------------------------------------------------
+# -- the chart and the pages ----------------------------------------------------------------------
 
 
 def chart_of(record: Record) -> str:
@@ -192,3 +182,57 @@ def chart_of(record: Record) -> str:
     base = reference(next(iter(record["workloads"].values())))
     title = f"Speed on {count(record['threads'], 'processor')}, beam {record['beam_size']}"
     return bar_chart(title, f"times as fast as {base}", groups)
+
+
+def bar_chart(title: str, x_label: str, groups: Mapping[str, Mapping[str, float]]) -> str:
+    """Horizontal bars from zero, their values beside them.
+
+    `groups`: by the name of a group, its bars; by the name of a bar, how long it is (not
+    negative).  Bars of one name have one colour in all groups.
+    """
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    colours = dict(zip(names, chart.colours(len(names))))
+    left = 24 + min(chart.WIDTH / 2, chart.LETTER * max(map(len, groups), default=0))
+    right, top, height, gap = 64, 72 if len(names) > 1 else 48, 22, 14
+    n_bars = sum(map(len, groups.values()))
+    bottom = top + n_bars * height + len(groups) * gap
+    x_ticks = chart.ticks([0.0, *(value for bars in groups.values() for value in bars.values())])
+    inside = chart.WIDTH - left - right
+    parts = [chart.draw_text(chart.WIDTH / 2, 24, title, "middle", bold=True)]
+    for x in x_ticks:
+        place = left + chart.share(x, x_ticks) * inside
+        parts.append(chart.draw_line(place, top, place, bottom, chart.LIGHT))
+        parts.append(chart.draw_text(place, bottom + 19, chart.number(x, x_ticks), "middle"))
+    y = top + gap / 2
+    for group, bars in groups.items():
+        parts.append(chart.draw_text(left - 8, y + len(bars) * height / 2 + 4, group, "end"))
+        for name, value in bars.items():
+            length = chart.share(value, x_ticks) * inside
+            parts.append(
+                f'<rect x="{left:.1f}" y="{y + 2:.1f}" width="{length:.1f}" height="{height - 4}" '
+                f'fill="{colours[name]}"/>'
+            )
+            parts.append(chart.draw_text(left + length + 6, y + height / 2 + 4, f"{value:,.6g}"))
+            y += height
+        y += gap
+    parts.append(chart.draw_line(left, top, left, bottom, chart.DARK))
+    if len(names) > 1:
+        parts.append(chart.draw_legend(names, chart.WIDTH - right, top - 12))
+    parts.append(chart.draw_text(left + inside / 2, bottom + 40, x_label, "middle"))
+    return chart.svg_page(title, bottom + 54, parts)
+
+
+def write_pages() -> None:
+    record = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
+    (ROOT / "docs" / "speed.svg").write_text(chart_of(record), encoding="utf-8")
+    blocks = (("README.md", "speed", headline), ("docs/speed.md", "measured", tables_of))
+    for page, block, text_of in blocks:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        start, end = f"<!-- {block} -->\n", f"\n<!-- /{block} -->"
+        before, rest = text.split(start)
+        after = rest.split(end)[1]
+        (ROOT / page).write_text(before + start + text_of(record) + end + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages()

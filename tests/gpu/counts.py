@@ -1,4 +1,4 @@
-"""What a step asks of a GPU, counted without one: `python -m tests.perf.gpu_counts`.
+"""What a step asks of a GPU, counted without one: `python -m tests.gpu.counts`.
 
 Models without numbers (tensors on the device `meta`) run the loop's own steps: each kernel is
 counted with the bytes it reads and writes and its floating-point operations.  So the counts are the

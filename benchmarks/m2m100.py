@@ -1,0 +1,74 @@
+"""The shipped model in transformers, as M2M100.
+
+Marian has norms after the sublayers.  M2M100 has them before, with sinusoidal positions and ReLU;
+it takes the weights, and a bias of the output layer besides.
+"""
+
+from typing import Any
+
+import torch
+
+from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER
+from onmt_lite.checkpoints.loading import load_checkpoint
+
+FIRST = 2  # M2M100 counts positions from one more than the id of padding, which is 1
+# Our names around the layers, and theirs
+OUTSIDE = {
+    "enc_norm": "model.encoder.layer_norm",
+    "dec_norm": "model.decoder.layer_norm",
+    "src_embedding.token": "model.encoder.embed_tokens",
+    "tgt_embedding.token": "model.decoder.embed_tokens",
+    "output": "lm_head",
+}
+
+
+def to_m2m100(path: str) -> Any:
+    """The model at the path, of transformers.  Raises RuntimeError if M2M100 lacks a part of it."""
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    checkpoint = load_checkpoint(path)
+    ours: Any = checkpoint.model
+    cfg = ours.cfg
+    config = M2M100Config(
+        vocab_size=cfg.tgt_vocab_size,
+        d_model=cfg.d_model,
+        encoder_layers=cfg.enc_layers,
+        decoder_layers=cfg.dec_layers,
+        encoder_attention_heads=cfg.heads,
+        decoder_attention_heads=cfg.of_decoder.heads,
+        encoder_ffn_dim=cfg.d_ff,
+        decoder_ffn_dim=cfg.of_decoder.d_ff,
+        activation_function=cfg.activation,
+        scale_embedding=cfg.scale_embedding,
+        max_position_embeddings=cfg.max_positions,
+        pad_token_id=checkpoint.src_vocab.pad_id,
+        tie_word_embeddings=False,
+    )
+    theirs = M2M100ForConditionalGeneration(config)
+    theirs.lm_head = torch.nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
+    theirs.load_state_dict(renamed(ours))
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = cfg.norm_eps
+    table = ours.src_embedding.position
+    positions = torch.cat([table.new_zeros(FIRST, table.size(1)), table])
+    for half in (theirs.model.encoder, theirs.model.decoder):
+        half.embed_positions.register_buffer("weights", positions, persistent=False)
+    return theirs
+
+
+def renamed(ours: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights under M2M100's names, joined projections taken apart."""
+    theirs = {}
+    for name, weight in ours.state_dict().items():
+        stem, kind = name.rsplit(".", 1)
+        side, *inside = stem.split(".", 2)
+        if side in ("encoder", "decoder"):
+            layer, part = inside
+            names = [f"model.{side}.layers.{layer}.{each}" for each in DECODER_LAYER[part]]
+        else:
+            names = [OUTSIDE[stem]]
+        for each, piece in zip(names, weight.chunk(len(names))):
+            theirs[f"{each}.{kind}"] = piece
+    theirs["model.shared.weight"] = theirs["model.decoder.embed_tokens.weight"]
+    return theirs

@@ -1,0 +1,213 @@
+"""How each system translates lines, from text to text: `python -m benchmarks.systems`, a process.
+
+Standard input has JSON objects, one a line, each of which is answered by one: first a job (what
+`benchmarks.__main__` makes, with a `System`), then lines to translate, again and again.  No package
+is imported before the function of its system runs, so that memory is that of the system alone.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CTRANSLATE2_BATCH = 32  # examples; its fastest here with a worker per processor
+TRANSFORMERS_BATCH = 64
+MAX_LENGTH = 250  # tokens of an output
+
+Job = dict[str, Any]
+# Lines and a search to translations and how many tokens these have, the end tokens counted
+Translate = Callable[[list[str], str], tuple[list[str], int]]
+
+
+class System(NamedTuple):
+    """A package of Python and a number type; "" is the one that the package chooses."""
+
+    kind: str
+    precision: str
+
+
+OURS, EXACT = "onmt_lite", "onmt_lite fp32"
+SYSTEMS = {
+    OURS: System("onmt_lite", ""),
+    EXACT: System("onmt_lite", "fp32"),
+    "onmt_lite bf16": System("onmt_lite", "bf16"),
+    "onmt_lite int8": System("onmt_lite", "int8"),
+    "CTranslate2 int8": System("ctranslate2", "int8"),
+    "CTranslate2 float32": System("ctranslate2", "float32"),
+    "transformers float32": System("transformers", "float32"),
+    "transformers bfloat16": System("transformers", "bfloat16"),
+}
+
+
+def version_of(name: str) -> str:
+    """The version of a system's package, "" if it is not installed or our own."""
+    try:
+        return version(SYSTEMS[name].kind) if SYSTEMS[name].kind != OURS else ""
+    except PackageNotFoundError:
+        return ""
+
+
+def search_of(name: str) -> str:
+    """The -search of onmt_lite that finds what the system finds with the same numbers."""
+    kind = SYSTEMS[name].kind
+    if kind == "transformers":
+        return "transformers-5" if int(version_of(name).split(".")[0]) >= 5 else kind
+    return "opennmt" if kind == OURS else kind
+
+
+def onmt_lite(job: Job) -> tuple[Translate, str, str]:
+    """As its command line translates a file, with default options but for what is asked."""
+    from onmt_lite.config.environment import prepare_environment
+
+    prepare_environment()
+    from onmt_lite import Translator
+    from onmt_lite.inference.runtime import precision_of
+
+    n, length = job["threads"], job["length"]
+    options = {"device": "cpu", "workers": n, "threads": 1, "beam_size": job["beam_size"]}
+    if job["precision"]:
+        options["precision"] = job["precision"]
+    translator: Any = Translator.from_pretrained(job["model"], **options)
+    precision = translator.machine["precision"] if n > 1 else precision_of(translator.model)
+    src, output = (Path(job["folder"], f"{os.getpid()}.{end}") for end in ("src", "out"))
+
+    def translate(lines: list[str], search: str) -> tuple[list[str], int]:
+        limits = {}
+        if length:  # transformers counts the start token
+            limits = dict.fromkeys(
+                ("min_length", "max_length"), length + search.startswith("transformers")
+            )
+        counts = [(0, 0)]
+        src.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        translator.translate_file(
+            src,
+            output,
+            lambda n_lines, n_tokens: counts.append((n_lines, n_tokens)),
+            search=search or "opennmt",
+            **limits,
+        )
+        return output.read_text(encoding="utf-8").removesuffix("\n").split("\n"), counts[-1][1]
+
+    return translate, f"{precision}, {n} worker{'s' * (n > 1)}", precision
+
+
+def read_parts(job: Job) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
+    """Token ids of the model, and functions from a line to tokens and back, from the files that
+    `workloads.write_formats` has written."""
+    folder = Path(job["folder"])
+    parts = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
+    from sentencepiece import SentencePieceProcessor
+
+    source = SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    target = SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    return parts, lambda line: source.encode(line, out_type=str), target.decode
+
+
+def n_tokens(outputs: Sequence[list[str]], job: Job) -> int:
+    """Of outputs without end tokens; those of a fixed length have none."""
+    return sum(map(len, outputs)) + (0 if job["length"] else len(outputs))
+
+
+def ctranslate2(job: Job) -> tuple[Translate, str, str]:
+    """As its documentation advises for throughput: workers of one thread each, small batches."""
+    from ctranslate2 import Translator
+
+    parts, encode, decode = read_parts(job)
+    ends = [parts["src_tokens"][i] for i in parts["src_end"]]
+    limits = {"max_decoding_length": job["length"] or MAX_LENGTH}
+    if job["length"]:
+        limits["min_decoding_length"] = job["length"]
+    translator = Translator(
+        str(Path(job["folder"], "ctranslate2")),
+        compute_type=job["precision"],
+        inter_threads=job["threads"],
+        intra_threads=1,
+    )
+
+    def translate(lines: list[str], search: str) -> tuple[list[str], int]:
+        results = translator.translate_batch(
+            [encode(line) + ends for line in lines],
+            beam_size=job["beam_size"],
+            max_batch_size=CTRANSLATE2_BATCH,
+            **limits,
+        )
+        outputs = [result.hypotheses[0] for result in results]
+        return [*map(decode, outputs)], n_tokens(outputs, job)
+
+    return translate, "", job["precision"]
+
+
+def transformers(job: Job) -> tuple[Translate, str, str]:
+    """`generate` on batches of lines of about one length."""
+    import torch
+    from transformers import GenerationConfig, MarianMTModel
+
+    from benchmarks.m2m100 import to_m2m100
+
+    torch.set_num_threads(job["threads"])
+    parts, encode, decode = read_parts(job)
+    pad, eos = parts["pad_id"], parts["eos_id"]
+    ids_of = {token: i for i, token in enumerate(parts["src_tokens"])}
+    model = (MarianMTModel.from_pretrained if job["is_marian"] else to_m2m100)(job["model"])
+    model.to(getattr(torch, job["precision"])).eval()
+    limits = {"max_new_tokens": job["length"] or MAX_LENGTH - 1}
+    if job["length"]:
+        limits["min_new_tokens"] = job["length"]
+    config = GenerationConfig(
+        num_beams=job["beam_size"],
+        pad_token_id=pad,
+        eos_token_id=eos,
+        decoder_start_token_id=parts["start_id"],
+        suppress_tokens=parts["never_ids"],
+        **limits,
+    )
+
+    def generate(sources: list[list[int]]) -> list[list[int]]:
+        width = max(map(len, sources))
+        ids = torch.tensor([source + [pad] * (width - len(source)) for source in sources])
+        mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sources])
+        found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        rows = [row[1:] for row in found.tolist()]  # without the start token
+        return [row[: row.index(eos)] if eos in row else row for row in rows]
+
+    def translate(lines: list[str], search: str) -> tuple[list[str], int]:
+        unknown = ids_of["<unk>"]
+        sources = [
+            [*(ids_of.get(token, unknown) for token in encode(line)), *parts["src_end"]]
+            for line in lines
+        ]
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        outputs: list[list[str]] = [[]] * len(sources)
+        for start in range(0, len(order), TRANSFORMERS_BATCH):
+            chosen = order[start : start + TRANSFORMERS_BATCH]
+            for i, output in zip(chosen, generate([sources[i] for i in chosen])):
+                outputs[i] = [parts["tgt_tokens"][j] for j in output]
+        return [*map(decode, outputs)], n_tokens(outputs, job)
+
+    return translate, "", job["precision"]
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some systems print
+
+    def say(**values: Any) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    job = json.loads(sys.stdin.readline())
+    build = {"onmt_lite": onmt_lite, "ctranslate2": ctranslate2, "transformers": transformers}
+    translate, detail, precision = build[job["kind"]](job)
+    say(detail=detail, precision=precision)
+    for question in map(json.loads, sys.stdin):
+        start = time.perf_counter()
+        texts, n = translate(question["lines"], question["search"])
+        say(seconds=time.perf_counter() - start, n_tokens=n, texts=texts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Models, lines, and the models in the formats of the other systems."""
+
+import contextlib
+import io
+import json
+import os
+import random
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import sentencepiece as spm
+import torch
+
+from benchmarks.processes import ROOT
+from onmt_lite.checkpoints.huggingface import marian_writer
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.export import main as export_main
+from onmt_lite.models.layers import DecoderLayer
+from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.text.tokenizers import MarianTokenizer
+from onmt_lite.text.vocab import Vocab
+
+SHIPPED = ROOT / "data" / "de-en"
+TEXT = ROOT / "recipes" / "de_en" / "usage.tsv"  # German, TAB, English
+N_LINES = 520  # of it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Marian model of random weights, and how many lines are one run."""
+
+    layers: int  # of the encoder, and as many of the decoder
+    d_model: int
+    d_ff: int
+    heads: int
+    vocab_size: int
+    n_lines: int
+    n_tokens: int = 24  # of a source with its end token, and of an output without
+
+
+SHAPES = {
+    "base": Shape(6, 512, 2048, 8, 32000, n_lines=128),
+    "tiny": Shape(3, 256, 1024, 4, 8000, n_lines=256),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lines and the model that translates them.
+
+    model       a path that onmt_translate -model takes
+    length      tokens of every output; None: as the model ends them
+    references  translations of the lines by people, for BLEU
+    """
+
+    about: str
+    model: str
+    lines: list[str]
+    length: int | None = None
+    references: list[str] | None = None
+
+    @property
+    def is_marian(self) -> bool:
+        """Whether `model` is a directory that transformers and its converters read."""
+        return self.length is not None
+
+
+def make_workload(name: str, options: Namespace, folder: Path) -> Workload:
+    """Random models are written into the folder."""
+    if name in SHAPES:
+        return random_workload(SHAPES[name], folder / name, options.lines)
+    lines, references = read_lines(options)
+    about = "the shipped model on text"
+    kept = None if references is None else references[: options.lines]
+    return Workload(about, str(SHIPPED), lines[: options.lines], references=kept)
+
+
+def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
+    """Sources and, if there are any, references.  Blank sources are left out."""
+    if options.src is None:
+        pairs = TEXT.read_text(encoding="utf-8").split("\n")
+        return [pair.split("\t")[0] for pair in pairs[:: len(pairs) // N_LINES]][:N_LINES], None
+    texts = [Path(path).read_text(encoding="utf-8") for path in (options.src, options.tgt) if path]
+    sources, *targets = (text.removesuffix("\n").split("\n") for text in texts)
+    kept = [i for i, line in enumerate(sources) if line.strip()]
+    references = [targets[0][i] for i in kept] if targets else None
+    return [sources[i] for i in kept], references
+
+
+# -- random weights -------------------------------------------------------------------------------
+
+
+def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Workload:
+    """Write a model into the folder, which is new, and make lines for it."""
+    numbers = random.Random(shape.vocab_size)
+    n_words = shape.vocab_size - 3  # beside end, unknown and padding
+    lines = [
+        " ".join(f"w{numbers.randrange(n_words)}" for _ in range(shape.n_tokens - 1))
+        for _ in range(min(shape.n_lines, most or shape.n_lines))
+    ]
+    folder.mkdir()
+    for file, data in marian_writer.export(random_checkpoint(shape)).files.items():
+        (folder / file).write_bytes(data)
+    about = (
+        f"random weights, {shape.layers}+{shape.layers} layers of {shape.d_model}/{shape.d_ff}, "
+        f"{shape.vocab_size:,} tokens, {shape.n_tokens} → {shape.n_tokens} tokens a line"
+    )
+    return Workload(about, str(folder), lines, shape.n_tokens)
+
+
+def random_checkpoint(shape: Shape) -> Checkpoint:
+    """A Marian model: the padding token is the last one, has a vector of zeros, and starts."""
+    n = shape.vocab_size
+    trained = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=(f"w{i}" for i in range(n - 3)),
+        model_writer=trained,
+        model_type="word",
+        vocab_size=n,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        num_threads=1,
+        minloglevel=2,
+    )
+    pieces = spm.SentencePieceProcessor(model_proto=trained.getvalue())
+    words = (pieces.id_to_piece(i) for i in range(pieces.vocab_size()))
+    tokens = ["</s>", "<unk>", *sorted(word for word in words if word.startswith("▁")), "<pad>"]
+    vocab = Vocab(tokens, eos_id=0, pad_id=n - 1, unk_id=1)
+    return Checkpoint(
+        random_transformer(shape),
+        src_vocab=vocab,
+        tgt_vocab=vocab,
+        tokenizers={"sentencepiece": MarianTokenizer(pieces, pieces)},
+        start_id=n - 1,
+        src_end=(0,),
+        never_ids=(n - 1,),
+    )
+
+
+def random_transformer(shape: Shape) -> Transformer:
+    """Weights that are the same in every run, and whose outputs depend on the source.
+
+    With noise alone a model says one token again and again.  Here the last layer's attention to the
+    source compares positions and passes on what it finds.
+    """
+    cfg = TransformerConfig(
+        shape.vocab_size,
+        shape.vocab_size,
+        d_model=shape.d_model,
+        heads=shape.heads,
+        d_ff=shape.d_ff,
+        enc_layers=shape.layers,
+        dec_layers=shape.layers,
+        pre_norm=False,
+        final_norm=False,
+        positions="concat",
+        max_positions=512,
+        norm_eps=1e-5,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(shape.vocab_size)
+        model = Transformer(cfg).eval()
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=0.5 * weight.size(1) ** -0.5)
+        table, last = model.tgt_embedding.token.weight, cast(DecoderLayer, model.decoder[-1])
+        table.mul_(0.6)
+        table[-1] = 0.0
+        one = torch.eye(shape.d_model)
+        last.cross_attn.q.weight.copy_(8 * one)
+        last.cross_attn.kv.weight.copy_(torch.cat([8 * one, one]))
+        last.cross_attn.out.weight.copy_(6 * one)
+        assert last.ffn_residual is not None and model.output.bias is not None
+        cast(torch.nn.LayerNorm, last.ffn_residual.norm).weight.fill_(4.0)
+        model.output.bias.zero_()
+        model.output.bias[1] = -20.0  # each system writes an unknown word in its own way
+    return model
+
+
+# -- the formats of the other systems -------------------------------------------------------------
+
+
+def write_formats(workload: Workload, folder: Path, wants_ctranslate2: bool) -> None:
+    """Write what the other systems read: parts.json with two sentencepiece models, and, made by its
+    own converter of a Marian directory or of a file of OpenNMT-py, a folder ctranslate2."""
+    checkpoint = load_checkpoint(workload.model)
+    parts = {
+        "src_tokens": checkpoint.src_vocab.tokens,
+        "tgt_tokens": checkpoint.tgt_vocab.tokens,
+        "src_end": list(checkpoint.src_end),
+        "start_id": checkpoint.start_id,
+        "eos_id": checkpoint.eos_id,
+        "pad_id": checkpoint.src_vocab.pad_id,
+        "never_ids": list(checkpoint.never_ids),
+    }
+    (folder / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
+    tokenizer: Any = next(iter(checkpoint.tokenizers.values()))
+    for side in ("source", "target"):
+        # Marian has one for each side, other models one for both
+        pieces = getattr(tokenizer, side, None) or tokenizer.processor
+        (folder / f"{side}.spm").write_bytes(pieces.serialized_model_proto())
+    if not wants_ctranslate2:
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # a converter reads it
+    from ctranslate2 import converters
+
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with quiet, torch.serialization.safe_globals([Namespace]):
+        converter: Any
+        if workload.is_marian:
+            converter = converters.TransformersConverter(workload.model)
+        else:
+            path = str(folder / "model.pt")
+            export_main(["-model", workload.model, "-to", "opennmt-py", "-output", path])
+            converter = converters.OpenNMTPyConverter(path)
+        converter.convert(str(folder / "ctranslate2"))
