@@ -21,11 +21,12 @@ from onmt_lite.errors import FileError, OptionError
 from onmt_lite.train.data import read_pairs
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer
-from recipes.de_en import evaluate, mean, slots
+from recipes.de_en import evaluate, mean, run, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options
 from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
+from recipes.de_en.run import RUNS, commands
 from recipes.de_en.text import main, write_text
 from recipes.de_en.train import InTurn, load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
@@ -35,7 +36,6 @@ from tests.support.counting import WORDS, write_pairs
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
 LISTS = ("phrases.tsv", "dictionary.tsv")
-TRAINERS = {"onmt_lite.train": load_train_options, "recipes.de_en.train": load_in_turn_options}
 SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 
@@ -313,68 +313,67 @@ def test_loops_are_found(output, loops):
     assert bool(evaluate.LOOP.search(output)) is loops
 
 
-# Configurations
+# Runs
+
+TRAINERS = {"onmt_lite.train": load_train_options, "recipes.de_en.train": load_in_turn_options}
 
 
-def commands():
-    """The commands of all runs in order, as the configurations give them."""
-    names = [f"{number}.{kind}" for number in range(1, 23) for kind in ("text", "train")]
-    names.insert(names.index("7.text"), "back.train")
-    for name in names:
-        said = (RECIPE / f"{name}.yaml").read_text(encoding="utf-8")
-        yield re.search(r"^#   python -m (\S+) -config (.*)$", said, re.M).groups()
+def steps():
+    """(program, its options or words) of all steps of all runs in order."""
+    load = {
+        **TRAINERS,
+        "recipes.de_en.text": load_text_options,
+        "recipes.de_en.grow": load_grow_options,
+        "recipes.de_en.mean": mean.load_mean_options,
+    }
+    for name in RUNS:
+        for command in commands(name):
+            words = shlex.split(command)
+            known = words[:2] == ["python", "-m"]
+            yield (words[2], load[words[2]](words[3:])[0]) if known else (words[0], words)
 
 
-def test_means_are_of_models_that_there_are():
-    """And so is what the runs begin with, and the model that translates back."""
-    said = (RECIPE / "README.md").read_text(encoding="utf-8")
-    models = {None}
-    for line in re.findall(r"^python.*$", said, re.M):
-        words = shlex.split(line)
-        if "recipes.de_en.mean" in words:
-            given = words[words.index("-models") + 1 : words.index("-weights")]
-            assert models >= set(given)
-            models.add(words[words.index("-output") + 1])
-        elif "recipes.de_en.grow" in words:
-            grown = load_grow_options(words[3:])[0]
-            assert grown.model in models
-            models.add(grown.output)
-        elif words[2] in TRAINERS and "recipes/de_en/1.train.yaml" in words:
-            data = TRAINERS[words[2]](words[3:])[0].data
-            assert data.init_from in models
-            models.add(data.output)
-        elif "translate.py" in words:
-            assert words[words.index("-model") + 1] in models
-    assert {"runs/de-en-22", "runs/back", "runs/de-en"} <= models
-
-
-def test_every_run_reads_the_text_that_was_made_for_it(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    made, models = [], set()
-    for program, configs in commands():
-        argv = ["-config", *configs.split()]
+def test_every_step_reads_what_an_earlier_one_has_written():
+    text, models = [], {None}
+    for program, options in steps():
         if program == "recipes.de_en.text":
-            files = load_text_options(argv)[0].files
-            made = [f"{files.output}/{n:02d}.tsv.gz" for n in range(1, files.epochs + 1)]
-        else:
-            data = TRAINERS[program](argv)[0].data
+            files = options.files
+            text = [f"{files.output}/{n:02d}.tsv.gz" for n in range(1, files.epochs + 1)]
+        elif program in TRAINERS:
+            data = options.data
+            assert data.init_from in models
             assert data.reverse == (program == "onmt_lite.train")
-            if data.reverse:  # it learns from the corpora as they are
-                continue
-            assert list(data.train) == made
+            # Backwards it learns from the corpora as they are
+            assert data.reverse or list(data.train) in (text, text[::-1])
             models.add(data.output)
-    assert len(models) == 22
+        elif program == "recipes.de_en.grow":
+            assert options.model in models and set(options.train) <= set(text)
+            models.add(options.output)
+        elif program == "recipes.de_en.mean":
+            assert models >= set(options.models)
+            models.add(options.output)
+        elif "translate.py" in options:
+            assert options[options.index("-model") + 1] in models
+    assert {"runs/back", "runs/de-en", *(f"runs/de-en-{n}" for n in range(1, 23))} <= models
 
 
-def test_the_readme_has_the_commands_of_the_configurations():
+def test_the_readme_makes_every_run():
     said = (RECIPE / "README.md").read_text(encoding="utf-8")
-    for program, configs in commands():
-        assert f"\npython -m {program} -config {configs}\n" in said
+    assert f"\nfor run in {' '.join(RUNS)}; do python -m recipes.de_en.run $run" in said
 
 
-def test_every_configuration_is_used():
-    named = {path for _, configs in commands() for path in configs.split()}
-    assert named == {f"recipes/de_en/{path.name}" for path in RECIPE.glob("*.yaml")}
+def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, capfd):
+    code = f"open({str(tmp_path / 'made')!r}, 'w').write(__import__('sys').executable)"
+    monkeypatch.setitem(
+        RUNS,
+        "7",
+        [{"shell": f'python -c "{code}"'}, {"shell": "exit 3"}, {"mean": {"models": [1]}}],
+    )
+    assert run.main(["7", "--print"]) == 0 and not (tmp_path / "made").exists()
+    assert capfd.readouterr().out.endswith("exit 3\npython -m recipes.de_en.mean -models 1\n")
+    assert run.main(["7"]) == 3
+    assert (tmp_path / "made").read_text() == sys.executable
+    assert capfd.readouterr().out.endswith("\nexit 3\n")
 
 
 def test_it_runs_in_the_directory_of_the_project():
@@ -385,11 +384,8 @@ def test_it_runs_in_the_directory_of_the_project():
 
 def test_the_package_does_not_know_the_recipes():
     for path in (ROOT / "onmt_lite").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) recipes", path.read_text(encoding="utf-8"), re.M)
-    assert (
-        "recipes"
-        not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.ruff")[0]
-    )
+        said = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(import|from) (recipes|benchmarks)", said, re.M)
 
 
 # Changes

@@ -1,5 +1,5 @@
 """Write the text that a model learns from, made anew for each epoch:
-`python -m recipes.de_en.text -config recipes/de_en/1.text.yaml`.
+`python -m recipes.de_en.text -help`.
 
 Each file holds the pairs of one epoch, `source<TAB>target` lines, for `recipes.de_en.train`.
 Number and seed decide what an epoch holds.
