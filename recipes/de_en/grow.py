@@ -80,7 +80,7 @@ class GrowOptions:
 
 
 OPTIONS: dict[str, Option] = options_of((GrowOptions, *META))
-PROGRAM = Program("", USAGE, OPTIONS)
+PROGRAM = Program("onmt_grow", USAGE, OPTIONS)
 
 
 def load_grow_options(argv: Sequence[str]) -> tuple[GrowOptions, Resolved]:

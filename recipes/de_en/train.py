@@ -27,7 +27,7 @@ USAGE = """\
 Trains as onmt_lite.train does, but an epoch has the pairs of one training file, each file in its
 turn.  The pieces are made of the words of the first file."""
 
-PROGRAM = Program("", USAGE, OPTIONS)
+PROGRAM = Program("onmt_train", USAGE, OPTIONS)
 
 
 class InTurn(Text):
