@@ -13,7 +13,7 @@ from onmt_lite import Translator
 from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.config.options import JobOptions
 from onmt_lite.inference import runtime
-from onmt_lite.progress import logging_to
+from onmt_lite.jobs.progress import logging_to
 from tests.support import tiny
 
 # The same examples in every run: a failure comes from a change, not from the dice

@@ -12,7 +12,7 @@ import sacrebleu
 
 import translate
 from onmt_lite.config.interrupt import Interrupted
-from onmt_lite.output import Output
+from onmt_lite.jobs.output import Output
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]
 # Of the second and fourth line one side is blank

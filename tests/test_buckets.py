@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.__main__ import main
-from onmt_lite.buckets import choose_shard, open_buckets
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError
 from onmt_lite.inference.translator import Translator
+from onmt_lite.jobs.buckets import choose_shard, open_buckets
 
 TOY = DATA / "toy.json"
 
@@ -140,5 +140,5 @@ def test_batches_come_from_one_bucket(src, tmp_path):
 
 def test_what_reads_and_writes_needs_no_torch():
     """A parent of workers never loads torch."""
-    code = "import sys, onmt_lite.job; sys.exit('torch' in sys.modules)"
+    code = "import sys, onmt_lite.jobs.job; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

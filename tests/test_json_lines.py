@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.buckets import Shard, open_buckets
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
-from onmt_lite.reports import to_jsonl
+from onmt_lite.jobs.buckets import Shard, open_buckets
+from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import MAX_DEPTH, object_line
 from onmt_lite.text.line import Line

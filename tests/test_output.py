@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite import journal, output, part
-from onmt_lite.buckets import Done
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.output import open_output
-from onmt_lite.reports import Noted, Summary
+from onmt_lite.jobs import journal, output, part
+from onmt_lite.jobs.buckets import Done
+from onmt_lite.jobs.output import open_output
+from onmt_lite.jobs.reports import Noted, Summary
 
 JOB = {"options": {"beam_size": 5, "report": "rep"}, "files": {"src": [10, "abc"]}}
 MACHINE = {"device": "cpu"}

@@ -17,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.jobs.reports import Noted
 from onmt_lite.ray import folder as folders
 from onmt_lite.ray.__main__ import main
 from onmt_lite.ray.folder import Folder
 from onmt_lite.ray.inputs import cut, cut_lines, find_files, kind_of_files, number, read_lines
 from onmt_lite.ray.options import load_ray_options
-from onmt_lite.reports import Noted
 from onmt_lite.text import lines as of_lines
 from onmt_lite.text.lines import LineReader
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite import job
-from onmt_lite.buckets import Bucket, Done, choose_shard, lines_per_bucket
 from onmt_lite.config.cores import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import (
@@ -25,12 +23,14 @@ from onmt_lite.errors import (
     OptionError,
     WorkerLost,
 )
-from onmt_lite.fingerprint import fingerprint
-from onmt_lite.reports import LOG
+from onmt_lite.jobs import job
+from onmt_lite.jobs.buckets import Bucket, Done, choose_shard, lines_per_bucket
+from onmt_lite.jobs.fingerprint import fingerprint
+from onmt_lite.jobs.reports import LOG
+from onmt_lite.jobs.work import InProcess
+from onmt_lite.jobs.worker import load, portable, translator_of
+from onmt_lite.jobs.workers import MAX_OPEN, READ_AHEAD, Workers
 from onmt_lite.text.line import Line
-from onmt_lite.work import InProcess
-from onmt_lite.worker import load, portable, translator_of
-from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "data" / "toy.json")
@@ -345,7 +345,7 @@ def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
 
 SLOW = """
 import sys
-from onmt_lite.workers import Workers
+from onmt_lite.jobs.workers import Workers
 from onmt_lite.__main__ import main
 Workers.task = ("tests.support.deeds", "act")
 code = main(sys.argv[1:])

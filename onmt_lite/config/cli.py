@@ -152,7 +152,7 @@ def save_configuration(program: Program, resolved: Resolved) -> None:
 
 def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
     """Every file that the options name: which option, and its path; of a model all its files."""
-    from onmt_lite.fingerprint import model_files  # late, as above
+    from onmt_lite.jobs.fingerprint import model_files  # late, as above
 
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":
@@ -171,7 +171,7 @@ def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str
 
 def save(text: str, path: str) -> None:
     """Write all of a file, or leave what is there.  Raises FileError."""
-    from onmt_lite.output import open_whole, write_whole  # late, as above
+    from onmt_lite.jobs.output import open_whole, write_whole  # late, as above
 
     with open_whole(path) as sink:
         write_whole(sink, text.encode("utf-8", "backslashreplace"))

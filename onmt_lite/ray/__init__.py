@@ -43,10 +43,10 @@ def translate_dataset(
     from pyarrow import Schema
     from ray.data import ActorPoolStrategy
 
-    from onmt_lite.buckets import BUCKET_LINES
     from onmt_lite.config.options import OPTIONS as TRANSLATE
     from onmt_lite.config.options import TranslateOptions
     from onmt_lite.errors import OptionError
+    from onmt_lite.jobs.buckets import BUCKET_LINES
     from onmt_lite.ray.actors import TranslateRows, where_we_are
     from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
     from onmt_lite.ray.tables import check_columns

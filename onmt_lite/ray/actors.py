@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from onmt_lite.buckets import Bucket, Done
 from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OnmtLiteError, WorkerLost
-from onmt_lite.fingerprint import Job, differences, fingerprint
+from onmt_lite.jobs.buckets import Bucket, Done
+from onmt_lite.jobs.fingerprint import Job, differences, fingerprint
 from onmt_lite.ray.folder import MAX_ATTEMPTS, Folder, begin_attempt, finish_part
 from onmt_lite.ray.inputs import Range, read_lines
 from onmt_lite.text.line import Line
@@ -29,7 +29,7 @@ class Task:
     kind        of the inputs: text or jsonl
     text_field  of objects
     folder      for the parts
-    job         what the machine must have: see `onmt_lite.fingerprint`
+    job         what the machine must have: see `onmt_lite.jobs.fingerprint`
     """
 
     options: TranslateOptions
@@ -141,7 +141,7 @@ def load(task: Task) -> "tuple[Translator, list[str]]":
 def translate_lines(
     translator: "Translator", options: TranslateOptions, lines: list[Line], number: int
 ) -> Done:
-    from onmt_lite.work import translate_bucket
+    from onmt_lite.jobs.work import translate_bucket
 
     return translate_bucket(translator, options, Bucket(number, lines), lambda *more: None)
 

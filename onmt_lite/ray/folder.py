@@ -22,9 +22,9 @@ from itertools import zip_longest
 from typing import Any
 
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.fingerprint import differences
+from onmt_lite.jobs.fingerprint import differences
+from onmt_lite.jobs.reports import LOG, Noted, Summary
 from onmt_lite.ray.inputs import MANIFEST
-from onmt_lite.reports import LOG, Noted, Summary
 
 SUCCESS, NOTES, ATTEMPTS, LOCK = "_SUCCESS", ".notes", ".attempts", ".lock"
 OF_MANIFEST = {"versions", "options", "files", "asked", "inputs"}

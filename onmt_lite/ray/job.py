@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.buckets import BUCKET_LINES
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.interrupt import Interrupted, stop_on_signals
 from onmt_lite.config.options import TranslateOptions
@@ -26,8 +25,10 @@ from onmt_lite.errors import (
     WorkerLost,
 )
 from onmt_lite.files import check_paths
-from onmt_lite.fingerprint import fingerprint
-from onmt_lite.progress import Meter, logging_to
+from onmt_lite.jobs.buckets import BUCKET_LINES
+from onmt_lite.jobs.fingerprint import fingerprint
+from onmt_lite.jobs.progress import Meter, logging_to
+from onmt_lite.jobs.reports import LOG
 from onmt_lite.ray import folder as folders
 from onmt_lite.ray.actors import Task, TranslateBucket, packed, where_we_are
 from onmt_lite.ray.folder import Folder
@@ -42,7 +43,6 @@ from onmt_lite.ray.inputs import (
     number,
 )
 from onmt_lite.ray.options import ClusterOptions, RayOptions
-from onmt_lite.reports import LOG
 
 INSTALL = "pip install 'ray[data]'"
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: ranges are small, and text never gets there

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from onmt_lite.job import times
+from onmt_lite.jobs.job import times
+from onmt_lite.jobs.output import open_output
 from onmt_lite.models.table import TableModel
-from onmt_lite.output import open_output
 from onmt_lite.search import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
 

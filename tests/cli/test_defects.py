@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.output import open_output
-from onmt_lite.progress import StrictFileHandler
+from onmt_lite.jobs.output import open_output
+from onmt_lite.jobs.progress import StrictFileHandler
 from tests.cli.conftest import ROOT
 
 LINE = "onmt_lite: error: a defect of the program ({}); please report the traceback below\n"

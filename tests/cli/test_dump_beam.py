@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.part import Part
+from onmt_lite.jobs.part import Part
 from tests.cli.conftest import ROOT
 from tests.cli.test_resume import SLOW
 
@@ -86,8 +86,8 @@ def test_a_job_that_was_killed_goes_on(main, many, table, tmp_path, env):
 def test_what_a_killed_job_has_left_is_replaced(main, src, tmp_path, monkeypatch):
     """Killed while it wrote the file: what is left then, and nothing is cleaned up."""
     with monkeypatch.context() as patch:
-        patch.setattr("onmt_lite.part.Part.remove", lambda part: None)
-        patch.setattr("onmt_lite.part.Part.place", lambda part, job, summary: None)
+        patch.setattr("onmt_lite.jobs.part.Part.remove", lambda part: None)
+        patch.setattr("onmt_lite.jobs.part.Part.place", lambda part, job, summary: None)
         main("-src", src, "-dump_beam", "beam.json")
     assert (tmp_path / "beam.json.part").stat().st_size
     assert main("-src", src, "-dump_beam", "beam.json").code == 0

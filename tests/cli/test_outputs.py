@@ -12,7 +12,7 @@ import pytest
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.files import descriptor_of, is_device
-from onmt_lite.output import Output
+from onmt_lite.jobs.output import Output
 from tests.cli.conftest import redirected
 from tests.support.files import DATA
 
@@ -109,7 +109,7 @@ def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("onmt_lite.part.write_all", full)
+        patch.setattr("onmt_lite.jobs.part.write_all", full)
         done = main("-save_config", "saved.yaml")
     done.failed(5, "cannot write saved.yaml: No space left on device")
     assert (tmp_path / "saved.yaml").read_text() == "older"

@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from onmt_lite.buckets import Done
 from onmt_lite.errors import FileError
 from onmt_lite.files import open_input
-from onmt_lite.output import open_output, write_stream
-from onmt_lite.progress import StrictFileHandler
-from onmt_lite.reports import Summary
+from onmt_lite.jobs.buckets import Done
+from onmt_lite.jobs.output import open_output, write_stream
+from onmt_lite.jobs.progress import StrictFileHandler
+from onmt_lite.jobs.reports import Summary
 from onmt_lite.text.lines import LineReader
 
 JOB_LIMIT = 60  # seconds, after which a job hangs

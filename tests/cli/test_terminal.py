@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite import progress as module
-from onmt_lite.progress import Meter, counted
+from onmt_lite.jobs import progress as module
+from onmt_lite.jobs.progress import Meter, counted
 
 ROOT = Path(__file__).parents[2]
 SLOW = """

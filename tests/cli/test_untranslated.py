@@ -7,7 +7,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.interrupt import Interrupted
-from onmt_lite.part import Part
+from onmt_lite.jobs.part import Part
 
 NAN = [float("nan")] * 2
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from onmt_lite.errors import DataError
-from onmt_lite.work import translate_bucket
+from onmt_lite.jobs.work import translate_bucket
 
 
 def act(translator, options, bucket, progress):

@@ -3,7 +3,7 @@
 `OUT.part.journal` has one JSON object per line:
 
     {"onmt_lite_journal": 1, "pid": 4711, "host": "node7"}         who writes; of HEAD bytes
-    {"job": {...}, "crc": "9ae0daaf"}                              see `onmt_lite.fingerprint`
+    {"job": {...}, "crc": "9ae0daaf"}                              see `onmt_lite.jobs.fingerprint`
     {"bucket": 0, "lines": 1024, "bytes": 40961, ..., "crc": ...}  one for each bucket in the file
     {"end": 20, "crc": ...}                                        there are no more than 20 buckets
 

@@ -12,7 +12,7 @@ from onmt_lite.config.options import DataOptions, JobOptions, TranslateOptions
 from onmt_lite.errors import DataError
 from onmt_lite.files import MATCH, open_input
 from onmt_lite.inference.trace import Trace
-from onmt_lite.reports import Summary
+from onmt_lite.jobs.reports import Summary
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.line import Line

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from onmt_lite import bleu
-from onmt_lite.buckets import Bucket, Done, Progress, roles
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.summary import describe
@@ -15,7 +13,9 @@ from onmt_lite.inference.search_setup import model_notes
 from onmt_lite.inference.tokenization import fit, read_own
 from onmt_lite.inference.trace import Trace
 from onmt_lite.inference.translator import Translator
-from onmt_lite.reports import Summary, build_writer, one_line, sentence_log, to_report
+from onmt_lite.jobs import bleu
+from onmt_lite.jobs.buckets import Bucket, Done, Progress, roles
+from onmt_lite.jobs.reports import Summary, build_writer, one_line, sentence_log, to_report
 
 
 def describe_models(options: TranslateOptions) -> str:
@@ -84,7 +84,7 @@ def note_raw_text(translations: list[Translation]) -> list[str]:
 
 
 class InProcess:
-    """The engine of this process; see `onmt_lite.buckets.Engine`."""
+    """The engine of this process; see `onmt_lite.jobs.buckets.Engine`."""
 
     def __init__(self, options: TranslateOptions, translator: Translator | None = None):
         """With a `translator`, nothing is loaded."""

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from onmt_lite.buckets import Bucket
 from onmt_lite.inference.trace import Trace, to_json
 from onmt_lite.inference.trace_page import to_html
-from onmt_lite.output import Stream, open_whole, write_whole
-from onmt_lite.part import Part
+from onmt_lite.jobs.buckets import Bucket
+from onmt_lite.jobs.output import Stream, open_whole, write_whole
+from onmt_lite.jobs.part import Part
 
 N_LINES = 100  # that are traced
 

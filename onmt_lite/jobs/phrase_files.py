@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from onmt_lite.buckets import Bucket
 from onmt_lite.config.phrase_options import PhraseOptions
 from onmt_lite.errors import DataError
 from onmt_lite.files import MATCH, open_input, rereads
 from onmt_lite.inference.glossary import marked
+from onmt_lite.jobs.buckets import Bucket
 from onmt_lite.text.line import Line
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.phrases import parse_phrases

@@ -1,6 +1,6 @@
 """The engine of -workers N: processes that translate, and a parent that never loads torch.
 
-The parent starts a fork server (`onmt_lite.worker`), which loads the models once; the workers
+The parent starts a fork server (`onmt_lite.jobs.worker`), which loads the models once; the workers
 are its forks and share the memory of the models.  A worker has one bucket at a time.  Results are
 passed on in the order of the buckets, whichever worker is first.  A worker that dies, or gives no
 sign of life, is replaced, and its bucket is translated again.
@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from onmt_lite.buckets import Bucket, Progress
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
-from onmt_lite.forkserver import MAX_DEATHS, ForkServer, how_it_ended, restored
-from onmt_lite.reports import LOG
+from onmt_lite.jobs.buckets import Bucket, Progress
+from onmt_lite.jobs.forkserver import MAX_DEATHS, ForkServer, how_it_ended, restored
+from onmt_lite.jobs.reports import LOG
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
@@ -36,9 +36,9 @@ Heard = SimpleQueue[tuple[object, str, Any]]  # who, what, and a value that belo
 
 
 class Workers:
-    """An engine of n processes; see `onmt_lite.buckets.Engine`."""
+    """An engine of n processes; see `onmt_lite.jobs.buckets.Engine`."""
 
-    task = ("onmt_lite.work", "translate_bucket")  # what they do: module and function
+    task = ("onmt_lite.jobs.work", "translate_bucket")  # what they do: module and function
 
     def __init__(self, options: TranslateOptions, n: int, patience: float = PATIENCE):
         """`patience`: seconds without a sign of life after which a worker is given up."""

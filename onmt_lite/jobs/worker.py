@@ -1,6 +1,6 @@
 """What the processes of -workers N do: a fork server loads the models, and its forks translate.
 
-`onmt_lite.forkserver` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
+`forkserver.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
 stay in the workers: the parent decides when they end.  No GPU is touched before a worker is forked,
 since CUDA does not work in a fork of a process that has used it.
 """
@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from onmt_lite import errors
-from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.config.cores import free_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
 from onmt_lite.inference.translator import Translator
-from onmt_lite.work import InProcess
+from onmt_lite.jobs.buckets import Bucket, Done, Progress
+from onmt_lite.jobs.work import InProcess
 
 BEAT = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)

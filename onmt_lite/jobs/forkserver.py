@@ -22,7 +22,7 @@ PROGRAM = """\
 import sys; sys.path[:] = {path!a}
 from onmt_lite.config.environment import importing, prepare_environment; prepare_environment()
 with importing():
-    from onmt_lite.worker import serve
+    from onmt_lite.jobs.worker import serve
 serve({fd}, {parent})"""
 
 
@@ -34,7 +34,7 @@ class ForkServer:
     """
 
     def __init__(self, task: tuple[object, ...], patience: float):
-        """`task` is what `onmt_lite.worker.serve` asks for, `patience` how many seconds a fork
+        """`task` is what `onmt_lite.jobs.worker.serve` asks for, `patience` how many seconds a fork
         may take."""
         self.task, self.patience = task, patience
         self.process: subprocess.Popen[bytes] | None = None

@@ -12,22 +12,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onmt_lite import bleu
-from onmt_lite.buckets import (
-    Engine,
-    Progress,
-    Shard,
-    choose_shard,
-    lines_per_bucket,
-    open_buckets,
-)
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, is_typed
 from onmt_lite.config.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
 from onmt_lite.config.environment import importing
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.dump import Dump, open_dump
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.files import (
     Inputs,
@@ -38,15 +28,25 @@ from onmt_lite.files import (
     replaces_a_file,
     rereads,
 )
-from onmt_lite.fingerprint import fingerprint, model_files, named_files
-from onmt_lite.output import Output, open_output
-from onmt_lite.phrase_files import check_glossary, open_glossary
-from onmt_lite.progress import Meter, logging_to
-from onmt_lite.reports import LOG, Summary
+from onmt_lite.jobs import bleu
+from onmt_lite.jobs.buckets import (
+    Engine,
+    Progress,
+    Shard,
+    choose_shard,
+    lines_per_bucket,
+    open_buckets,
+)
+from onmt_lite.jobs.dump import Dump, open_dump
+from onmt_lite.jobs.fingerprint import fingerprint, model_files, named_files
+from onmt_lite.jobs.output import Output, open_output
+from onmt_lite.jobs.phrase_files import check_glossary, open_glossary
+from onmt_lite.jobs.progress import Meter, logging_to
+from onmt_lite.jobs.reports import LOG, Summary
+from onmt_lite.jobs.workers import Workers
 from onmt_lite.text.file_types import guess_encoding
 from onmt_lite.text.lines import LineReader
 from onmt_lite.text.stream import STANDARD_INPUT
-from onmt_lite.workers import Workers
 
 if TYPE_CHECKING:
     from onmt_lite.inference.translator import Translator
@@ -253,7 +253,7 @@ def choose_engine(
     if n > 1:
         return Workers(options, n)
     with importing():
-        from onmt_lite.work import InProcess  # late: torch takes seconds
+        from onmt_lite.jobs.work import InProcess  # late: torch takes seconds
     return InProcess(options)
 
 
@@ -264,7 +264,7 @@ def workers_that_pay(options: TranslateOptions, total: int | None) -> int:
     A start costs nothing: the parent needs no torch, and the workers share one that is loaded once.
     With the shipped model and 8, 64 and 256 lines two workers took 2.6, 3.1 and 5.2 s of processor
     time in all, one process 3.2, 3.4 and 5.4.  So the least size of a bucket decides, see
-    `onmt_lite.buckets`.  One process does a stream, whose lines may trickle; a job with -threads;
+    `buckets.py`.  One process does a stream, whose lines may trickle; a job with -threads;
     what may run on a GPU; and all outside of Linux, where forks of a process with torch may fail.
     """
     speed, jobs = options.speed, options.jobs

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import IO
 
-from onmt_lite.buckets import Done
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError
 from onmt_lite.files import descriptor_of, name_of, replaces_a_file
-from onmt_lite.fingerprint import Job, differences
-from onmt_lite.journal import Record, write_all
-from onmt_lite.part import Part, refused
-from onmt_lite.reports import LOG, Summary, read_summary
+from onmt_lite.jobs.buckets import Done
+from onmt_lite.jobs.fingerprint import Job, differences
+from onmt_lite.jobs.journal import Record, write_all
+from onmt_lite.jobs.part import Part, refused
+from onmt_lite.jobs.reports import LOG, Summary, read_summary
 
 REFUSED = (OptionError, DataError, CheckpointError)  # another run would end in the same way
 

@@ -1,7 +1,7 @@
 """A file that appears when it is complete: OUT.part and its journal until then.
 
 OUT.part holds buckets one after the other, and OUT.part.journal says which buckets of which job:
-see `onmt_lite.journal`.  At the end the part takes the place of OUT.
+see `onmt_lite.jobs.journal`.  At the end the part takes the place of OUT.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from onmt_lite.errors import FileError
 from onmt_lite.files import journal_of, part_of
-from onmt_lite.fingerprint import LABEL, Job, digest
-from onmt_lite.journal import Journal, Record, foreign, write_all
-from onmt_lite.reports import LOG, Summary, read_summary
+from onmt_lite.jobs.fingerprint import LABEL, Job, digest
+from onmt_lite.jobs.journal import Journal, Record, foreign, write_all
+from onmt_lite.jobs.reports import LOG, Summary, read_summary
 
 CHUNK = 1 << 20
 

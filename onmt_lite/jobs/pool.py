@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from onmt_lite.buckets import BUCKET_LINES, Bucket, Done, Engine
-from onmt_lite.buckets import Progress as Added
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
 from onmt_lite.inference.translator import Translator
+from onmt_lite.jobs.buckets import BUCKET_LINES, Bucket, Done, Engine
+from onmt_lite.jobs.buckets import Progress as Added
+from onmt_lite.jobs.work import translate_bucket
+from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.line import Line
-from onmt_lite.work import translate_bucket
-from onmt_lite.workers import Workers
 
 PARTS = 4  # of a call, for each worker: who is done early takes another
 FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
@@ -62,7 +62,7 @@ class Answer:
 class PoolWorkers(Workers):
     """Processes that do calls."""
 
-    task = ("onmt_lite.pool", "answer")
+    task = ("onmt_lite.jobs.pool", "answer")
 
 
 class Pool(Translator):
@@ -158,7 +158,7 @@ class Pool(Translator):
 
 
 class FileEngine:
-    """The engine of a job that the workers of a Translator do; see `onmt_lite.buckets.Engine`."""
+    """The engine of a job that the workers of a Translator do; see `Engine`."""
 
     def __init__(self, pool: Pool, options: TranslateOptions):
         self.pool, self.options = pool, options
