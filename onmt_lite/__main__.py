@@ -41,7 +41,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
         if early:
             raise Interrupted(early[0])
         from onmt_lite.config.cli import print_out
-        from onmt_lite.jobs.work import describe_models
+        from onmt_lite.jobs.inprocess import describe_models
 
         print_out(describe_models(options))
         return

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onmt_lite.jobs.buckets import Done
 
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import journal, output, part
-from onmt_lite.jobs.buckets import Done
 from onmt_lite.jobs.output import open_output
 from onmt_lite.jobs.reports import Noted, Summary
 

@@ -53,7 +53,7 @@ from onmt_lite.text.line import Line
 from onmt_lite.text.lines import from_texts
 
 if TYPE_CHECKING:
-    from onmt_lite.jobs.buckets import Engine
+    from onmt_lite.jobs.engine import Engine
     from onmt_lite.jobs.reports import Summary
 
 # Options that are settled when the model is loaded
@@ -274,7 +274,7 @@ class Translator:
 
     def engine(self, options: TranslateOptions) -> "Engine":
         """What translates the buckets of a job with these options."""
-        from onmt_lite.jobs.work import InProcess  # up, as for `translate_file`
+        from onmt_lite.jobs.inprocess import InProcess  # up, as for `translate_file`
 
         return InProcess(options, self)
 

@@ -1,59 +1,40 @@
-"""One file job: buckets of lines through an engine, from -src to -output.
+"""One job: the lines of -src through an engine to -output.
 
 What a job itself does, reading and writing, needs no torch: only the engine does.
 """
 
 import contextlib
-import math
 import os
-import shlex
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, is_typed
-from onmt_lite.config.cores import may_have_gpu, threads_wanted, usable_cores, worker_room
-from onmt_lite.config.environment import importing
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.files import (
-    Inputs,
-    check_paths,
-    count_input,
-    is_packed,
-    name_of,
-    replaces_a_file,
-    rereads,
-)
+from onmt_lite.files import check_paths, name_of, replaces_a_file, rereads
 from onmt_lite.jobs import bleu
-from onmt_lite.jobs.buckets import (
-    Engine,
-    Progress,
-    Shard,
-    choose_shard,
-    lines_per_bucket,
-    open_buckets,
-)
-from onmt_lite.jobs.dump import Dump, open_dump
-from onmt_lite.jobs.fingerprint import fingerprint, model_files, named_files
-from onmt_lite.jobs.output import Output, open_output
-from onmt_lite.jobs.phrase_files import check_glossary, open_glossary
+from onmt_lite.jobs.dump import Dump
+from onmt_lite.jobs.engine import Engine, Idle, choose_engine
+from onmt_lite.jobs.fingerprint import files_of_models, fingerprint, named_files
+from onmt_lite.jobs.inputs import Inputs, Unchanged, look_at_inputs, roles_of
+from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import Meter, logging_to
+from onmt_lite.jobs.ranges import Range
+from onmt_lite.jobs.reading import Bucket, StreamReader, check_phrases, note_encoding
 from onmt_lite.jobs.reports import LOG, Summary
-from onmt_lite.jobs.workers import Workers
-from onmt_lite.text.file_types import guess_encoding
-from onmt_lite.text.lines import LineReader
-from onmt_lite.text.stream import STANDARD_INPUT
+from onmt_lite.jobs.tasks import Done, Progress, Task
 
 if TYPE_CHECKING:
     from onmt_lite.inference.translator import Translator
 
-MAX_WORKERS = 256  # as -workers takes
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
-FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
+
+Choose = Callable[[int | None], Engine]  # by the number of buckets; None: nobody knows it
 
 
 def run_job(
@@ -69,76 +50,180 @@ def run_job(
     are done.
     """
     check_job(options)
+    resumable = translator is None and not why_not_resumed(options)
+    run = Run(options, [options.data.src], resumable, progress)
     with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
-        return run_logged(options, translator, progress)
+        return run.translate(lambda n_buckets: choose_engine(options, translator, n_buckets))
+
+
+class Run:
+    """A run of a job, which may be one of several until the job is complete."""
+
+    def __init__(
+        self,
+        options: TranslateOptions,
+        sources: Sequence[str],
+        resumable: bool,
+        progress: Progress | None = None,
+    ):
+        """`sources`: the files of src, in order.  `resumable`: another run can go on."""
+        self.options, self.sources, self.resumable = options, sources, resumable
+        self.progress = progress
+        self.started = time.monotonic()
+        self.out: Output | None = None  # from when it is locked
+        self.meter: Meter | None = None  # from when the first line is to be translated
+
+    def translate(self, choose: Choose) -> Summary:
+        """Raises as `run_job`."""
+        output = self.options.data.output
+        try:
+            summary = self._translate(choose)
+        except BaseException as error:
+            goes_on = self.out.keeps(error) if self.out is not None else self.resumable
+            say_what_is_kept(error, output, self.out, self.meter, goes_on)
+            raise
+        if self.meter is not None:
+            with log_behind():
+                self.meter.end(output, time.monotonic() - self.started)
+        return summary
+
+    def _translate(self, choose: Choose) -> Summary:
+        options, jobs = self.options, self.options.jobs
+        beside = [path for _, path in roles_of(options)[1:]]
+        unchanged = Unchanged(*self.sources, *beside)
+        inputs = look_at_inputs(options, self.sources)
+        ranges = inputs.ranges or []
+        check_phrases(ranges)
+        with (
+            Output(options.data.output, jobs.report, self.resumable) as out,
+            Dump(options.information.dump_beam) as dump,
+        ):
+            self.out = out
+            lacks = bleu.is_wanted(options) and not bleu.is_installed()
+            log_notes([*options.notes, *[bleu.LACKS] * lacks])
+            job = fingerprint(options, inputs.files) if self.resumable else {}
+            if jobs.resume and out.is_complete(job, ranges):
+                with log_behind():
+                    output = name_of(options.data.output)
+                    LOG.info("%s is complete; nothing is left to do", output)
+                return out.summary
+            n_buckets = None if inputs.ranges is None else len(ranges)
+            with Idle() if out.has_all else choose(n_buckets) as engine:
+                log_notes(engine.notes)
+                out.begin(job, ranges, engine.machine)
+                if jobs.resume:
+                    log_notes([going_on(out.n_before, inputs.n_lines)])
+                if out.n_before and dump.path is not None:
+                    log_notes([f"{dump.path} is not written: {NOT_SEEN}"])
+                    dump.leave_out()
+                meter = self._run(engine, out, inputs, unchanged, dump)
+            with meter.clock.phase("write"):
+                out.join()
+            self._log_end(out.summary, meter)
+            dump.write()
+            out.place()  # behind the log: a job that fails leaves no output
+        return out.summary
+
+    def _run(
+        self, engine: Engine, out: Output, inputs: Inputs, unchanged: Unchanged, dump: Dump
+    ) -> Meter:
+        """Do all that is left to do, so that memory does not grow with the input."""
+        options, quiet = self.options, self.options.jobs.quiet
+        typed = is_typed(options.data.src)
+        self.meter = meter = Meter(inputs.n_lines, quiet, typed, self.progress, out.n_before)
+        with ExitStack() as opened:
+            opened.enter_context(meter)
+            opened.enter_context(unchanged)
+            work: Iterable[Range | Bucket] = out.todo
+            source, numbers = None, iter([each.number for each in out.todo])
+            if inputs.ranges is None:
+                reader, numbers = StreamReader(options, inputs.window, opened), count()
+                work, source = reader.buckets(), reader.source
+            tasks = (Task(each, options, out.parts, dump.take(each.n_lines)) for each in work)
+            for done in in_order(engine.run(tasks, meter.add), numbers):
+                unchanged.check()
+                with meter.hidden():  # the output may go to the same terminal
+                    with meter.clock.phase("write"):
+                        out.append(done)
+                meter.clock.add(done.seconds)
+                dump.traces += done.traces
+                for line in done.log:
+                    LOG.info("%s", line)
+            note_encoding(source, self.sources, out.summary)
+        return meter
+
+    def _log_end(self, summary: Summary, meter: Meter) -> None:
+        """Log what was done to the lines, and how long that took."""
+        log_end(self.options, summary)
+        if self.options.information.report_time:
+            for line in times(meter.took, meter.n_lines - meter.n_before, meter.n_tokens):
+                LOG.info("%s", line)
+            LOG.info("TIME: %.2f s to load, %s", meter.started - self.started, meter.phases())
+
+
+def in_order(results: Iterable[Done], numbers: Iterator[int]) -> Iterator[Done]:
+    """Results in the order of their numbers: each waits for those before it."""
+    waiting: dict[int, Done] = {}
+    wanted = next(numbers, None)
+    for done in results:
+        waiting[done.number] = done
+        while wanted in waiting:
+            yield waiting.pop(wanted)
+            wanted = next(numbers, None)
+
+
+# -- what a job may read and write ----------------------------------------------------------------
 
 
 def check_job(options: TranslateOptions) -> None:
-    """OptionError where files or options cannot be those of a job."""
+    """Raise OptionError if files or options cannot be those of a job."""
     check_paths(list(files_read(options)), files_written(options))
-    check_resume(options)
+    if options.jobs.resume and (why := why_not_resumed(options)):
+        raise OptionError(f"resume: {why}")
 
 
-def count_lines(options: TranslateOptions) -> int | None:
-    """Lines of the input, None for a stream.  DataError where files do not match line by line,
-    OptionError where a stream is to be cut into shards."""
-    data = options.data
-    total = count_input(data.src, data.tgt)
-    check_glossary(options.phrases, total)
-    if options.jobs.shard and total is None:
-        raise OptionError(f"shard: lines of {data.src} cannot be counted first; give a file")
-    return total
+def why_not_resumed(options: TranslateOptions) -> str:
+    """Why another run cannot go on with the job; "" if it can."""
+    for name, path in named_files(options):
+        if not rereads(path):
+            shown = "standard input" if path == "-" else path
+            return f"{name} is {shown}, which cannot be read again; give a file"
+    for name, sink in (("output", options.data.output), ("report", options.jobs.report)):
+        if sink is not None and not replaces_a_file(sink) and not os.path.isdir(sink):
+            return f"{name} is {name_of(sink)}, which is no file to go on with; give a file"
+    return ""
 
 
-def run_logged(
-    options: TranslateOptions, translator: "Translator | None", progress: Progress | None
-) -> Summary:
-    """As `run_job`, with the log set up."""
-    data, jobs, report = options.data, options.jobs, options.information
-    out, meter, started = None, None, time.monotonic()
-    resumable = translator is None and not why_not_resumed(options)
-    inputs = Inputs(data.src, data.tgt)
-    try:
-        total = count_lines(options)
-        with (
-            open_output(data.output, jobs.report, resumable) as out,
-            open_dump(report.dump_beam) as dump,
-        ):
-            lacks = bleu.is_wanted(options) and not bleu.is_installed()
-            for note in (*options.notes, *[bleu.LACKS] * lacks):
-                LOG.info("NOTE: %s", note)
-            job = fingerprint(options) if resumable else {}
-            if jobs.resume and out.is_complete(job):
-                with log_behind():
-                    LOG.info("%s is complete; nothing is left to do", name_of(data.output))
-                return out.summary
-            with choose_engine(options, translator, total) as engine:
-                for note in engine.notes:
-                    LOG.info("NOTE: %s", note)
-                n = lines_per_bucket(options, engine.machine["device"], total)
-                shard = choose_shard(data.src, jobs, n, total)
-                out.begin(job, engine.machine, jobs.resume)
-                if out.n_done and dump.path is not None:
-                    LOG.info("NOTE: %s is not written: %s", dump.path, NOT_SEEN)
-                    dump = Dump(None)
-                typed, n_before = is_typed(data.src), out.summary.n_lines
-                with Meter(shard.n_lines, jobs.quiet, typed, progress, n_before) as meter:
-                    translate_buckets(engine, options, n, shard, inputs, out, meter, dump)
-                    seconds = meter.seconds()
-            log_end(options, out.summary)
-            if report.report_time:
-                for line in times(seconds, meter.n_lines - n_before, meter.n_tokens):
-                    LOG.info("%s", line)
-                LOG.info("TIME: %.2f s to load, %s", meter.started - started, meter.phases())
-            dump.write()
-            out.finish()  # behind the log: a job that fails leaves no output
-    except BaseException as error:
-        goes_on = out.keeps(error) if out is not None else resumable
-        say_what_is_kept(error, data.output, out, meter, goes_on)
-        raise
-    with log_behind():
-        meter.end(data.output, time.monotonic() - started)
-    return out.summary
+def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
+    """Everything that the options name to be written: what to call it, and its path."""
+    jobs = options.jobs
+    named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
+    named.append(("dump_beam", options.information.dump_beam))
+    return [(name, path) for name, path in named if path is not None]
+
+
+def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """Everything that the options name to be read: what to call it, and its path."""
+    yield from named_files(options)
+    yield from (("config", find_config(path)) for path in options.configs)
+    for path in map(find_model, model_paths(options.model.model)):
+        yield "model", str(path)
+    # An empty one there may be what the shell has made for `> file`
+    yield from (("model", f) for _, f in files_of_models(options) if os.path.getsize(f))
+
+
+# -- what is said of a job ------------------------------------------------------------------------
+
+
+def log_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        LOG.info("NOTE: %s", note)
+
+
+def going_on(n_before: int, total: int | None) -> str:
+    if not n_before:
+        return "no line is done yet; beginning anew"
+    return f"going on; {n_before:,} of {total:,} lines are done"
 
 
 def log_end(options: TranslateOptions, summary: Summary) -> None:
@@ -180,7 +265,7 @@ def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
 def say_what_is_kept(
     error: BaseException, output: str, out: Output | None, meter: Meter | None, goes_on: bool
 ) -> None:
-    """Let an error say for the command line what is kept, and whether -resume `goes_on`."""
+    """Attach to an error what is kept, and whether -resume `goes_on`, for the command line."""
     goes_on &= out is not None or isinstance(error, Interrupted)
     vars(error).update(goes_on=goes_on, kept=what_is_kept(output, out, meter, goes_on))
 
@@ -199,131 +284,3 @@ def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: 
     state = "is as it was before" if os.path.exists(output) else "was not written"
     kept = "; go on with:" if goes_on else ", nothing of this run is kept"
     return f"{done}; {name_of(output)} {state}{kept}"
-
-
-def check_resume(options: TranslateOptions) -> None:
-    """OptionError where -resume is given and cannot work."""
-    if options.jobs.resume and (why := why_not_resumed(options)):
-        raise OptionError(f"resume: {why}")
-
-
-def why_not_resumed(options: TranslateOptions) -> str:
-    """Why another run cannot go on with the job; "" where it can."""
-    data = options.data
-    for name, path in named_files(options):
-        if not rereads(path):
-            shown = "standard input" if path == "-" else path
-            return f"{name} is {shown}, which cannot be read again; give a file"
-    for name, sink in (("output", data.output), ("report", options.jobs.report)):
-        if sink is not None and not replaces_a_file(sink) and not os.path.isdir(sink):
-            return f"{name} is {name_of(sink)}, which is no file to go on with; give a file"
-    return ""
-
-
-def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
-    """Everything that the options name to be written: what to call it, and its path."""
-    jobs = options.jobs
-    named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
-    named.append(("dump_beam", options.information.dump_beam))
-    return [(name, path) for name, path in named if path is not None]
-
-
-def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
-    """Everything that the options name to be read: what to call it, and its path."""
-    yield from named_files(options)
-    yield from (("config", find_config(path)) for path in options.configs)
-    for path in map(find_model, model_paths(options.model.model)):
-        yield "model", str(path)
-        files = [str(file) for file in model_files(path)]
-        # An empty one there may be what the shell has made for `> file`
-        yield from (("model", file) for file in files if os.path.getsize(file))
-
-
-def choose_engine(
-    options: TranslateOptions, translator: "Translator | None", total: int | None
-) -> Engine:
-    """What translates the buckets of this job, of `total` lines, if they can be counted."""
-    if translator is not None:
-        return translator.engine(options)
-    n = options.n_workers
-    if n is None:
-        n = workers_that_pay(options, total)
-        if n > 1:
-            LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
-    if n > 1:
-        return Workers(options, n)
-    with importing():
-        from onmt_lite.jobs.work import InProcess  # late: torch takes seconds
-    return InProcess(options)
-
-
-def workers_that_pay(options: TranslateOptions, total: int | None) -> int:
-    """How many workers a job gets where nobody says: one per core on a CPU, for a file of many
-    lines, a bucket each at least.
-
-    A start costs nothing: the parent needs no torch, and the workers share one that is loaded once.
-    With the shipped model and 8, 64 and 256 lines two workers took 2.6, 3.1 and 5.2 s of processor
-    time in all, one process 3.2, 3.4 and 5.4.  So the least size of a bucket decides, see
-    `buckets.py`.  One process does a stream, whose lines may trickle; a job with -threads;
-    what may run on a GPU; and all outside of Linux, where forks of a process with torch may fail.
-    """
-    speed, jobs = options.speed, options.jobs
-    on_cpu = speed.device == "cpu" or speed.gpu == (-1,)
-    on_cpu |= speed.device == "auto" and not speed.gpu and not may_have_gpu()
-    if total is None or speed.threads or not on_cpu or sys.platform != "linux":
-        return 1
-    n_parts = int(jobs.shard.split("/")[1]) if jobs.shard else 1
-    n_buckets = math.ceil(total / n_parts / lines_per_bucket(options, "cpu", total))
-    most = min(usable_cores(), threads_wanted(), worker_room(), MAX_WORKERS)
-    return max(1, int(min(most, n_buckets)))
-
-
-def translate_buckets(
-    engine: Engine,
-    options: TranslateOptions,
-    bucket_lines: int,
-    shard: Shard,
-    inputs: Inputs,
-    out: Output,
-    meter: Meter,
-    dump: Dump,
-) -> None:
-    """Bucket after bucket, so that memory does not grow with the input."""
-    with (
-        inputs,
-        open_buckets(options.data, bucket_lines, shard) as reader,
-        open_glossary(options.phrases) as glossary,
-    ):
-        buckets = dump.marked(reader.buckets(out.n_done))
-        buckets = glossary.marked(buckets, whole=options.jobs.shard is None)
-        for done in engine.run(buckets, meter.add):
-            inputs.check()
-            with meter.hidden():  # the output may go to the same terminal
-                with meter.clock.phase("write"):
-                    out.append(done)
-            meter.clock.add(done.seconds)
-            dump.traces += done.traces
-            for line in done.log:
-                LOG.info("%s", line)
-        note_encoding(reader.source, out.summary)
-
-
-def note_encoding(reader: LineReader, summary: Summary) -> None:
-    """More than a few lines that are not UTF-8: which encoding would fit."""
-    noted = summary.notes.get("invalid-utf8")
-    few = min(FEW_LINES, summary.n_lines / 2)
-    if noted is None or noted.n_lines <= few or not reader.not_utf8:
-        return
-    encoding = guess_encoding(reader.not_utf8)
-    is_standard = reader.name == STANDARD_INPUT
-    file = "FILE" if is_standard else shlex.quote(reader.name)
-    packed = is_packed("/dev/stdin" if is_standard else reader.name)
-    unpack, source = (f"zcat {file} | ", "") if packed else ("", f" {file}")
-    if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
-        remedy = "other lines are, so convert these alone"
-    elif encoding:
-        remedy = f"{unpack}iconv -f {encoding} -t utf-8{source}"
-    else:
-        remedy = f"see {unpack}file -i{source or ' -'}"
-    likely = f" but look like {encoding}" if encoding else ""
-    LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)

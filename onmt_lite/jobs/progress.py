@@ -58,6 +58,7 @@ class Meter:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.took = self.seconds()
         self.bar.close()
 
     def add(self, n_lines: int, n_tokens: int) -> None:

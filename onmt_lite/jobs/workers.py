@@ -1,66 +1,62 @@
 """The engine of -workers N: processes that translate, and a parent that never loads torch.
 
-The parent starts a fork server (`onmt_lite.jobs.worker`), which loads the models once; the workers
-are its forks and share the memory of the models.  A worker has one bucket at a time.  Results are
-passed on in the order of the buckets, whichever worker is first.  A worker that dies, or gives no
-sign of life, is replaced, and its bucket is translated again.
+The parent starts a fork server (`worker.py`), which loads the models once; the workers are its
+forks and share the memory of the models.  A worker has one task at a time.  One that dies, or gives
+no sign of life, is replaced, and its task is done again.
 
-Threads of the parent read the input and listen to the workers, one each, so that neither a slow
-input nor a worker that is stopped in the middle of a message holds up the others.
+The parent waits for all of them in one place.  A message that does not come to its end fails after
+a while (see `new_pipe`), so that a worker that is stopped in the middle of one is found, too.  The
+input alone is read in a thread: a line may be typed, or trickle from a pipe.
 """
 
 import os
 import signal
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any
 
+from onmt_lite.config.interrupt import raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
-from onmt_lite.jobs.buckets import Bucket, Progress
 from onmt_lite.jobs.forkserver import MAX_DEATHS, ForkServer, how_it_ended, restored
 from onmt_lite.jobs.reports import LOG
+from onmt_lite.jobs.tasks import Progress
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
-MAX_OPEN = 2  # buckets per worker that are handed out and whose results are not taken yet
-READ_AHEAD = 2  # buckets
-START = -1  # stands for the number of a bucket where a worker dies before it has one
-
-Heard = SimpleQueue[tuple[object, str, Any]]  # who, what, and a value that belongs to it
+MAX_OPEN = 2  # tasks per worker that are handed out from the first on that is not done
+READ_AHEAD = 2  # tasks
+START = -1  # stands for the place of a task if a worker dies before it has one
 
 
 class Workers:
-    """An engine of n processes; see `onmt_lite.jobs.buckets.Engine`."""
-
-    task = ("onmt_lite.jobs.work", "translate_bucket")  # what they do: module and function
+    """An engine of n processes; see `onmt_lite.jobs.engine.Engine`."""
 
     def __init__(self, options: TranslateOptions, n: int, patience: float = PATIENCE):
         """`patience`: seconds without a sign of life after which a worker is given up."""
         self.n, self.patience = n, patience
         self.notes: list[str] = []
-        self.machine: dict[str, str] = {}
-        self._server = ForkServer((options, n, *self.task), patience)
+        self.machine: dict[str, str] | None = None
+        self._server = ForkServer((options, n), patience)
         self._workers: list[Worker] = []
-        self._heard: Heard = SimpleQueue()
-        self._read: deque[Bucket] = deque()  # and not handed out yet
-        self._again: list[Bucket] = []  # of workers that died
-        self._outcomes: dict[int, Any | Exception] = {}  # by number of the bucket
-        self._deaths: Counter[int] = Counter()  # by number of the bucket
-        self._reader: Reader | None = None  # of the buckets that are being translated
+        self._again: list[tuple[int, Any]] = []  # tasks of workers that died, by their place
+        self._failed: dict[int, Exception] = {}  # by the place of the task
+        self._deaths: Counter[int] = Counter()  # by the place of the task
         self._looked = time.monotonic()
 
     def __enter__(self) -> "Workers":
         """Load the models and start the workers.  Raises what loading raises, and WorkerLost."""
         try:
             self._renew()
-            while not self.machine:
-                self._listen(lambda n_lines, n_tokens: None)
+            while self.machine is None:
+                for _ in self._listen([], lambda n_lines, n_tokens: None):
+                    pass
         except BaseException:
             self.__exit__()
             raise
@@ -72,73 +68,82 @@ class Workers:
             worker.kill()
         self._server.close()
         for worker in self._workers:
-            worker.close()
+            worker.pipe.close()
         self._workers = []
 
-    def run(self, buckets: Iterable[Bucket], progress: Progress) -> Generator[Any, None, None]:
-        """Yield what the task makes of each bucket, in the order of the buckets.
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        """Yield what the tasks return, as they are done.
 
-        Raises what translating a bucket raises, once the results of the buckets before it are
-        taken; WorkerLost where several workers have died of one bucket.  However it ends, other
-        buckets can be run then, of other numbers.
+        Raises what a task raises, once all tasks before it are done; WorkerLost if several workers
+        have died of one task.  However it ends, other tasks can be run then.
         """
-        order: deque[int] = deque()  # numbers of the buckets whose results are not taken yet
         self._renew()
-        self._reader = reader = Reader(buckets, self._heard)
+        source = Source(tasks)
         try:
-            while order or self._read or not reader.ended:
-                self._hand_out(order, reader)
-                if order and order[0] in self._outcomes:
-                    outcome = self._outcomes.pop(order.popleft())
-                    if isinstance(outcome, Exception):
-                        raise outcome
-                    yield outcome
-                else:
-                    self._listen(progress)
+            while True:
+                self._hand_out(source)
+                left = self._open()
+                if self._failed and min(self._failed) < min(left, default=source.n_taken):
+                    raise self._failed[min(self._failed)]
+                if source.ended and not source.waiting and not left:
+                    break
+                yield from self._listen([source], progress)
         finally:
-            reader.stop()
+            source.stop()
             self._rest()
-        if reader.error is not None:
-            raise reader.error
+        if source.error is not None:
+            raise source.error
+
+    def _busy(self) -> list["Worker"]:
+        return [worker for worker in self._workers if worker.task is not None]
+
+    def _open(self) -> list[int]:
+        """The places of the tasks that are handed out and not done."""
+        return [worker.at for worker in self._busy()] + [at for at, _ in self._again]
 
     def _rest(self) -> None:
-        """Forget the buckets that are not done; the workers that have them are of no use."""
-        self._reader = None
-        for worker in self._workers:
-            if worker.bucket is not None:
-                worker.kill()
-        for left in (self._read, self._again, self._outcomes, self._deaths):
+        """Forget the tasks that are not done; the workers that have them are of no use."""
+        for worker in self._busy():
+            worker.kill()
+        for left in (self._again, self._failed, self._deaths):
             left.clear()
 
-    def _hand_out(self, order: deque[int], reader: "Reader") -> None:
-        """Give a bucket to each worker that has none; after an error, no new ones."""
-        failed = any(isinstance(outcome, Exception) for outcome in self._outcomes.values())
+    def _hand_out(self, source: "Source") -> None:
+        """Give a task to each worker that has none; after an error, no new ones."""
         for worker in self._workers:
-            if worker.bucket is not None or not worker.ready:
+            if worker.task is not None or not worker.ready:
                 continue
             if self._again:
-                worker.take(self._again.pop())
-            elif self._read and len(order) < MAX_OPEN * self.n and not failed:
-                bucket = self._read.popleft()
-                order.append(bucket.number)
-                worker.take(bucket)
-                reader.room.release()
+                self._again.sort(key=lambda again: -again[0])
+                worker.take(*self._again.pop())
+            elif source.waiting and not self._failed:
+                first = min(self._open(), default=source.n_taken)
+                if source.n_taken - first < MAX_OPEN * self.n:
+                    worker.take(*source.take())
 
-    def _listen(self, progress: Progress) -> None:
-        """Wait, a second at most, for what the reader and the workers have to say."""
-        with suppress(Empty):
-            who, what, value = self._heard.get(timeout=min(1.0, self.patience / 3))
-            if isinstance(who, Reader):
-                if what == "ended":
-                    who.ended, who.error = True, value
-                elif who is self._reader:
-                    self._read.append(value)
-            elif who in self._workers:
-                self._take_in(who, what, value, progress)
+    def _listen(self, sources: list["Source"], progress: Progress) -> Iterator[Any]:
+        """Wait, a second at most, for what the input and the workers have to say; yield results."""
+        bells = [source.bell for source in sources if not source.ended]
+        pipes = {worker.pipe: worker for worker in self._workers}
+        for ready in wait([*bells, *pipes], timeout=min(1.0, self.patience / 3)):
+            if ready in bells:
+                sources[0].answer()
+            elif (worker := pipes[ready]) in self._workers:  # type: ignore[index]
+                yield from self._hear(worker, progress)
+        raise_pending()
         self._look_for_silence(progress)
 
-    def _take_in(self, worker: "Worker", what: str, value: Any, progress: Progress) -> None:
-        """Take in what a worker says."""
+    def _hear(self, worker: "Worker", progress: Progress) -> Iterator[Any]:
+        """Take in what a worker says; yield a result."""
+        try:
+            what, value = worker.pipe.recv()
+        except BlockingIOError:
+            self._replace(worker, progress, f"gave no sign of life for {self.patience:g} s")
+            return
+        except (EOFError, OSError):
+            self._replace(worker, progress)
+            return
+        worker.heard_at = time.monotonic()
         if what == "ready":
             worker.ready = True
             self.notes, self.machine = value
@@ -147,17 +152,16 @@ class Workers:
             worker.n_lines, worker.n_tokens = worker.n_lines + value[0], worker.n_tokens + value[1]
             progress(*value)
         elif what == "done":
-            self._outcomes[value.number], worker.bucket = value, None
-            self._deaths.pop(value.number, None)
+            self._deaths.pop(worker.at, None)
+            worker.task = None
             self._server.n_starts = 0
+            yield value
         elif what == "failed":  # it has ended with that
             self._end(worker)
             error = restored(*value)
-            if worker.bucket is None:
+            if worker.task is None:
                 raise error
-            self._outcomes[worker.bucket.number] = error
-        elif what == "gone":
-            self._replace(worker, progress)
+            self._failed[worker.at] = error
 
     def _look_for_silence(self, progress: Progress) -> None:
         """Replace workers that have been silent for too long."""
@@ -173,32 +177,31 @@ class Workers:
 
     def _replace(self, worker: "Worker", progress: Progress, how: str = "") -> None:
         """Start another worker in the place of one that is dead or silent."""
-        exit_code, bucket = self._end(worker), worker.bucket
+        exit_code, task = self._end(worker), worker.task
         is_own = how or exit_code is not None  # and not that of the fork server
         how = how or how_it_ended(exit_code)
-        number, where = START, "before it was ready"
-        if bucket is not None:
-            number, where = bucket.number, bucket.where
+        at, where = START, "before it was ready"
+        if task is not None:
+            at, where = worker.at, task.where
             progress(-worker.n_lines, -worker.n_tokens)
-        self._deaths[number] += bool(is_own)
-        if self._deaths[number] < MAX_DEATHS:
+        self._deaths[at] += bool(is_own)
+        if self._deaths[at] < MAX_DEATHS:
             LOG.info("NOTE: a worker %s, %s; another one takes over", how, where)
-            if bucket is not None:
-                self._again.append(bucket)
-                self._again.sort(key=lambda bucket: -bucket.number)
+            if task is not None:
+                self._again.append((at, task))
             self._start(worker.place)
             return
         error = WorkerLost(
             f"{MAX_DEATHS} workers died {where}, the last {how}; "
             "give fewer -workers or a smaller -batch_size"
         )
-        if bucket is None:
+        if task is None:
             raise error
-        self._outcomes[bucket.number] = error
+        self._failed[at] = error
 
     def _renew(self) -> None:
-        """Have a worker without a bucket in each place."""
-        for worker in [worker for worker in self._workers if worker.bucket is not None]:
+        """Have a worker without a task in each place."""
+        for worker in self._busy():
             self._end(worker)
         taken = {worker.place for worker in self._workers}
         for place in range(self.n):
@@ -207,7 +210,7 @@ class Workers:
 
     def _start(self, place: int) -> None:
         pid, pipe = self._server.fork(place)
-        self._workers.append(Worker(place, pid, pipe, self._heard))
+        self._workers.append(Worker(place, pid, pipe))
 
     def _end(self, worker: "Worker") -> int | None:
         """End a worker, which may be dead.  Returns its exit code, if that is known."""
@@ -215,89 +218,92 @@ class Workers:
         exit_code = self._server.end(worker.pid)
         if exit_code is None:
             worker.kill()
-        worker.close()
+        worker.pipe.close()
         return exit_code
 
 
 class Worker:
     """A worker as its parent knows it.
 
-    bucket             what it translates
+    task               what it does, and `at`: its place among the tasks
     n_lines, n_tokens  what of that is translated
-    ready              whether it takes buckets
+    ready              whether it takes tasks
     heard_at           when it gave the last sign of life
     """
 
-    def __init__(self, place: int, pid: int, pipe: Connection, heard: Heard):
+    def __init__(self, place: int, pid: int, pipe: Connection):
         self.place, self.pid, self.pipe = place, pid, pipe
-        self.bucket: Bucket | None = None
+        self.task: Any = None
+        self.at = START
         self.n_lines = self.n_tokens = 0
         self.ready = False
         self.heard_at = time.monotonic()
-        self._listener = in_thread(self._listen, heard)
-        self._sender = self._listener
 
-    def take(self, bucket: Bucket) -> None:
-        """Translate a bucket."""
-        self.bucket, self.n_lines, self.n_tokens = bucket, 0, 0
-        self._sender = in_thread(self._send, bucket)  # who is stopped does not read
-
-    def _send(self, bucket: Bucket) -> None:
-        with suppress(OSError):  # the listener notices, too
-            self.pipe.send(bucket)
-
-    def _listen(self, heard: Heard) -> None:
-        try:
-            while True:
-                what, value = self.pipe.recv()
-                self.heard_at = time.monotonic()
-                if what != "beat":
-                    heard.put((self, what, value))
-        except (EOFError, OSError):
-            heard.put((self, "gone", None))
+    def take(self, at: int, task: Any) -> None:
+        """Do a task."""
+        self.at, self.task, self.n_lines, self.n_tokens = at, task, 0, 0
+        with suppress(OSError):  # it is dead, or stopped, and will be found so
+            self.pipe.send(task)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Close the pipe of a worker that has been ended, unless the system cannot end it."""
-        threads = self._sender, self._listener
-        for thread in threads:
-            thread.join(1)
-        if not any(thread.is_alive() for thread in threads):
-            self.pipe.close()
 
+class Source:
+    """Tasks, read in a thread a little ahead of the workers.
 
-class Reader:
-    """Reads the input in a thread, a little ahead of the workers."""
+    waiting  tasks that are there
+    n_taken  those that were taken
+    ended    no more will come; `error`: by which the input ended
+    bell     can be read from when there is something to `answer`
+    """
 
-    def __init__(self, buckets: Iterable[Bucket], heard: Heard):
-        self.ended = self.stopped = False
-        self.error: Exception | None = None  # by which the input ended
-        self.room = threading.Semaphore(READ_AHEAD)
-        in_thread(self._read, buckets, heard)
+    def __init__(self, tasks: Iterable[Any]):
+        self.waiting: list[Any] = []
+        self.n_taken = 0
+        self.ended = self._stopped = False
+        self.error: Exception | None = None
+        self.bell, self._ring = Pipe(duplex=False)
+        self._read_already: SimpleQueue[Any] = SimpleQueue()
+        self._room = threading.Semaphore(READ_AHEAD)
+        threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
+
+    def answer(self) -> None:
+        """Take in what was read."""
+        self.bell.recv_bytes()
+        what, value = self._read_already.get()
+        if what == "task":
+            self.waiting.append(value)
+        else:
+            self.ended, self.error = True, value
+
+    def take(self) -> tuple[int, Any]:
+        """The next task, and its place."""
+        self._room.release()
+        self.n_taken += 1
+        return self.n_taken - 1, self.waiting.pop(0)
 
     def stop(self) -> None:
         """Read nothing more."""
-        self.stopped = True
-        self.room.release()
+        self._stopped = True
+        self._room.release()
 
-    def _read(self, buckets: Iterable[Bucket], heard: Heard) -> None:
+    def _read(self, tasks: Iterable[Any]) -> None:
+        error = None
         try:
-            for bucket in buckets:
-                heard.put((self, "read", bucket))
-                self.room.acquire()
-                if self.stopped:
+            for task in tasks:
+                self._say("task", task)
+                self._room.acquire()
+                if self._stopped:
                     return
-        except Exception as error:
-            heard.put((self, "ended", error))
+        except Exception as found:
+            error = found
             raise SystemExit from None  # a thread ends so without a word
-        heard.put((self, "ended", None))
+        finally:
+            self._say("end", error)
 
-
-def in_thread(work: Any, *args: Any) -> threading.Thread:
-    """Start a thread that does not hold up the end of the process."""
-    thread = threading.Thread(target=work, args=args, daemon=True)
-    thread.start()
-    return thread
+    def _say(self, what: str, value: object) -> None:
+        self._read_already.put((what, value))
+        with suppress(OSError):
+            self._ring.send_bytes(b".")

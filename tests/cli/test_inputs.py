@@ -208,10 +208,10 @@ class TestAnInputThatChanges:
     def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):
         def count(*paths):
             CHANGES["grows"](tmp_path / "stdin")
-            return count_input(*paths)
+            return look_at_inputs(*paths)
 
-        count_input = onmt_lite.jobs.job.count_input
-        monkeypatch.setattr(onmt_lite.jobs.job, "count_input", count)
+        look_at_inputs = onmt_lite.jobs.job.look_at_inputs
+        monkeypatch.setattr(onmt_lite.jobs.job, "look_at_inputs", count)
         main("-output", "out", stdin=b"one\n" * 3).failed(
             5,
             "standard input was changed while it was read; put it back as it was, or translate it "

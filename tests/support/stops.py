@@ -1,0 +1,25 @@
+"""Jobs that are stopped in this process."""
+
+import contextlib
+import signal
+
+import pytest
+
+from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.jobs.store import Parts
+
+
+@contextlib.contextmanager
+def stopped_before_part(n, error=None):
+    """Within, a job of one process is stopped when n of its parts are written."""
+    put, written = Parts.put, []
+
+    def until(self, *given):
+        if len(written) == n:
+            raise error or Interrupted(signal.SIGTERM)
+        put(self, *given)
+        written.append(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parts, "put", until)
+        yield
