@@ -84,7 +84,9 @@ class Parts:
                 with contextlib.suppress(FileExistsError):  # others begin at the same time
                     os.link(aside, path)
                 os.unlink(aside)
-        check_same(unsealed(path)[0], {"machine": machine})
+        if not (before := unsealed(path)[0]):
+            raise FileError(f"cannot write {self.path}: {path} cannot be read")
+        check_same(before, {"machine": machine})
 
     def begin_try(self, number: int) -> int:
         """Count one more who begins with a range: how many there have been.  Raises FileError."""
@@ -102,15 +104,11 @@ class Parts:
 
 
 class Store:
-    """The store of a file, which it locks against other jobs; a context.
-
-    complete  the file is in its place
-    """
+    """The store of a file, which it locks against other jobs; a context."""
 
     def __init__(self, path: str):
         """`path`: of the file."""
         self.path, self.target, self.folder = path, os.path.realpath(path), parts_of(path)
-        self.complete = False
         self.n_bytes = self.crc = 0  # of what is appended
         self._lock_fd = self._fd = -1
         self._removed = False
@@ -132,8 +130,7 @@ class Store:
         """Unlock the store, and remove it if nothing in it is of use to another run."""
         with contextlib.suppress(OSError):  # the error that led here counts
             if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+                self._close()
                 self._unlink({OUTPUT})
             if not self._removed and set(os.listdir(self.folder)) <= {LOCK}:
                 self.remove()
@@ -211,7 +208,10 @@ class Store:
         with refused(f"write {self.path}"):
             left = set(os.listdir(self.folder)) - {LOCK}
             if goes_on:
-                self._unlink({n for n in left if n == OUTPUT or n.endswith((".tmp", ".tries"))})
+                unfinished = {n for n in left if n == OUTPUT or n.endswith((".tmp", ".tries"))}
+                if not unsealed(os.path.join(self.folder, MACHINE))[0]:
+                    unfinished |= left & {MACHINE}
+                self._unlink(unfinished)
             elif left:
                 LOG.info("NOTE: %s, left by a stopped job, is written anew", name_of(self.folder))
                 self._unlink(left)
@@ -243,7 +243,7 @@ class Store:
                     label = label_of(job, self.n_bytes, self.crc)
                     os.setxattr(self._fd, LABEL, label + b"\n" + told)
             put_in_place(self._fd, os.path.join(self.folder, OUTPUT), self.target)
-            self.complete = True
+            self._close()
 
     def labelled(self, job: Job) -> Summary | None:
         """Return the lines that were not translated if the file is complete, of this job and as it
@@ -271,6 +271,10 @@ class Store:
     def _open(self) -> None:
         if self._fd < 0:
             self._fd = create(os.path.join(self.folder, OUTPUT), self.target)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _unlink(self, names: set[str]) -> None:
         for name in sorted(names):
