@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from onmt_lite.config.cores import usable_cores
-from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import (
     CheckpointError,
@@ -37,6 +36,7 @@ from onmt_lite.jobs.worker import load, portable, translator_of
 from onmt_lite.jobs.workers import MAX_OPEN, READ_AHEAD, Workers
 from onmt_lite.text.line import Line
 from tests.support.deeds import Acting
+from tests.support.stops import heed_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "data" / "toy.json")
@@ -352,16 +352,12 @@ import sys
 from onmt_lite.__main__ import main
 from onmt_lite.jobs import job
 from tests.support.deeds import Acting
+from tests.support.stops import heed_signals
 job.Task = Acting
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules
 sys.exit(code)
 """
-
-
-def heed_signals() -> None:
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -376,7 +372,6 @@ def started(folder: Path, *argv: object, **given):
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
-        # Who has ignored signals, as under nohup, leaves that to the job, which would not end
         preexec_fn=heed_signals,
         **given,
     )

@@ -11,7 +11,7 @@ from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Parts, Store
 from onmt_lite.jobs.tasks import Done
 
-REFUSED = (OptionError, DataError, CheckpointError)  # another run would end in the same way
+REFUSED = (OptionError, CheckpointError)  # as a rule another run would end in the same way
 
 
 def open_sink(path: str) -> Stream | Store:
@@ -63,7 +63,10 @@ class Output:
 
     def keeps(self, error: BaseException) -> bool:
         """Return whether another run can go on after this error."""
-        if isinstance(error, REFUSED) or not self.resumable or self.complete:
+        if not self.resumable or self.complete or isinstance(error, DataError):
+            return False
+        # Of a machine that is not like those which have made parts, another run may do without
+        if isinstance(error, REFUSED) and not self.summary.n_lines:
             return False
         return self.begun or isinstance(error, Interrupted)
 

@@ -5,7 +5,6 @@
     manifest.json   the job: see `fingerprint.py`
     machine.json    the device and precision of who translates, written by the first who knows
     000000 ...      parts, one for each range of the input: complete, or not there
-    000000.tries    a byte for each actor of Ray that has begun with the range
     output          the file itself, while its parts are joined or a stream is translated
     .lock           locked by the job (flock), with its process and host
 
@@ -35,7 +34,7 @@ from onmt_lite.jobs.reports import LOG, Summary, read_summary
 from onmt_lite.text.whole import create, put_in_place, write_all, write_whole
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
-OURS = re.compile(rf"\d+(\.tries)?|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
+OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
 MARK = b'{"onmt_lite": '
 HEAD = 256  # bytes of the lock
 FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
@@ -57,7 +56,8 @@ class Parts:
 
     def __init__(self, path: str, job: Job):
         """`path`: of the output."""
-        self.path, self.folder, self.job_id = path, parts_of(path), digest(job)
+        self.path, self.folder = path, parts_of(path)
+        self.job, self.job_id = job, digest(job)
 
     def put(self, number: int, data: bytes, summary: Summary, report: bytes) -> None:
         """Write a part; it is on the disk when this returns.  Raises FileError."""
@@ -87,17 +87,6 @@ class Parts:
         if not (before := unsealed(path)[0]):
             raise FileError(f"cannot write {self.path}: {path} cannot be read")
         check_same(before, {"machine": machine})
-
-    def begin_try(self, number: int) -> int:
-        """Count one more who begins with a range: how many there have been.  Raises FileError."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with refused(f"write {self.path}"):
-            fd = os.open(f"{self._name(number)}.tries", flags, 0o666)
-            try:
-                os.write(fd, b".")
-                return os.fstat(fd).st_size
-            finally:
-                os.close(fd)
 
     def _name(self, number: int) -> str:
         return os.path.join(self.folder, f"{number:06}")
@@ -208,7 +197,7 @@ class Store:
         with refused(f"write {self.path}"):
             left = set(os.listdir(self.folder)) - {LOCK}
             if goes_on:
-                unfinished = {n for n in left if n == OUTPUT or n.endswith((".tmp", ".tries"))}
+                unfinished = {n for n in left if n == OUTPUT or n.endswith(".tmp")}
                 if not unsealed(os.path.join(self.folder, MACHINE))[0]:
                     unfinished |= left & {MACHINE}
                 self._unlink(unfinished)

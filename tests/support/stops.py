@@ -1,12 +1,19 @@
-"""Jobs that are stopped in this process."""
+"""Jobs that are stopped, in this process and in others."""
 
 import contextlib
 import signal
 
 import pytest
 
-from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.interrupt import SIGNALS, Interrupted
 from onmt_lite.jobs.store import Parts
+
+
+def heed_signals():
+    """For a process that is started: who ignores signals, as nohup does, and a program that has
+    ended in this process, leaves that to it; then it would not end."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
