@@ -7,12 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite import Translator, worker
+from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference import budget
 from onmt_lite.inference import translator as translator_module
 from onmt_lite.inference.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.jobs import worker
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.presets import PRESETS

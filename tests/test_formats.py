@@ -10,7 +10,7 @@ import pytest
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.config.options import DataOptions
+from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import build_writer
 

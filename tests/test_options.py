@@ -11,8 +11,9 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.config.options import KINDS, OPTIONS, TranslateOptions, cross_check, load_options
-from onmt_lite.config.schema import META_NAMES
+from onmt_lite.config.option import META_NAMES
+from onmt_lite.config.options import KINDS, OPTIONS, PROGRAM, TranslateOptions, load_options
+from onmt_lite.config.rules import refusals
 from onmt_lite.errors import OptionError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ def problems_of(*argv):
 
 def printed(resolved):
     """What -print_config prints."""
-    return resolved.configuration().to_yaml()
+    return resolved.to_yaml()
 
 
 def test_defaults_are_those_of_the_design():
@@ -333,7 +334,7 @@ def test_any_command_line_gives_options_or_an_option_error(argv):
         assert error.problems
         assert all(isinstance(problem, str) and problem for problem in error.problems)
     else:
-        assert not cross_check(resolved.values)
+        assert not refusals(PROGRAM.rules, resolved.values)
         assert 1 <= options.search.n_best <= options.search.beam_size
         assert options.search.min_length <= options.search.max_length
 
@@ -341,7 +342,7 @@ def test_any_command_line_gives_options_or_an_option_error(argv):
 def test_options_are_read_without_torch():
     """A wrong option must be told at once, not after seconds of loading."""
     code = (
-        "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.config.schema\n"
+        "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.config.cli\n"
         "import onmt_lite.errors, onmt_lite.config.interrupt, translate\n"
         "assert translate.main(['-nope']) == 2\n"
         "assert translate.main(['-print_config']) == 0\n"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.summary import describe
@@ -17,6 +16,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.sentences import sentences_of
+from onmt_lite.train.calibrate import calibrate, load_calibrate_options
 from tests.support import tiny
 
 LINE = "Ich gehe nach Hause. Wo ist der Bahnhof? Morgen komme ich wieder!"

@@ -13,14 +13,7 @@ import pytest
 import torch
 
 import onmt_lite
-from onmt_lite import (
-    DataError,
-    Hypothesis,
-    OptionError,
-    Translation,
-    Translator,
-    load_options,
-)
+from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, load_options
 from onmt_lite.inference import batching
 from onmt_lite.inference import translator as translator_module
 from onmt_lite.jobs.job import run_job

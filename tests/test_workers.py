@@ -17,13 +17,7 @@ import torch
 
 from onmt_lite.config.cores import usable_cores
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import (
-    CheckpointError,
-    DataError,
-    MemoryExhausted,
-    OptionError,
-    WorkerLost,
-)
+from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import inputs as inputs_module
 from onmt_lite.jobs.fingerprint import fingerprint

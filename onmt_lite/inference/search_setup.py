@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.config.options import TranslateOptions, no_such_option
-from onmt_lite.config.phrase_options import FORCED_AND_DRAWN
+from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import Example, Found
 from onmt_lite.inference.runtime import precision_of

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint, Direction
-from onmt_lite.config.options import SpeedOptions, TranslateOptions
+from onmt_lite.config.job_options import SpeedOptions
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
 from onmt_lite.inference.alignment import Aligner, with_source

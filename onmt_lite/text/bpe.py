@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 SEPARATOR = "@@"
 END = "</w>"  # marks the end of a word in a codes file
@@ -20,6 +21,15 @@ VERSIONS = {"0.1": False, "0.2": True}  # whether the mark belongs to the last c
 CACHED_WORDS = 1 << 16
 
 Pair = tuple[str, str]
+
+
+class SubwordFile(NamedTuple):
+    """A file that cuts one language: subwords that `vocabulary` counts less than `threshold` times
+    are cut further; "" and 0 are no such limit."""
+
+    path: str
+    vocabulary: str
+    threshold: int
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence, mean_log_prob
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.rules import Values, missing, refuse_all
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Example, Translation
 from onmt_lite.inference.translator import Translator
@@ -90,27 +92,28 @@ class CalibrateOptions:
     )
 
 
-OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
-PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS)
-
-
-def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
-    return resolved.build(CalibrateOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("model", "valid") if not v[name]]
+def wrong_words(v: Values) -> list[str]:
+    """Stand-ins and marks that are not single words."""
     wrong = [(n, word) for n in ("names", "numbers") for word in v[n] if not is_one_word(word)]
-    problems += [
+    problems = [
         f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
     ]
-    for pair in v["words"]:
+    for pair in v.words:
         sides = pair.split("=")
         if len(sides) != 2 or not all(map(is_one_word, sides)):
             problems.append(f"words: {pair!r} is not of the form mark=word")
     return problems
+
+
+OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
+RULES = (missing("model", "valid"), refuse_all(wrong_words))
+PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS, RULES)
+
+
+def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
+    return resolved.build(CalibrateOptions), resolved
 
 
 def calibrate(options: CalibrateOptions) -> None:
