@@ -83,7 +83,7 @@ IDLE = [
     (
         "block_ngram_repeat",
         "-search opennmt-3 -do_sample -block_ngram_repeat 3",
-        "if it draws them",
+        "draws them",
     ),
     (
         "ignore_when_blocking",
