@@ -171,10 +171,6 @@ class TestHelp:
         widths = [len(line) for line in out.split("\n")]
         assert 50 < max(widths) <= 60
 
-    def test_md_prints_the_table(self, main):
-        code, out, err = main(TRANSLATE, "-md")
-        assert (code, err) == (0, "") and "| `-beam_size N` | `5` |" in out
-
 
 # -- the schema of the YAML files ------------------------------------------------------------------
 
