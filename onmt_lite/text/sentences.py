@@ -3,7 +3,7 @@
 import re
 from bisect import bisect
 
-from onmt_lite.text.placeholders import BRACES, TAG
+from onmt_lite.text.markup import BRACES, TAG
 
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"

@@ -114,7 +114,8 @@ class Surfaces:
         0 and 1  end the word before them, after a token that joins none (0) or joins them (1)
         2        go on with the word before them, after a token that joins none
         """
-        apart, joined = ([self.piece(i, j)[0] for i in range(len(self.parts))] for j in (0, 1))
+        ids = range(len(self.parts))
+        apart, joined = ([self.piece(i, joins)[0] for i in ids] for joins in (False, True))
         ends = [[text != "" and not is_word(text[0]) for text in each] for each in (apart, joined)]
         goes_on = [text != "" and is_word(text[0]) for text in apart]
         return [[*ends[0], not self.spaced_behind], [*ends[1], False], [*goes_on, False]]

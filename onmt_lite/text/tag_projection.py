@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
-from onmt_lite.text.line import Item, Reading
-from onmt_lite.text.placeholders import CLOSING, SPACER
+from onmt_lite.text.markup import CLOSING
+from onmt_lite.text.placeholders import SPACER, Item, Reading
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
