@@ -2,17 +2,18 @@
 
 A banned phrase is told by the text, so that no other tokens can spell it.  A forced phrase is a
 path of tokens that a row follows; the text says whether it stands there as whole words.  Of the
-text, a state keeps its longest end that a phrase begins with, and the character before that.  Few
-states occur, so that what follows from each is worked out once.
+text, a state keeps its longest end that a phrase begins with, and the character before that.  So
+few states occur, and what follows from each is kept.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from onmt_lite.text.phrases import borders, is_word, single_spaced
+from onmt_lite.text.phrases import borders, is_word, neighbours, single_spaced
 from onmt_lite.text.surfaces import Surfaces
 
-LETTER, MARK, SPACE = "a", ".", " "  # what may stand before a phrase
+CACHED = 1 << 16  # states and tokens
 MET = -1
 GOES_ON = 2  # a class of `Surfaces`
 
@@ -66,30 +67,20 @@ class PhraseAutomaton:
         all_phrases = (*forced, *banned)
         self.beginnings = {p[:n] for p in all_phrases for n in range(1, len(p) + 1)}
         self.longest = max(map(len, all_phrases), default=0)
-        self.start = State(SPACE, True, (0,) * len(forced))
-        self.moves: dict[tuple[State, int], State] = {}
-        self.known: dict[State, Effects] = {}
+        self.start = State(" ", True, (0,) * len(forced))
+        self.after = lru_cache(CACHED)(self._after)
+        self.effects = lru_cache(CACHED)(self._effects)
 
     @property
     def steers(self) -> bool:
         """Whether the model can say a forced phrase."""
         return any(self.paths)
 
-    def after(self, state: State, token: int) -> State:
+    def _after(self, state: State, token: int) -> State:
         """The state of a row that goes on with a token."""
-        found = self.moves.get((state, token))
-        if found is None:
-            text, joined = self._extended(state, token)
-            matched = (self._matched(i, state, token, text) for i in range(len(self.forced)))
-            found = self.moves[state, token] = State(self._tail(text), joined, tuple(matched))
-        return found
-
-    def effects(self, state: State) -> Effects:
-        """What the state says of the tokens that may follow."""
-        found = self.known.get(state)
-        if found is None:
-            found = self.known[state] = self._effects(state)
-        return found
+        text, joined = self._extended(state, token)
+        matched = (self._matched(i, state, token, text) for i in range(len(self.forced)))
+        return State(self._tail(text), joined, tuple(matched))
 
     def _extended(self, state: State, token: int) -> tuple[str, bool]:
         """The end of the text with a token, and whether this joins the next one."""
@@ -101,10 +92,11 @@ class PhraseAutomaton:
         """The longest end of a text that a phrase begins with, and what stands before it."""
         for i in range(max(1, len(text) - self.longest), len(text)):
             if borders(text[i - 1], text[i]) and text[i:] in self.beginnings:
-                return kind_of(text[i - 1]) + text[i:]
-        return kind_of(text[-1])
+                return text[i - 1 :]
+        return text[-1]
 
     def _effects(self, state: State) -> Effects:
+        """What a state says of the tokens that may follow."""
         forbidden, completing = self._banned_after(state)
         at_end = any(complete(state.tail, phrase) for phrase in self.banned)
         # A phrase that the model cannot say keeps no translation from ending
@@ -179,13 +171,8 @@ class PhraseAutomaton:
         return met + max((*state.matched, 0))
 
 
-def kind_of(char: str) -> str:
-    """All that matters of the character before a phrase."""
-    return LETTER if is_word(char) else SPACE if char.isspace() else MARK
-
-
 def ends_with(text: str, words: str) -> bool:
-    """Whether a text, of which the first character is known by its kind, ends with some words."""
+    """Whether a text ends with some words, after its first character."""
     n = len(words)
     return len(text) > n and text.endswith(words) and borders(text[-n - 1], words[0])
 
@@ -196,13 +183,7 @@ def complete(text: str, phrase: str) -> bool:
 
 
 def ended(text: str, phrase: str) -> bool:
-    """Whether a text, of which the first character is known by its kind, holds a phrase that has
-    ended, whatever follows."""
-    start = text.find(phrase, 1)
-    while start > 0:
-        end = start + len(phrase)
-        over = not is_word(phrase[-1]) or (end < len(text) and borders(phrase[-1], text[end]))
-        if over and borders(text[start - 1], phrase[0]):
-            return True
-        start = text.find(phrase, start + 1)
-    return False
+    """Whether a text holds a phrase after its first character that ends, whatever follows."""
+    last_is_mark = not is_word(phrase[-1])
+    nexts = (after for _, after in neighbours(text, phrase))
+    return any(last_is_mark or (after != "" and borders(phrase[-1], after)) for after in nexts)
