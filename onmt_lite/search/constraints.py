@@ -24,8 +24,8 @@ from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked
 from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
 
-# How a word that begins like a banned one may go on: with a probability of 2 % at least.  What is
-# less likely is no word, but a way around the ban
+# A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
+# tokens make no word, but a way around the ban
 DOUBTFUL = math.log(0.02)
 
 
@@ -76,9 +76,9 @@ class Held:
             values[self.forbidden[0], self.forbidden[1]] = -math.inf
 
     def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> Ranked:
-        """The candidates (B, N) with those of sentences with forced phrases dealt out among banks.
+        """Deal out the candidates (B, N) of sentences with forced phrases among banks.
 
-        values (B, K, W), norm (B, K), scores (B, K): what the candidates were ranked by.
+        values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
         z, k, n = len(self.steered), scores.size(1), ranked.score.size(1)
         first = self.steered[:, None] * k
@@ -149,7 +149,7 @@ class Constraints:
         classes = torch.tensor(some.surfaces.classes)
         own = classes[:, -1:].expand(-1, max(0, n_words + 1 - classes.size(1)))
         self.classes = torch.cat([classes[:, :-1], own], 1).to(device)  # (C, V + own words)
-        # If one row cannot be spared, or what is forbidden makes the rest more likely, no word
+        # If no row can be spared, or forbidden tokens make the others more likely, no word
         # begins like a banned one
         apart = plan.beam_size == 1 or plan.beam_groups > 1 or plan.sampling is not None
         self.strict = plan.policy.masks == "logits" or apart
@@ -178,8 +178,9 @@ class Constraints:
         return self._sent(steered, banks, wanted)
 
     def _effects(self, b: int, slot: Slot, phrases: PhraseAutomaton, at_end: bool) -> list[Effects]:
-        """What the rows of sentence b allow; notes what they forbid.  at_end: the next token may be
-        the last."""
+        """The effects on the rows of sentence b; notes the tokens that they forbid.
+
+        at_end: the next token may be the last"""
         states, plan = self._states(slot, phrases), self.plan
         found = [Effects() if state is None else phrases.effects(state) for state in states]
         some_free = any(s is not None and e.closed is None for s, e in zip(states, found))

@@ -2,10 +2,10 @@
 
 A codes file lists merges in the order in which they were learned.  A word starts as its characters;
 of all merges of two neighbours the earliest learned is made first, until none is left.  Every piece
-but the last of a word is written with `@@` behind it.
+but the last of a word is written with `@@` after it.
 
 Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units",
-ACL 2016; the pieces are those of their package subword-nmt 0.3.8.
+ACL 2016; the pieces equal the ones of their package subword-nmt 0.3.8.
 """
 
 import heapq

@@ -9,7 +9,7 @@ CAPITALS = "capitals"  # the note of a line that was read in small letters
 class Line:
     """One line of input.
 
-    notes   what was done to it, as in the JSONL output
+    notes   notes on how it was read, as in the JSONL output
     fields  of a line that is a JSON object: the object without the text, as JSON
     traced  its search is to be watched, see `onmt_lite.inference.trace`
     forced  phrases that its translation is to hold

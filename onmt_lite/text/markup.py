@@ -46,7 +46,7 @@ PLAIN = {
 }
 PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
 SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
-# What is replaced by plain text, but inside items, which come first
+# Spans to replace by plain text, except inside items, which come first
 ITEM = f"(?P<item>{TAG}|{WORD_PATTERNS})"
 MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
 ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
@@ -63,7 +63,7 @@ NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
 BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
 CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
 # A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
-# break.  No words end where a part of a formula begins or ends, nor before a punctuation mark.
+# break.  Parts of a formula end no words, nor does a tag before a punctuation mark.
 NEXT_CELL = re.compile(
     r"(?:</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>|(?<!\s)<br\s*/?>(?!\s|$))"
     r"(?![.,;:!?…)\]}])",

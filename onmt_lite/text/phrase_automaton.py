@@ -19,7 +19,7 @@ GOES_ON = 2  # a class of `Surfaces`
 
 
 class State(NamedTuple):
-    """What phrases depend on in the text of a row.
+    """The end of the text of a row, as far as phrases depend on it.
 
     tail     the end of the text
     joined   whether its last token joins the next one
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What a state says of the tokens that may follow.
+    """Tokens that may follow a state, and their effect on phrases.
 
     forbidden   tokens that may not follow
     completing  tokens after which a banned phrase is complete, unless its last word goes on
@@ -89,14 +89,14 @@ class PhraseAutomaton:
         return single_spaced(state.tail + piece), joined
 
     def _tail(self, text: str) -> str:
-        """The longest end of a text that a phrase begins with, and what stands before it."""
+        """The longest end of a text that a phrase begins with, and the character before it."""
         for i in range(max(1, len(text) - self.longest), len(text)):
             if borders(text[i - 1], text[i]) and text[i:] in self.beginnings:
                 return text[i - 1 :]
         return text[-1]
 
     def _effects(self, state: State) -> Effects:
-        """What a state says of the tokens that may follow."""
+        """The effects of tokens that may follow a state."""
         forbidden, completing = self._banned_after(state)
         at_end = any(complete(state.tail, phrase) for phrase in self.banned)
         # A phrase that the model cannot say keeps no translation from ending
@@ -119,7 +119,7 @@ class PhraseAutomaton:
     # ---- Banned phrases ----
 
     def _banned_after(self, state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens after which a banned phrase has ended, and those after which it is complete."""
+        """Tokens after which a banned phrase has ended, and tokens after which it is complete."""
         ended_by, completed_by = [], []
         for token in self._critical(state.tail):
             text, _ = self._extended(state, token)

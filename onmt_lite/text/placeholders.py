@@ -13,7 +13,7 @@ words.  So the model reads the line without such characters:
      or, for numbers, a number, which the model is known to copy.
    - Marks, all other items, are removed.
 3. The items are put back into the translation.
-   - A word replaces its stand-in.  Where the stand-in is missing in the translation, the word
+   - A word replaces its stand-in.  If the stand-in is missing in the translation, the word
      follows the translation of the stand-in.
    - A mark follows the translation of the word before it; a mark glued to the next word precedes
      that word's translation.  A pair of tags or brackets encloses the translation of its content.
@@ -38,7 +38,7 @@ from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
-BREAKS = ("Cc", "Zl", "Zp")  # where a line may be taken to end, and what is no text
+BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ def is_one_word(text: object) -> bool:
 
 @dataclass(frozen=True)
 class Item:
-    """What was taken out of a line.
+    """An item that was taken out of a line.
 
-    stand_in  what the model reads in its place; "" for a mark
+    stand_in  a word that the model reads in its place; "" for a mark
     side      "left": it follows the translation of the word before it; "right": it precedes that of
-              the word behind it; or it stays at the "start" or the "end" of the line, or before the
+              the word after it; or it stays at the "start" or the "end" of the line, or before the
               marks with which the line "closes"
-    spaced    whether a space stood before it, and behind it
+    spaced    whether a space stood before it, and after it
     joins     it stood between two words without a space
     partner   the number of the item that closes the pair which this one opens
     """
@@ -105,7 +105,7 @@ class Reading:
         return "".join(part + name for part, name in zip(self.parts, [*stand_ins, ""]))
 
     def of_target(self, text: str) -> str:
-        """A translation as it would be without the items: a reference, or what it begins with."""
+        """A translation as it would be without the items: a reference, or its beginning."""
         for item in self.items:
             text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
         return text
@@ -120,7 +120,7 @@ class Span:
     """Span of an item in a line.
 
     is_word  a stand-in takes the place of the item
-    touches  characters before and behind the item and adjacent items
+    touches  characters before and after the item and adjacent items
     partner  index of the span that closes the pair opened by this one
     closes   this span closes a pair
     """
@@ -137,13 +137,13 @@ class Span:
 
     @property
     def glued(self) -> tuple[bool, bool]:
-        """Whether words touch the item, before and behind."""
+        """Whether words touch the item, before and after."""
         before, after = self.touches
         return before.isalnum(), after.isalnum()
 
 
 def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
-    """With the plain equivalents of what the pattern finds beside its items."""
+    """Replace all that the pattern finds beside its items by plain equivalents."""
     return pattern.sub(lambda found: found[0] if found["item"] else plain(found[0]), line)
 
 
@@ -202,7 +202,7 @@ class Extractor:
         return "".join(chars)
 
     def _words(self, line: str) -> Mapping[str, str]:
-        """Words for marks, in capitals where the text of the line is."""
+        """Words for marks, in capitals if the text of the line is."""
         words = self.unknown.words
         capitals = bool(words) and in_capitals(markup.PATTERNS.sub("", line))
         return {mark: word.upper() for mark, word in words.items()} if capitals else words
@@ -222,7 +222,7 @@ class Extractor:
         category, form = unicodedata.category(char), unicodedata.decomposition(char)
         if category in BREAKS or category == "Zs":
             return " "
-        if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of an emoji, behind one
+        if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of the emoji before it
             return char if before and not self.knows(before) else ""
         if self.knows(char):
             return char
@@ -351,7 +351,7 @@ def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item
 
 
 def _respaced(parts: list[str], items: Sequence[Item]) -> list[str]:
-    """Parts with the spaces that stand-ins need, and without those that marks leave over."""
+    """Parts with the spaces that stand-ins need, without spaces that marks leave over."""
     parts, last = [*parts], ""
     for i, item in enumerate(items):
         last = parts[i][-1:] or last

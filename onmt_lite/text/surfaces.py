@@ -14,7 +14,7 @@ LAST = chr(0x10FFFF)
 
 
 class Surfaces:
-    """What each token of a vocabulary adds to a text.
+    """The text that each token of a vocabulary adds.
 
     A space stands between two tokens unless one of them is glued to the other: to its left as `s`
     in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  If no token is glued to its left, the
@@ -100,7 +100,7 @@ class Surfaces:
 
     @cached_property
     def several(self) -> list[int]:
-        """Tokens inside of which a word may end: those with a space or a mark between letters."""
+        """Tokens inside of which a word may end: a space or a mark is between letters."""
         return [
             i
             for i, (core, _, _) in enumerate(self.parts)

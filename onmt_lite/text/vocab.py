@@ -9,7 +9,7 @@ from onmt_lite.errors import DataError
 
 @dataclass(frozen=True)
 class Vocab:
-    """A list of tokens, and the ids of special tokens, None for those that are missing.
+    """A list of tokens, and the ids of special tokens, None if missing.
 
     language_ids  tokens that name the language to translate from or to
     """
@@ -56,8 +56,8 @@ class Vocab:
     def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
         """Ids of text tokens.
 
-        Tokens that the vocabulary lacks become unk; those among `own_words` get ids after those of
-        the vocabulary.  Raises DataError if a token must become unk and the vocabulary has none.
+        Tokens that the vocabulary lacks become unk, or, if they are in `own_words`, get ids after
+        the vocabulary's.  Raises DataError if a token must become unk and the vocabulary has none.
         """
         extension = {word: len(self) + i for i, word in enumerate(own_words)}
         ids = []
@@ -73,8 +73,8 @@ class Vocab:
     def encode_copied(self, tokens: list[str]) -> tuple[list[int], list[str]]:
         """Ids of the source tokens that a model may copy, and the own words among them.
 
-        Own words are all that the vocabulary lacks: to copy what looks like the end token must not
-        end a translation.
+        Own words are all that the vocabulary lacks: a copied word that equals the end token must
+        not end a translation.
         """
         own_words = list(dict.fromkeys(filter(self.lacks, tokens)))
         return self.encode(tokens, own_words), own_words
