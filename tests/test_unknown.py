@@ -343,7 +343,7 @@ def copying(tiny_checkpoint):
 @given(line=odd_lines())
 def test_everything_comes_out_once_in_every_hypothesis(copying, line):
     (found,) = copying.translate([line])
-    reading = copying.examples.extractor.extract(line)
+    reading = copying.pipeline.examples.extractor.extract(line)
     if reading.passes:
         assert (found.text, found.notes) == (line, ("unknown-script",))
         return
@@ -389,7 +389,7 @@ def test_rules(tiny_checkpoint):
 def test_every_search(tiny_checkpoint, search):
     translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
     for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
-        reading = translator.examples.extractor.extract(found.src)
+        reading = translator.pipeline.examples.extractor.extract(found.src)
         assert all(hyp.text.count(item.text) == 1 for hyp in found.hyps for item in reading.items)
 
 

@@ -18,12 +18,12 @@ from onmt_lite.config.environment import prepare_environment
 if __name__ == "__main__":
     prepare_environment()
 
+from onmt_lite.api import Translator
 from onmt_lite.config.cli import print_out, run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import refuse
 from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import FileError
-from onmt_lite.inference.translator import Translator
 from onmt_lite.train.data import Pair, read_pairs
 from onmt_lite.train.samples import HAS_SACREBLEU
 
