@@ -38,6 +38,8 @@ def prepare_environment(*modules: str) -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    from onmt_lite.models.processor import processor_words  # late: not before Python is checked
+
     if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
         # Matrix products whose results depend neither on the number of threads nor on the number
         # of rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time);
@@ -83,15 +85,6 @@ def importing():
     finally:
         gc.freeze()
         gc.enable()
-
-
-def processor_words() -> set[str]:
-    """Return what Linux says about the processor, such as maker and abilities; else nothing."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
-            return set(file.read(1 << 16).split())
-    except (OSError, ValueError):
-        return set()
 
 
 def _problem(modules: tuple[str, ...]) -> str:
