@@ -13,7 +13,7 @@ from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.search_setup import SearchRules
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
@@ -124,7 +124,7 @@ class TestEveryPreset:
                 return _original(self, *args)
 
             monkeypatch.setattr(torch.Tensor, method, counted)
-        step, model_step = Frontier.step, TableModel.step
+        step, model_step = BeamBatch.step, TableModel.step
 
         def one_step(self):
             calls.clear()
@@ -138,7 +138,7 @@ class TestEveryPreset:
             calls[:] = before
             return result
 
-        monkeypatch.setattr(Frontier, "step", one_step)
+        monkeypatch.setattr(BeamBatch, "step", one_step)
         monkeypatch.setattr(TableModel, "step", of_model)
         rows = {f"*{n}": logits(0.2, 0.41 + n / 50, 0.29 - n / 50, 0.1) for n in range(6)}
         group = [make_source(rows, [0.0] * 4) for _ in range(3)]

@@ -23,9 +23,9 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.beam_batch import Frontier
-from onmt_lite.search.scheduler import Feed
-from onmt_lite.search.transfer import Log
+from onmt_lite.search.beam_batch import BeamBatch
+from onmt_lite.search.scheduler import Scheduler
+from onmt_lite.search.transfer import Transfer
 from tests.support.cases import (
     BEAM,
     CASES,
@@ -144,9 +144,10 @@ class TestSearches:
         """One transfer to the host per step; all others are made when sentences join, or for
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
-        waiting = [(Log, "append"), (Log, "lowest"), (Feed, "ready"), (Frontier, "__init__")]
+        waiting = [(Transfer, "begin"), (Transfer, "lowest")]
+        waiting += [(Scheduler, "ready"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
-            waiting += [(Frontier, "_correct_scores")]
+            waiting += [(BeamBatch, "_correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
         model = pair[1].pipeline.searched
