@@ -141,7 +141,7 @@ class Reader:
             if file is not None:
                 file.close()
             packed = is_packed(span.path)
-            file = cast(IO[bytes], gzip.open(span.path) if packed else open(span.path, "rb"))
+            file = cast(IO[bytes], gzip.open(span.path, "rb") if packed else open(span.path, "rb"))
             self.open[span.path] = now, file
         file.seek(span.start)  # what is packed is unpacked on the way
         return file
