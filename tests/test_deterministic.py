@@ -62,7 +62,7 @@ def test_without_it_batches_do(run, sums_differ):
 def test_sentences_are_alone_in_every_search(name, monkeypatch):
     """Also where waiting sentences would join a batch."""
     translator = cases.make_translator(cases.lively_transformer())
-    translator.pipeline.refills = True
+    translator.pipeline.runner.refills = True
     running, plain = [], BeamBatch.step
 
     def step(batch):

@@ -262,7 +262,7 @@ def run_endless(
 ) -> list[list[Event]]:
     """Steps of a batch whose sentences all have `length` tokens, without what comes before."""
     moved = on_device(make_translator(endless_transformer(**config)))
-    moved.pipeline.refills = False  # nor do two batches take turns
+    moved.pipeline.runner.refills = False  # nor do two batches take turns
     found, events = simulate(moved, lines, max_length=length, max_length_ratio=0)
     assert {len(t.hyps[0].tokens) for t in found} == {length}
     return steps(events)[1:]

@@ -92,7 +92,7 @@ class TestGivenTokens:
     def test_the_best_token_follows_as_the_model_says_from_scratch(self, family, refills):
         """Restated: each token is the best of a full pass over all before it."""
         translator = cases.make_translator(cases.FAMILIES[family]())
-        translator.pipeline.refills, model = refills, translator.model
+        translator.pipeline.runner.refills, model = refills, translator.model
         found = cases.translate(translator, prefixes=self.PREFIXES, beam_size=1)
         for translation, line, text in zip(found, cases.LINES, self.PREFIXES):
             src = torch.tensor([SRC_VOCAB.encode(line.split())])

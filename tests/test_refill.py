@@ -47,7 +47,7 @@ MORE = {
 
 
 def run(translator, lines, refills, prefixes, **options):
-    translator.pipeline.refills = refills
+    translator.pipeline.runner.refills = refills
     return [
         [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]
         for t in translator.translate(lines, prefixes, batch_type="sents", **options)
