@@ -10,7 +10,6 @@ Further entries, such as older versions wrote, are not read.
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
-from onmt_lite.errors import CheckpointError, FileError
+from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
+from onmt_lite.text.whole import replace_files
 
 # By the bits of a matrix's weights; 8-bit weights are stored as `rows` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
@@ -59,27 +59,6 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
     manifest["sha256"] = _checksum(manifest)
     files[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode("utf-8")
     replace_files(path, files)
-
-
-def replace_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files under temporary names, and rename them when all are on the disk.
-
-    Raises FileError where writing fails; older files are then unchanged.
-    """
-    try:
-        try:
-            for name, data in files.items():
-                with open(folder / f"{name}.new", "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            for name in files:
-                os.replace(folder / f"{name}.new", folder / name)
-        finally:
-            for name in files:
-                (folder / f"{name}.new").unlink(missing_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write {folder / name}: {error.strerror}") from None
 
 
 def describe(

@@ -31,7 +31,7 @@ from onmt_lite.config.files import name_of, parts_of
 from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.jobs.fingerprint import Job, differences, digest
 from onmt_lite.jobs.reports import LOG, Summary, read_summary
-from onmt_lite.text.whole import create, put_in_place, write_all, write_whole
+from onmt_lite.text.whole import create, make_ready, put_in_place, write_all, write_whole
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
 OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
@@ -237,7 +237,8 @@ class Store:
                     told = json.dumps(asdict(summary.of_untranslated())).encode()
                     label = label_of(job, self.n_bytes, self.crc)
                     os.setxattr(self._fd, LABEL, label + b"\n" + told)
-            put_in_place(self._fd, os.path.join(self.folder, OUTPUT), self.target)
+            make_ready(self._fd, self.target)
+            put_in_place(os.path.join(self.folder, OUTPUT), self.target)
             self._close()
 
     def labelled(self, job: Job) -> Summary | None:

@@ -5,9 +5,30 @@ import errno
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from onmt_lite.errors import refused
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, or leave those that are there as they are: none gets its name before all are on
+    the disk.  Raises FileError."""
+    asides: dict[str, str] = {}
+    try:
+        for name, data in files.items():
+            with refused(f"write {folder / name}"):
+                asides[name] = write_aside(str(folder / name), data)
+        for name in files:
+            with refused(f"write {folder / name}"):
+                put_in_place(asides[name], str(folder / name))
+                del asides[name]
+    finally:
+        for aside in asides.values():
+            with contextlib.suppress(OSError):  # the error that led here counts
+                os.unlink(aside)
 
 
 def write_whole(target: str, data: bytes) -> None:
@@ -15,15 +36,23 @@ def write_whole(target: str, data: bytes) -> None:
 
     A link is replaced; give what it points to if that is to be written.
     """
+    aside = write_aside(target, data)
+    with removed_on_error(aside):
+        put_in_place(aside, target)
+
+
+def write_aside(target: str, data: bytes) -> str:
+    """Write to the disk what is to replace `target`; return where it is.  Raises OSError."""
     folder, name = os.path.split(target)
     aside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
     fd = create(aside, target)
     try:
         with removed_on_error(aside):
             write_all(fd, data)
-            put_in_place(fd, aside, target)
+            make_ready(fd, target)
     finally:
         os.close(fd)
+    return aside
 
 
 def create(aside: str, target: str) -> int:
@@ -31,12 +60,15 @@ def create(aside: str, target: str) -> int:
     return os.open(aside, NEW, 0o600 if os.path.exists(target) else 0o666)
 
 
-def put_in_place(fd: int, aside: str, target: str) -> None:
-    """Sync the open file `aside` to the disk and rename it to `target`, whose rights it takes
-    over."""
+def make_ready(fd: int, target: str) -> None:
+    """Give a file the rights of `target`, which it is to replace, and sync it to the disk."""
     with contextlib.suppress(FileNotFoundError):
         take_over_rights(fd, os.stat(target))
     os.fsync(fd)
+
+
+def put_in_place(aside: str, target: str) -> None:
+    """Rename a file for good."""
     os.replace(aside, target)
     sync_folder(os.path.dirname(target))
 

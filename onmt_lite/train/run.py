@@ -29,6 +29,7 @@ from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.inference.runtime import DTYPES, choose
 from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
 from onmt_lite.jobs.reports import LOG
+from onmt_lite.text.whole import replace_files
 from onmt_lite.train import samples
 from onmt_lite.train.batches import Epochs, TrainBatch, held_out_batches, one_ahead, pad_batch
 from onmt_lite.train.data import PAD, Text, read_text, spread, train_sentencepiece
@@ -171,7 +172,7 @@ class Trainer:
             add_log_file(self.options.learning.log_file)
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
         files = {CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
-        native.replace_files(self.out, files)
+        replace_files(self.out, files)
         self.journal = Journal(self.out, self.n_steps)
 
     def _log_start(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints import native
 from onmt_lite.errors import DataError, OptionError
+from onmt_lite.text.whole import replace_files
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.folder import CONFIG, STATE
 from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
@@ -47,7 +47,7 @@ def write_state(out: Path, state: dict[str, Any]) -> None:
     """Replace the state in a directory.  Raises FileError; the older state is then unchanged."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    native.replace_files(out, {STATE: buffer.getvalue()})
+    replace_files(out, {STATE: buffer.getvalue()})
 
 
 def read_state(out: Path, settled: dict[str, object]) -> dict[str, Any]:
