@@ -19,7 +19,6 @@ import sentencepiece as spm
 import torch
 
 from onmt_lite import Translator
-from onmt_lite import train as module
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import (

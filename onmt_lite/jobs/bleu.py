@@ -1,7 +1,7 @@
 """BLEU and chrF of a job's translations, by sacrebleu: `-report_bleu`.
 
 Both scores are made of sums over lines (matches, n-grams, lengths), so that sums are all that a
-bucket leaves, and its journal has them where a job goes on.  The package is optional.
+bucket leaves, and its part keeps them for a run that goes on.  The package is optional.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Tasks, and those who do them: handed out one at a time, and done again if somebody dies.
+"""The dispatcher: hands out tasks one at a time, and repeats them if a worker or an actor dies.
 
-Workers of this machine and actors of Ray are such crews.  The input alone is read in a thread: a
+Processes of this machine and actors of Ray are such crews.  The input alone is read in a thread: a
 line may be typed, or trickle from a pipe.
 """
 
@@ -26,7 +26,7 @@ START = -1  # stands for the place of a task if a hand dies before it has one
 
 @dataclass(eq=False)
 class Hand:
-    """One of a crew.
+    """A member of a crew: a worker or an actor.
 
     place              among its fellows
     task               what it does, and `at`: the place of that among the tasks
@@ -55,7 +55,7 @@ class Crew(Generic[H]):
     def __init__(self, n: int, read_ahead: int = READ_AHEAD):
         self.n, self._read_ahead = n, read_ahead
         self.hands: list[H] = []
-        self._again: list[tuple[int, Any]] = []  # tasks of those who died, by their place
+        self._again: list[tuple[int, Any]] = []  # tasks of dead hands, by their place
         self._failed: dict[int, Exception] = {}  # by the place of the task
         self._deaths: Counter[int] = Counter()  # by the place of the task
 
@@ -165,7 +165,7 @@ class Source:
     """Tasks, read in a thread a little ahead of the crew.
 
     waiting  tasks that are there
-    n_taken  those that were taken
+    n_taken  number of tasks that were taken
     ended    no more will come; `error`: by which the input ended
     bell     can be read from when there is something to `answer`
     """

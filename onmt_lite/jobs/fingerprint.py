@@ -1,4 +1,4 @@
-"""What the output of a job depends on, and in what two jobs differ."""
+"""Fingerprints of jobs: everything that the output depends on, and how two jobs differ."""
 
 import hashlib
 import json
@@ -13,15 +13,14 @@ from onmt_lite.config.options import KINDS, TranslateOptions
 
 CHUNK = 1 << 20
 
-# Options that name a file to read, besides models and configurations: those that are read line by
-# line, and others
+# Options that name a file to read, besides models and configurations: line by line, and others
 INPUTS = ("src", "tgt", "force_words", "ban_words")
 FILES = (
     "phrase_table",
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
 
-# Options that may differ where a job goes on, and why
+# Options that may differ when a job goes on, and why
 EXEMPT = {
     **dict.fromkeys(("model", *INPUTS, *FILES), "names files, whose contents are compared"),
     "output": "the store lies beside it",
@@ -38,7 +37,7 @@ Job = dict[str, dict[str, Any]]
 
 
 def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
-    """What the output depends on, but for the machine that does the job.
+    """Return everything that the output depends on, except the machine.
 
     versions  of onmt_lite and torch
     options   all but those of EXEMPT
@@ -62,7 +61,7 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
 
 
 def differences(old: Job, new: Job) -> list[str]:
-    """What was something else in the `old` job, in words."""
+    """Name each difference between two jobs."""
     found = []
     for section, values in new.items():
         before = old.get(section, {})

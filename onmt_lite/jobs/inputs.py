@@ -36,7 +36,7 @@ SMALL = 4 << 20  # bytes of text, up to which a file may be a small one
 
 @dataclass
 class Survey:
-    """What a pass over a file found.
+    """The result of one pass over a file.
 
     spans  the file, cut
     text   all of it, if it is small
@@ -226,7 +226,7 @@ def is_file(path: str) -> bool:
 
 
 def check_readable(path: str) -> None:
-    """Raise FileError for what is not there, or no input."""
+    """Raise FileError for a missing file or a directory."""
     if path == "-":
         return
     # Looked at, not opened: opening a FIFO would take its writer's only reader away
@@ -270,7 +270,7 @@ class Unchanged:
     """Files that a job reads line by line and that must stay as they are until it ends.
 
     As a context, checks them at its end.  Streams are left alone, and so are files that are
-    removed: what is open is still there.
+    removed, since an open file can still be read.
     """
 
     def __init__(self, *paths: str):

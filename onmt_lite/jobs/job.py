@@ -39,7 +39,7 @@ def run_job(
     progress: Progress | None = None,
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
-    if the error `goes_on`, the same job with -resume goes on from what is written.
+    if the error `goes_on`, the same job with -resume continues.
 
     With an `engine` that has the model already, the log stays as the caller has set it up, and
     nothing goes on.  `progress` is called after each batch with the lines and target tokens that
@@ -117,7 +117,7 @@ class Run:
                 out.join()
             self._log_end(out.summary, meter)
             dump.write()
-            out.place()  # behind the log: a job that fails leaves no output
+            out.place()  # after the log: a job that fails leaves no output
         return out.summary
 
     def _run(
@@ -168,7 +168,7 @@ def in_order(results: Iterable[Done], numbers: Iterator[int]) -> Iterator[Done]:
             wanted = next(numbers, None)
 
 
-# -- what a job may read and write ----------------------------------------------------------------
+# -- files that a job reads and writes ------------------------------------------------------------
 
 
 def check_job(options: TranslateOptions) -> None:
@@ -191,7 +191,7 @@ def why_not_resumed(options: TranslateOptions) -> str:
 
 
 def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
-    """Everything that the options name to be written: what to call it, and its path."""
+    """List the files that the options name to be written: what to call each, and its path."""
     jobs = options.jobs
     named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
     named.append(("dump_beam", options.information.dump_beam))
@@ -199,7 +199,7 @@ def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
 
 
 def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
-    """Everything that the options name to be read: what to call it, and its path."""
+    """List the files that the options name to be read: what to call each, and its path."""
     yield from named_files(options)
     yield from (("config", find_config(path)) for path in options.configs)
     for path in map(find_model, model_paths(options.model.model)):
@@ -208,7 +208,7 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     yield from (("model", f) for _, f in files_of_models(options) if os.path.getsize(f))
 
 
-# -- what is said of a job ------------------------------------------------------------------------
+# -- the log of a job -----------------------------------------------------------------------------
 
 
 def log_notes(notes: Iterable[str]) -> None:
@@ -223,7 +223,7 @@ def going_on(n_before: int, total: int | None) -> str:
 
 
 def log_end(options: TranslateOptions, summary: Summary) -> None:
-    """What was done to the lines."""
+    """Log what was done to the lines."""
     report, output = options.information, options.data.output
     if options.phrases.force_words and not options.data.score_only:
         n_unmet, n_forced = summary.n_unmet, summary.n_forced
@@ -245,7 +245,7 @@ def log_behind() -> Iterator[None]:
 
 
 def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
-    """How long the lines took, in the words of OpenNMT-py 3.5."""
+    """Report how long the lines took, in the words of OpenNMT-py 3.5."""
     return [
         f"Total translation time (s): {seconds:.1f}",
         f"Average translation time (ms): {1000 * seconds / max(1, n_lines):.1f}",
@@ -261,13 +261,14 @@ def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
 def say_what_is_kept(
     error: BaseException, output: str, out: Output | None, meter: Meter | None, goes_on: bool
 ) -> None:
-    """Attach to an error what is kept, and whether -resume `goes_on`, for the command line."""
+    """Attach to an error how far the job was, and whether -resume can continue, for the command
+    line."""
     goes_on &= out is not None or isinstance(error, Interrupted)
     vars(error).update(goes_on=goes_on, kept=what_is_kept(output, out, meter, goes_on))
 
 
 def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: bool) -> str:
-    """Of a job that was stopped: how far it was and what became of its output."""
+    """Say how far a stopped job was, and what became of its output."""
     replaced = replaces_a_file(output)
     n_lines = 0 if out is None else out.summary.n_lines
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"

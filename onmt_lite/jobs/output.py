@@ -1,4 +1,4 @@
-"""Where the results of a job go: to a stream, or to files that appear when they are complete."""
+"""The output of a job: a stream, or files that appear when they are complete."""
 
 import contextlib
 
@@ -22,8 +22,7 @@ def open_sink(path: str) -> Stream | Store:
 class Output:
     """The translations of a job, and its report if there is one; a context.
 
-    parts     where the parts are kept of a job that can go on; None if results are written as they
-              come, in order
+    parts     the parts of a job that can go on; None if results are written as they come, in order
     todo      ranges whose parts are not there yet
     summary   of the lines that are done, by this run and by earlier ones
     n_before  lines that earlier runs have done
@@ -31,7 +30,7 @@ class Output:
     """
 
     def __init__(self, path: str, report: str | None = None, resumable: bool = False):
-        """`resumable`: another run can read the input again, and find what is written.
+        """`resumable`: another run can read the input again, and continue from the parts.
 
         Raises FileError.
         """
@@ -65,7 +64,7 @@ class Output:
         """Return whether another run can go on after this error."""
         if not self.resumable or self.complete or isinstance(error, DataError):
             return False
-        # Of a machine that is not like those which have made parts, another run may do without
+        # Once there are parts, an unsuitable machine is refused, not the job
         if isinstance(error, REFUSED) and not self.summary.n_lines:
             return False
         return self.begun or isinstance(error, Interrupted)

@@ -1,4 +1,4 @@
-"""What is said while a job runs: a bar on a terminal, elsewhere a line now and then; the log."""
+"""Progress and log of a job: a bar on a terminal, elsewhere a line now and then."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ class Meter:
         tell: Callable[[int, int], object] | None = None,
         n_before: int = 0,
     ):
-        """`total` lines, None where they cannot be counted beforehand; `typed`: a person types
+        """`total` lines, None if they cannot be counted beforehand; `typed`: a person types
         them.  `tell` is called after each batch with the lines and target tokens that are done;
         `n_before` of the lines were done by an earlier run."""
         self.total, self.typed, self.tell, self.n_before = total, typed, tell, n_before
@@ -167,9 +167,9 @@ class StrictFileHandler(logging.FileHandler):
 
 @contextlib.contextmanager
 def logging_to(jobs: JobOptions) -> Iterator[None]:
-    """Within, the log goes to stderr unless -quiet, and to -log_file; then where it went before.
+    """Send the log to stderr unless -quiet, and to -log_file; restore its handlers at the end.
 
-    FileError where the file cannot be written.
+    Raises FileError if the file cannot be written.
     """
     before = LOG.handlers, LOG.level, LOG.propagate
     LOG.handlers = [] if jobs.quiet else [StderrHandler()]
@@ -188,7 +188,7 @@ def logging_to(jobs: JobOptions) -> Iterator[None]:
 
 def add_log_file(path: str, level: str = "NOTSET") -> None:
     """Log to the end of a file too, what has this level at least, until `logging_to` ends.
-    FileError where it cannot be written."""
+    Raises FileError if it cannot be written."""
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:

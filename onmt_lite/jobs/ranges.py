@@ -1,4 +1,4 @@
-"""Ranges of lines, the units of work: where the lines of a bucket stand in files."""
+"""Ranges: the units of work, each a bucket of lines as a position in the input files."""
 
 import math
 import zlib

@@ -1,4 +1,4 @@
-"""Lines to translate: those of a range of a file, or of a stream as they come."""
+"""Read buckets of lines: from a range of a file, or from a stream as lines come."""
 
 import contextlib
 import gzip
@@ -61,7 +61,7 @@ def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
 
 
 def phrases_of(columns: dict[Role, list[Line]], role: Role, n: int) -> list[tuple[str, ...]]:
-    """The phrases of each of n lines: those of its own line of a file, or of the only one."""
+    """Return the phrases of each of n lines, from its own line of the file or from the only one."""
     if role not in columns:
         return [()] * n
     for line in columns[role]:
@@ -86,7 +86,7 @@ def parse_of(data: DataOptions, role: Role, path: str) -> Parse:
 
 
 class Reader:
-    """Reads ranges.  Files stay open until `close`, so that what is packed is unpacked once."""
+    """Reads ranges.  Files stay open until `close`, so that gzip data is unpacked once."""
 
     def __init__(self) -> None:
         self.open: dict[str, tuple[tuple[int, int] | None, IO[bytes]]] = {}
@@ -143,7 +143,7 @@ class Reader:
             packed = is_packed(span.path)
             file = cast(IO[bytes], gzip.open(span.path, "rb") if packed else open(span.path, "rb"))
             self.open[span.path] = now, file
-        file.seek(span.start)  # what is packed is unpacked on the way
+        file.seek(span.start)  # in gzip data, by unpacking up to there
         return file
 
 
@@ -174,11 +174,11 @@ class StreamReader:
 
         readers = {role: reader(role, path) for role, path in roles_of(options)}
         self.source, self.beside = readers.pop("src"), readers
-        # Of phrases, two lines tell whether they are those of all lines
+        # Two lines show whether a file of phrases has one line for all
         self.ahead = {r: beside.take(0 if r == "tgt" else 2) for r, beside in readers.items()}
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield buckets; they are short where more lines are waited for.
+        """Yield buckets; short ones if the stream pauses.
 
         Raises FileError and DataError as `LineReader` does, DataError if the numbers of lines
         differ.

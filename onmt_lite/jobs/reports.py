@@ -34,7 +34,7 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
     row = ROWS[options.output_format]
 
     def write(translation: Translation) -> str:
-        """n_best lines, the best first; those of nothing where there are fewer hypotheses."""
+        """Return n_best lines, the best first; empty ones if there are fewer hypotheses."""
         aligned = None if translation.src_tokens is None else list[tuple[int, int]]()
         nothing = replace(NOTHING, word_align=aligned)
         hyps = translation.hyps + [nothing] * (n_best - len(translation.hyps))
@@ -52,7 +52,7 @@ def to_jsonl(translation: Translation) -> str:
 
 
 def to_gold(translation: Translation, options: DataOptions) -> str:
-    """log_prob, tokens and perplexity of the reference; a blank line where it has no score."""
+    """Return log_prob, tokens and perplexity of the reference; a blank line if it has no score."""
     log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
     if log_prob is None or tokens is None:
         return "\n"
@@ -138,13 +138,13 @@ class Noted:
 
 @dataclass
 class Summary:
-    """What is counted over lines, and logged at the end of a job in OpenNMT's words.
+    """Counts over lines, logged at the end of a job in OpenNMT's words.
 
     n_lines            all lines; of these
-    n_scored, n_gold   those that have a translation with a score, a scored reference
+    n_scored, n_gold   lines that have a translation with a score, a scored reference
     n_words            tokens of the best hypotheses
     n_replaced         unknown tokens that -replace_unk has replaced
-    n_forced, n_unmet  phrases of -force_words, those that are not met
+    n_forced, n_unmet  phrases of -force_words, phrases that are not met
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
@@ -200,7 +200,7 @@ class Summary:
         return Summary(sum(noted.n_lines for noted in notes.values()), notes=notes)
 
     def check(self) -> None:
-        """Raise Untranslated where lines could not be translated."""
+        """Raise Untranslated if lines could not be translated."""
         found = self.untranslated
         if found.n_lines:
             s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
@@ -210,7 +210,7 @@ class Summary:
             )
 
     def log(self, scores: bool) -> None:
-        """What was done to lines, and averages; `scores`: those of the hypotheses on stderr too."""
+        """Log notes and averages; `scores`: averages of the hypotheses on stderr too."""
         for note, noted in sorted(self.notes.items()):
             s = "" if noted.n_unknown == 1 else "s"
             tokens = f", {noted.n_unknown} token{s}" if note == "unknown-tokens" else ""
@@ -235,7 +235,7 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
 def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[str]:
     """A sum of scores per token, in the words of OpenNMT-py 0.9, and per sentence, in those of 3.5.
 
-    The first is left out where there are no tokens, both where there are no sentences.
+    The first is left out if there are no tokens, both if there are no sentences.
     """
     lines = []
     if n_words:
@@ -249,7 +249,7 @@ def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[st
 
 
 def perplexity(log_prob: float) -> float:
-    """Infinite where it is more than a number can hold."""
+    """Infinite if it is more than a float can hold."""
     try:
         return math.exp(-log_prob)
     except OverflowError:

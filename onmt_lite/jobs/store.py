@@ -12,7 +12,7 @@ Whoever has a range writes its part: this process, a worker, an actor of Ray.  N
 anybody, and to write a part twice changes nothing.  OUT appears when all parts are joined.
 
 Parts and JSON files are sealed: a line with the CRC-32 of all that follows, a record in JSON, and
-the data.  What is torn or damaged counts as not there.
+the data.  A torn or damaged file counts as missing.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Parts:
-    """The parts of a job, for whoever writes or reads one."""
+    """Writes and reads the parts of a job, in any process."""
 
     def __init__(self, path: str, job: Job):
         """`path`: of the output."""
@@ -74,8 +74,8 @@ class Parts:
         return Part(data, record["report"].encode("ascii"), read_summary(record["summary"]))
 
     def settle(self, machine: dict[str, str]) -> None:
-        """Raise OptionError if a machine of another kind has begun the job: its parts and ours
-        would not be those of one run.  FileError."""
+        """Raise OptionError if a machine of another kind has begun the job, whose output would then
+        differ from that of one run.  FileError."""
         path = os.path.join(self.folder, MACHINE)
         if not unsealed(path)[0]:
             aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
@@ -107,10 +107,10 @@ class Store:
         self._removed = False
 
     def __enter__(self) -> "Store":
-        """Lock the store; what is in it stays.
+        """Lock the store and leave its contents.
 
-        Raises FileError if the file cannot be written, another job writes it, or something that is
-        not ours is in the way.
+        Raises FileError if the file cannot be written, another job writes it, or a foreign file is
+        in the way.
         """
         if not os.path.basename(self.path):
             raise FileError(f"cannot write {self.path}: it names a directory")
@@ -215,7 +215,7 @@ class Store:
                 write_whole(manifest, sealed({"onmt_lite": "job", "job": job}))
 
     def clear(self) -> None:
-        """Forget what is in the store.  Raises FileError."""
+        """Remove the contents of the store.  Raises FileError."""
         with refused(f"write {self.path}"):
             self._unlink(set(os.listdir(self.folder)) - {LOCK})
 

@@ -1,4 +1,4 @@
-"""What is done with a bucket, in whichever process: translated, formatted, kept as a part.
+"""Tasks: translate a bucket, format it and keep it as a part, in any process.
 
 The process that hands out tasks needs no torch, and so this module has none.
 """
@@ -55,9 +55,9 @@ class Place(Protocol):
 class Task:
     """A bucket of a job.
 
-    work      its lines, or where they stand
+    work      its lines, or the range of files that holds them
     options   of the job
-    parts     where its part is kept; None: the result has its data
+    parts     takes its part; None: the result has its data
     n_traced  of its first lines, the searches are recorded
     """
 

@@ -1,4 +1,4 @@
-"""Which files -src names, and of which kind they are."""
+"""The files that -src names, and their kind."""
 
 import glob
 import os
@@ -57,7 +57,7 @@ def _checked(path: str) -> str:
 
 
 def kind_of_files(paths: Sequence[str], asked: Kind | Literal["auto"]) -> Kind:
-    """What -input_format asks for, or what all suffixes say.  OptionError where suffixes differ."""
+    """Return the kind that -input_format or all suffixes say.  OptionError if suffixes differ."""
     if asked != "auto":
         return asked
     kinds: dict[Kind, str] = {}  # the first file of each

@@ -14,8 +14,8 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files, or leave those that are there as they are: none gets its name before all are on
-    the disk.  Raises FileError."""
+    """Replace all files, or none: no file gets its name before all are on the disk.  Raises
+    FileError."""
     asides: dict[str, str] = {}
     try:
         for name, data in files.items():
@@ -32,9 +32,9 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_whole(target: str, data: bytes) -> None:
-    """Write a file, or leave what is there as it is.  Raises OSError.
+    """Replace a file, or leave the old one.  Raises OSError.
 
-    A link is replaced; give what it points to if that is to be written.
+    A link is replaced itself; give its target to keep it.
     """
     aside = write_aside(target, data)
     with removed_on_error(aside):
@@ -42,7 +42,7 @@ def write_whole(target: str, data: bytes) -> None:
 
 
 def write_aside(target: str, data: bytes) -> str:
-    """Write to the disk what is to replace `target`; return where it is.  Raises OSError."""
+    """Write the replacement of `target` to the disk; return its path.  Raises OSError."""
     folder, name = os.path.split(target)
     aside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
     fd = create(aside, target)
