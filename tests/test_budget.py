@@ -1,7 +1,5 @@
 """Sizes of batches: a function of the model, the beam and the memory."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -137,5 +135,5 @@ def test_workers_share_the_free_memory(monkeypatch):
     monkeypatch.setattr(worker, "read_parts", lambda *args: None)
     for free, share in ((6 * GIB, 2 * GIB), (None, None)):
         monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
-        shared = worker.load(TranslateOptions.of(device="cpu"), 3, SimpleNamespace())
+        shared = worker.load(TranslateOptions.of(device="cpu"), 3)
         assert shared.free == share and len(shared.machines) == 3

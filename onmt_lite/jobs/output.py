@@ -133,7 +133,7 @@ class Output:
         """Write the parts one after the other.  Raises FileError."""
         if self.parts is None:
             return
-        self.summary = Summary()
+        summary = Summary()
         for each in self.ranges:
             part = self.parts.read(each.number)
             if part is None:
@@ -141,7 +141,8 @@ class Output:
                     f"cannot write {self.path}: its part {each.where} is damaged or gone"
                 )
             self._write(part.data, part.report)
-            self.summary.join(part.summary)
+            summary.join(part.summary)
+        self.summary = summary
 
     def place(self) -> None:
         """Put all that is written in its place.  Raises FileError."""
