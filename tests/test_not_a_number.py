@@ -68,7 +68,7 @@ def with_nan(source: TableSource, at: str) -> TableSource:
 
 
 class TestOthersComeOutAsWithoutIt:
-    @pytest.mark.parametrize("refills", [False, True])
+    @pytest.mark.parametrize("refills", swept([False, True], [True]))
     @pytest.mark.parametrize("name", PRESETS)
     @settings(deadline=None, max_examples=12)
     @given(

@@ -19,6 +19,7 @@ from onmt_lite.train import data
 from tests.cli.conftest import ROOT, Forked, end
 from tests.jobs.bench import Start
 from tests.support.counting import write_pairs
+from tests.support.sweeps import swept
 
 TINY = (
     "-train my.tsv -output run -train_minutes 30 -vocab_size 26 -d_model 16 -heads 2 -d_ff 16 "
@@ -105,7 +106,7 @@ def command_in(text, before):
     return [sys.executable, *words[1:]]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", swept(SIGNALS, [signal.SIGINT]))
 def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
     process = training()
     process.send_signal(number)
