@@ -41,7 +41,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
         if early:
             raise Interrupted(early[0])
         from onmt_lite.config.cli import print_out
-        from onmt_lite.work import describe_models
+        from onmt_lite.jobs.inprocess import describe_models
 
         print_out(describe_models(options))
         return
@@ -52,12 +52,12 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
             raise Interrupted(early[0])
         if is_typed(options.data.src) and not options.jobs.quiet:
             print("loading the model ...", file=CONSOLE)
-        from onmt_lite.job import run_job
+        from onmt_lite.jobs.job import run_job
 
         run_job(options).check()
     except Interrupted as stop:
         if not stop.kept:  # the job had not begun
-            from onmt_lite.job import say_before_work
+            from onmt_lite.jobs.job import say_before_work
 
             say_before_work(stop, options)
         raise

@@ -1,5 +1,8 @@
 """What can go wrong that is not a bug: each error knows the exit code of the command line."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class OnmtLiteError(Exception):
     """A problem the user can act on: what (where); what to do."""
@@ -55,3 +58,14 @@ class Untranslated(OnmtLiteError):
 
 class WorkerLost(OnmtLiteError):
     """A process that a job needs cannot be started, or dies again and again."""
+
+
+@contextlib.contextmanager
+def refused(deed: str) -> Iterator[None]:
+    """Raise FileError ("cannot write out: No space left on device") if an operation on a file
+    fails; nothing else belongs within."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot {deed}: {reason}") from None

@@ -13,7 +13,7 @@ from onmt_lite import Translator
 from onmt_lite.config.interrupt import SIGNALS
 from onmt_lite.config.options import JobOptions
 from onmt_lite.inference import runtime
-from onmt_lite.progress import logging_to
+from onmt_lite.jobs.progress import logging_to
 from tests.support import tiny
 
 # The same examples in every run: a failure comes from a change, not from the dice
@@ -21,8 +21,10 @@ settings.register_profile("onmt_lite", deadline=None, derandomize=True, database
 settings.load_profile("onmt_lite")
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for signum in SIGNALS:  # ignored under nohup or in the background of a script, by jobs too
+    if signal.getsignal(signum) == signal.SIG_IGN:
+        default = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+        signal.signal(signum, default)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

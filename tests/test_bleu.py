@@ -11,8 +11,7 @@ import pytest
 import sacrebleu
 
 import translate
-from onmt_lite.config.interrupt import Interrupted
-from onmt_lite.output import Output
+from tests.support.stops import stopped_before_part
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]
 # Of the second and fourth line one side is blank
@@ -90,17 +89,9 @@ def test_of_the_lines_of_a_shard(run, tmp_path):
     assert said == said_of(lines_of(tmp_path / "out"), TARGETS[3:6])
 
 
-def test_of_the_whole_where_a_job_goes_on(run, tmp_path, monkeypatch):
+def test_of_the_whole_where_a_job_goes_on(run, tmp_path):
     """It is stopped before its last buckets."""
-    append = Output.append
-
-    def stopped(self, done):
-        if self.n_done == 2:
-            raise Interrupted(15)
-        append(self, done)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Output, "append", stopped)
+    with stopped_before_part(2):
         code, said = run("-bucket_lines", "2")
         assert code == 143 and not (tmp_path / "out").exists()
     code, said = run("-bucket_lines", "2", "-resume")

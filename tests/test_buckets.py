@@ -1,31 +1,42 @@
 """Units of work: the lines of an input, cut by number alone, whole or in shards."""
 
+import contextlib
+import gzip
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import zlib
+from itertools import repeat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.__main__ import main
-from onmt_lite.buckets import choose_shard, open_buckets
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import DataError
+from onmt_lite.errors import DataError, FileError
 from onmt_lite.inference.translator import Translator
+from onmt_lite.jobs import ranges
+from onmt_lite.jobs.inputs import look_at_inputs, survey
+from onmt_lite.jobs.ranges import cut
+from onmt_lite.jobs.reading import Reader
+from onmt_lite.text import lines as of_lines
+from onmt_lite.text.lines import LineReader
 
 TOY = DATA / "toy.json"
 
 
-def read(path, bucket_lines, shard=None, tgt=None, n_done=0):
-    options = TranslateOptions.of(src=str(path), tgt=tgt, shard=shard)
-    n_lines = path.read_bytes().count(b"\n")
-    found = choose_shard(str(path), options.jobs, bucket_lines, n_lines)
-    with open_buckets(options.data, bucket_lines, found) as reader:
-        buckets = list(reader.buckets(n_done))
-    return buckets, found
+def read(path, bucket_lines, shard=None, tgt=None):
+    """The buckets of a file, and the number of their lines."""
+    options = TranslateOptions.of(
+        src=str(path), tgt=tgt, shard=shard, bucket_lines=bucket_lines, device="cpu"
+    )
+    inputs = look_at_inputs(options, [str(path)])
+    with contextlib.closing(Reader()) as reader:
+        return [reader.bucket(each, options.data) for each in inputs.ranges], inputs.n_lines
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,37 +52,135 @@ def test_shards_are_runs_of_whole_buckets(tmp_path_factory, n_lines, bucket_line
     ]
     joined = []
     for part in range(1, n_parts + 1):
-        buckets, shard = read(path, bucket_lines, f"{part}/{n_parts}")
+        buckets, n_found = read(path, bucket_lines, f"{part}/{n_parts}")
         n_buckets = len(starts)
         expected = range(n_buckets * (part - 1) // n_parts, n_buckets * part // n_parts)
         assert [bucket.number for bucket in buckets] == list(expected)
-        assert shard.n_lines == sum(len(bucket.lines) for bucket in buckets)
+        assert n_found == sum(len(bucket.lines) for bucket in buckets)
         joined += buckets
     assert joined == whole
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 30), st.integers(1, 7), st.integers(0, 9))
-def test_buckets_that_are_done_are_passed_over(tmp_path_factory, n_lines, bucket_lines, n_done):
-    folder = tmp_path_factory.mktemp("done")
+@given(st.integers(0, 30), st.integers(1, 7))
+def test_targets_are_cut_alike(tmp_path_factory, n_lines, bucket_lines):
+    folder = tmp_path_factory.mktemp("targets")
     for name in ("src", "tgt"):
         (folder / name).write_text("".join(f"{name} {i}\n" for i in range(n_lines)))
     whole, _ = read(folder / "src", bucket_lines, tgt=str(folder / "tgt"))
-    rest, _ = read(folder / "src", bucket_lines, tgt=str(folder / "tgt"), n_done=n_done)
-    assert rest == whole[n_done:]
     for bucket in whole:
         ids = [line.id for line in bucket.lines]
         assert [line.text for line in bucket.tgt_lines] == [f"tgt {i}" for i in ids]
         assert [line.id for line in bucket.tgt_lines] == ids
 
 
-@pytest.mark.parametrize(("n_tgt", "says"), [(7, "src has more"), (11, "tgt has more")])
-@pytest.mark.parametrize("n_done", [0, 1, 3])
-def test_targets_that_do_not_match(tmp_path, n_tgt, says, n_done):
+@pytest.mark.parametrize("n_tgt", [0, 7, 9, 11])
+@pytest.mark.parametrize("shard", [None, "1/3"])
+def test_targets_that_do_not_match(tmp_path, n_tgt, shard):
     (tmp_path / "src").write_text("a\n" * 10)
     (tmp_path / "tgt").write_text("b\n" * n_tgt)
-    with pytest.raises(DataError, match=says):
-        read(tmp_path / "src", 4, tgt=str(tmp_path / "tgt"), n_done=n_done)
+    with pytest.raises(DataError, match=f"src has 10 lines, tgt has {n_tgt}"):
+        read(tmp_path / "src", 4, shard, tgt=str(tmp_path / "tgt"))
+
+
+def lines_by_hand(data):
+    """Lines of a file, by the words of docs/jobs.md."""
+    lines = data.split(b"\n")
+    return lines[:-1] if lines[-1] == b"" else lines
+
+
+TEXT = st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\n", b"\xff", "\u2028".encode(), b"bc"]))
+
+
+class TestCutting:
+    @given(st.lists(TEXT), st.integers(1, 4))
+    @example([], 1)
+    @example([[b"\n"], [b"\n"]], 2)
+    def test_spans_hold_all_bytes_and_so_many_lines(self, chunks, bucket_lines):
+        chunks = [b"".join(chunk) for chunk in chunks]
+        data = b"".join(chunks)
+        spans = list(cut("a", chunks, repeat(bucket_lines)))
+        pieces = [data[span.start : span.start + span.n_bytes] for span in spans]
+        assert b"".join(pieces) == data
+        assert [zlib.crc32(piece) for piece in pieces] == [span.crc for span in spans]
+        lines = lines_by_hand(data)
+        wanted = [lines[i : i + bucket_lines] for i in range(0, len(lines), bucket_lines)]
+        assert [lines_by_hand(piece) for piece in pieces] == wanted
+        assert [span.n_lines for span in spans] == [len(bucket) for bucket in wanted]
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    @pytest.mark.parametrize("bucket_lines", [1, 3, 7, 1000])
+    def test_buckets_are_those_of_a_stream(self, tmp_path, bucket_lines, monkeypatch, pack):
+        """Also of long lines, and of gzip data."""
+        for module in (of_lines, ranges):
+            monkeypatch.setattr(module, "MAX_WINDOW_BYTES", 500)
+            monkeypatch.setattr(module, "MAX_MEAN_BYTES", 50)
+        lines = [b"x" * (i * 37 % 300) + b"\xff\r" * (i % 3) for i in range(200)]
+        path = tmp_path / "a.txt"
+        path.write_bytes(pack(b"\xef\xbb\xbf" + b"\n".join(lines)))
+        with open(path, "rb") as file:
+            expected = list(LineReader(file.fileno(), str(path), bucket_lines).windows())
+        found, _ = read(path, bucket_lines)
+        assert [bucket.lines for bucket in found] == expected
+
+    def test_ids_count_over_all_files_and_no_bucket_spans_two(self, tmp_path):
+        files = [b"\xef\xbb\xbfa\nb\nc", b"", b"\xef\xbb\xbfd\n", b"\n\n\n"]
+        for i, data in enumerate(files):
+            (tmp_path / str(i)).write_bytes(data)
+        options = TranslateOptions.of(bucket_lines=2)
+        inputs = look_at_inputs(options, [str(tmp_path / str(i)) for i in range(4)])
+        spans = [(each.spans["src"].path[-1], each.first, each.n_lines) for each in inputs.ranges]
+        assert spans == [("0", 0, 2), ("0", 2, 1), ("2", 3, 1), ("3", 4, 2), ("3", 6, 1)]
+        assert list(inputs.files) == ["src 1", "src 2", "src 3", "src 4"]
+        with contextlib.closing(Reader()) as reader:
+            lines = [x for each in inputs.ranges for x in reader.bucket(each, options.data).lines]
+        assert [line.id for line in lines] == list(range(7))
+        assert [line.text for line in lines] == ["a", "b", "c", "d", "", "", ""]
+
+    def test_a_line_longer_than_memory_should_hold(self, tmp_path):
+        (tmp_path / "a.txt").write_bytes(b"x" * (3 << 20) + b"\nshort\n")
+        ((only,), _) = read(tmp_path / "a.txt", 9)
+        long, short = only.lines
+        assert (len(long.text), long.notes, short.text) == (1 << 20, ("truncated",), "short")
+
+    @pytest.mark.parametrize("after", [b"a\nb\nX\nd\n", b"a\nb\n", b"a\nb\nc"])
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_a_file_that_is_changed_is_found_out(self, tmp_path, after, pack):
+        path = tmp_path / "a.txt"
+        path.write_bytes(pack(b"a\nb\nc\nd\n"))
+        options = TranslateOptions.of(src=str(path), bucket_lines=2)
+        _, second = look_at_inputs(options, [str(path)]).ranges
+        path.write_bytes(pack(after))
+        with pytest.raises(FileError, match="was changed while it was read"):
+            with contextlib.closing(Reader()) as reader:
+                reader.bucket(second, options.data)
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_size_and_sha256_of_the_text(self, tmp_path, pack):
+        data = b"some text\n" * 600_000
+        (tmp_path / "a").write_bytes(pack(data))
+        found = survey(str(tmp_path / "a"), repeat(5))
+        assert (found.n_bytes, found.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+        assert (found.n_lines, len(found.spans), found.text) == (600_000, 120_000, [])
+
+
+def test_what_is_packed_is_unpacked_once(tmp_path, monkeypatch):
+    """Ranges are read in order, as a rule; one that was lost is read again."""
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"0123456\n" * 100_000))
+    options = TranslateOptions.of(src=str(tmp_path / "a.gz"), bucket_lines=1000)
+    found = look_at_inputs(options, [options.data.src]).ranges
+    n_bytes, read = 0, gzip.GzipFile.read
+
+    def counted(self, size=-1):
+        nonlocal n_bytes
+        n_bytes += size
+        return read(self, size)
+
+    monkeypatch.setattr(gzip.GzipFile, "read", counted)
+    with contextlib.closing(Reader()) as reader:
+        for each in [*found[::2], found[1]]:
+            assert len(reader.bucket(each, options.data).lines) == 1000
+    assert n_bytes <= 2 * 800_000
 
 
 @pytest.fixture
@@ -140,5 +249,5 @@ def test_batches_come_from_one_bucket(src, tmp_path):
 
 def test_what_reads_and_writes_needs_no_torch():
     """A parent of workers never loads torch."""
-    code = "import sys, onmt_lite.job; sys.exit('torch' in sys.modules)"
+    code = "import sys, onmt_lite.jobs.job; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

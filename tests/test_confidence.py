@@ -19,7 +19,7 @@ from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.reports import to_jsonl
+from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.train.calibrate import (
     Point,

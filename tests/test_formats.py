@@ -12,7 +12,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.reports import build_writer
+from onmt_lite.jobs.reports import build_writer
 
 TOY = "data/toy.json"
 LINES = ["katze", "", "katze katze", "  ", "katze katze katze"]

@@ -1,5 +1,6 @@
 """Lines of JSONL to texts and fields, compared with what json.loads makes of whole lines."""
 
+import contextlib
 import json
 import sys
 
@@ -7,10 +8,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.buckets import Shard, open_buckets
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
-from onmt_lite.reports import to_jsonl
+from onmt_lite.jobs.inputs import look_at_inputs
+from onmt_lite.jobs.reading import Reader
+from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import MAX_DEPTH, object_line
 from onmt_lite.text.line import Line
@@ -156,9 +158,10 @@ def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
     assume(kind_of(data) is None)
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(data)
-    data_options = TranslateOptions.of(src=str(path)).data
-    with open_buckets(data_options, 2, Shard()) as reader:
-        found = [line for bucket in reader.buckets() for line in bucket.lines]
+    options = TranslateOptions.of(src=str(path), bucket_lines=2)
+    ranges = look_at_inputs(options, [str(path)]).ranges
+    with contextlib.closing(Reader()) as reader:
+        found = [line for each in ranges for line in reader.bucket(each, options.data).lines]
     lines = lines[:-1] if lines and not lines[-1] else lines
     assert found == [object_line(line, i) for i, line in enumerate(lines)]
 

@@ -7,7 +7,7 @@ import pytest
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
-from onmt_lite.job import run_job
+from onmt_lite.jobs.job import run_job
 
 NLLB = str(Path(__file__).parent / "data" / "families" / "nllb")
 LINES = [

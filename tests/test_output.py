@@ -1,4 +1,4 @@
-"""Files of a job under faults: every call that fails or never comes, power cuts, torn journals.
+"""Files of a job under faults: every call that fails or never comes, power cuts, torn files.
 
 The engine is a list of buckets, so that nothing here needs a model.
 """
@@ -15,12 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite import journal, output, part
-from onmt_lite.buckets import Done
+from onmt_lite.checkpoints.shipped import LABEL
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
-from onmt_lite.output import open_output
-from onmt_lite.reports import Noted, Summary
+from onmt_lite.jobs import store as store_module
+from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.ranges import Range, Span
+from onmt_lite.jobs.reports import Noted, Summary
+from onmt_lite.jobs.store import FOLDER_MODE, Parts, Store
+from onmt_lite.jobs.tasks import Done
+from onmt_lite.text import whole as whole_module
 
 JOB = {"options": {"beam_size": 5, "report": "rep"}, "files": {"src": [10, "abc"]}}
 MACHINE = {"device": "cpu"}
@@ -34,6 +38,7 @@ def bucket(i):
 
 
 BUCKETS = [bucket(i) for i in range(3)]
+RANGES = [Range(i, 3 * i, {"src": Span("src", 3, 9 * i, 9, 0)}) for i in range(3)]
 GOLD = {
     "out": b"".join(done.data for done in BUCKETS),
     "rep": b"".join(done.report for done in BUCKETS),
@@ -48,28 +53,32 @@ def whole_summary():
 
 
 def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=None):
-    """A job, or the rest of one; `until`: an error after so many buckets.  Returns the output."""
-    with open_output(str(folder / "out"), str(folder / "rep"), resumable) as out:
-        if resume and out.is_complete(job):
+    """A job, or the rest of one; `until`: an error before this bucket.  Returns the output."""
+    with Output(str(folder / "out"), str(folder / "rep"), resumable) as out:
+        if resume and out.is_complete(job, RANGES):
             return out
-        out.begin(job if resumable else {}, machine, resume)
-        for done in BUCKETS[out.n_done :]:
-            if done.number == until:
-                raise until_error
+        out.begin(job, RANGES, machine)
+        for each in out.todo:
+            if each.number == until:
+                raise Interrupted(15)
+            done = BUCKETS[each.number]
+            if out.parts is not None:  # as a task does
+                out.parts.put(done.number, done.data, done.summary, done.report)
             out.append(done)
-        out.finish()
+        out.join()
+        out.place()
     return out
 
 
-until_error = Interrupted(15)
-
-
 def found(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All files and what is in them, but for who has locked a store."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def found_names(folder):
-    return sorted(os.listdir(folder))
+def is_done(folder):
+    """The files are complete, and nothing else is there."""
+    return found(folder) == GOLD and sorted(os.listdir(folder)) == ["out", "rep"]
 
 
 def fresh(tmp_path, name="work"):
@@ -92,13 +101,13 @@ def quick(monkeypatch):
 
 
 def use(monkeypatch, system):
-    for module in (journal, part, output):
+    for module in (store_module, whole_module):
         monkeypatch.setattr(module, "os", system)
 
 
 CALLS = (
-    "open write pwrite pread lseek fsync ftruncate replace unlink setxattr fchmod fchown stat "
-    "lstat fstat close"
+    "open write pwrite pread fsync replace link unlink mkdir rmdir listdir scandir setxattr "
+    "fchmod fchown stat lstat fstat close"
 ).split()
 
 
@@ -141,7 +150,7 @@ def check_and_resume(folder, k):
     assert left["out"] in (OLDER, GOLD["out"]), k
     assert left.get("rep", GOLD["rep"]) == GOLD["rep"], k
     done = run(folder, resume=True)
-    assert found(folder) == GOLD, k
+    assert is_done(folder), k
     return done
 
 
@@ -159,7 +168,7 @@ def test_each_call_that_fails(tmp_path, monkeypatch, quick, number):
         check_and_resume(folder, k)
         if system.left > 0:
             break
-    assert k > 50
+    assert k > 100
 
 
 def test_each_call_before_which_the_job_is_killed(tmp_path, monkeypatch, quick):
@@ -180,7 +189,7 @@ def test_each_call_before_which_the_job_is_killed(tmp_path, monkeypatch, quick):
         if code == 0:
             break
         assert code == 9
-    assert k > 50
+    assert k > 100
 
 
 class Recorder:
@@ -193,9 +202,10 @@ class Recorder:
         return getattr(os, name)
 
     def open(self, path, flags, *mode):
+        is_new = flags & os.O_CREAT and not os.path.exists(path)
         fd = os.open(path, flags, *mode)
         self.paths[fd] = path
-        if flags & os.O_CREAT:
+        if is_new:
             self.log.append(("create", path))
         return fd
 
@@ -207,10 +217,6 @@ class Recorder:
         self.log.append(("write", self.paths[fd], offset, bytes(data)))
         return os.pwrite(fd, data, offset)
 
-    def ftruncate(self, fd, size):
-        self.log.append(("truncate", self.paths[fd], size))
-        os.ftruncate(fd, size)
-
     def fsync(self, fd):
         self.log.append(("fsync", self.paths[fd]))
 
@@ -218,14 +224,29 @@ class Recorder:
         self.log.append(("rename", path, target))
         os.replace(path, target)
 
+    def link(self, path, other):
+        self.log.append(("link", path, other))
+        os.link(path, other)
+
     def unlink(self, path):
         self.log.append(("unlink", path))
         os.unlink(path)
 
+    def mkdir(self, path, mode):
+        os.mkdir(path, mode)
+        self.log.append(("mkdir", path))
 
-def on_disk(log, folder, names_too, data_too):
-    """Files after a power cut: of what was not synced, all names or none, and the data of the
-    files whose numbers `data_too` holds.
+    def rmdir(self, path):
+        self.log.append(("unlink", path))
+        os.rmdir(path)
+
+
+FOLDER = -1  # instead of the number of a file
+
+
+def on_disk(log, folder):
+    """What may be there after a power cut: of what was not synced, all names or none, and of each
+    file what was written or what was synced.
 
     Names are changed in order, as file systems with a journal do; a file is a list of its states.
     """
@@ -236,24 +257,28 @@ def on_disk(log, folder, names_too, data_too):
         if kind == "create":
             memory[path] = len(files)
             files.append([b""])
+        elif kind == "mkdir":
+            memory[path] = FOLDER
         elif kind == "write":
             state = files[memory[path]]
             offset, data = more
             old = state[-1].ljust(offset, b"\0")
             state.append(old[:offset] + data + old[offset + len(data) :])
-        elif kind == "truncate":
-            state = files[memory[path]]
-            state.append(state[-1][: more[0]].ljust(more[0], b"\0"))
-        elif kind == "fsync" and path == str(folder):
+        elif kind == "fsync" and memory.get(path, FOLDER) == FOLDER:
             disk = dict(memory)
         elif kind == "fsync":
             files[memory[path]] = files[memory[path]][-1:]
         elif kind == "rename":
             memory[more[0]] = memory.pop(path)
+        elif kind == "link":
+            memory[more[0]] = memory[path]
         elif kind == "unlink":
             memory.pop(path, None)
-    names = memory if names_too else disk
-    return {path: files[i][-1 if i in data_too else 0] for path, i in names.items()}
+    for names in (memory, disk):
+        numbers = sorted(set(names.values()) - {FOLDER})
+        for states in itertools.product(*({files[i][0], files[i][-1]} for i in numbers)):
+            data = dict(zip(numbers, states))
+            yield {path: data.get(i) for path, i in names.items()}
 
 
 def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
@@ -262,25 +287,22 @@ def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
     with monkeypatch.context() as patch:
         use(patch, recorder)
         run(folder)
-    assert found(folder) == GOLD
+    assert is_done(folder)
     n_states = 0
     for k in range(len(recorder.log) + 1):
         states = []
-        for names_too, n in itertools.product((False, True), range(32)):
-            data_too = {i for i in range(5) if n >> i & 1}
-            state = on_disk(recorder.log[:k], folder, names_too, data_too)
+        for state in on_disk(recorder.log[:k], folder):
             if state not in states:
                 states.append(state)
         for state in states:
             fresh(tmp_path)
             (folder / "out").unlink()
-            for path, data in state.items():
-                Path(path).write_bytes(data)
-            try:
-                check_and_resume(folder, k)
-            except FileError as error:  # a head of NULs, written to no disk
-                assert "is no file of onmt_lite" in str(error)
-                assert (folder / "out.part.journal").read_bytes()[:5] == b"\0" * 5
+            for path, data in sorted(state.items()):
+                if data is None:
+                    os.mkdir(path, FOLDER_MODE)
+                else:
+                    Path(path).write_bytes(data)
+            check_and_resume(folder, k)
             n_states += 1
     assert n_states > 100
 
@@ -291,7 +313,7 @@ def halfway(tmp_path_factory):
     folder = tmp_path_factory.mktemp("halfway")
     (folder / "out").write_bytes(OLDER)
     stopped_after(folder, 2)
-    return found(folder)
+    return {**found(folder), "out.parts/.lock": (folder / "out.parts/.lock").read_bytes()}
 
 
 def damages(data):
@@ -314,25 +336,23 @@ def damages(data):
 BITS, SIZES = st.integers(0, 7), st.integers(1, 4096)
 
 
-@given(st.data())
+@given(st.data(), st.sampled_from([FOLDER_MODE, 0o755]))
 @settings(max_examples=300)
-def test_damaged_journals_and_parts(halfway, data):
-    """The output is the right one, or there is an error that says why."""
+def test_damaged_stores(halfway, data, mode):
+    """The output is the right one, whatever file of the store is damaged; also of a store that was
+    copied, whose folder is like any other."""
+    assert len(halfway) == 6
     name = data.draw(st.sampled_from(sorted(set(halfway) - {"out"})))
     damaged = data.draw(damages(halfway[name]))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
+        os.mkdir(f"{folder}/out.parts", mode)
         for file, content in {**halfway, name: damaged}.items():
             if content is not None:
                 (Path(folder) / file).write_bytes(content)
-        try:
-            done = run(Path(folder), resume=True)
-        except FileError as error:
-            assert "is no file of onmt_lite" in str(error)
-            assert (Path(folder) / "out").read_bytes() == OLDER
-        else:
-            assert found(Path(folder)) == GOLD
-            assert done.summary == whole_summary()
+        done = run(Path(folder), resume=True)
+        assert is_done(Path(folder))
+        assert done.summary == whole_summary()
 
 
 def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick):
@@ -340,27 +360,44 @@ def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick):
         folder = fresh(tmp_path)
         if n < 3:
             stopped_after(folder, n)
-            assert found(folder)["out.part"] == b"".join(done.data for done in BUCKETS[:n])
+            parts = Parts(str(folder / "out"), JOB)
+            kept = [parts.read(i) for i in range(3)]
+            assert [part and part.data for part in kept] == [
+                done.data if done.number < n else None for done in BUCKETS
+            ]
         else:
             run(folder)
         assert found(folder)["out"] == (OLDER if n < 3 else GOLD["out"])
         done = run(folder, resume=True)
-        assert found(folder) == GOLD
+        assert is_done(folder)
         assert done.summary == (whole_summary() if n < 3 else Summary())
 
 
-def test_a_flip_in_the_part_goes_back_to_the_bucket_before(tmp_path, quick):
+def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
-    data = (folder / "out.part").read_bytes()
-    (folder / "out.part").write_bytes(data[:-2] + b"?\n")
-    with open_output(str(folder / "out"), str(folder / "rep"), True) as out:
-        out.begin(JOB, MACHINE, resume=True)
-        assert out.n_done == 1
-        out.append(BUCKETS[1])
-        out.append(BUCKETS[2])
-        out.finish()
-    assert found(folder) == GOLD
+    data = (folder / "out.parts" / "000000").read_bytes()
+    (folder / "out.parts" / "000000").write_bytes(data[:-2] + b"?\n")
+    with Output(str(folder / "out"), str(folder / "rep"), True) as out:
+        assert not out.is_complete(JOB, RANGES)
+        assert (out.todo, out.n_before) == ([RANGES[0], RANGES[2]], 3)
+    run(folder, resume=True)
+    assert is_done(folder)
+
+
+def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
+    """And only that one is made again."""
+    folder = fresh(tmp_path)
+    with pytest.raises(FileError, match="its part at lines 4 to 6 is damaged or gone") as caught:
+        with Output(str(folder / "out"), None, True) as out:
+            out.begin(JOB, RANGES, MACHINE)
+            for done in BUCKETS:
+                out.parts.put(done.number, done.data, done.summary, done.report)
+            os.unlink(folder / "out.parts" / "000001")
+            out.join()
+    assert out.keeps(caught.value) and found(folder)["out"] == OLDER
+    with Output(str(folder / "out"), None, True) as out:
+        assert not out.is_complete(JOB, RANGES) and out.todo == [RANGES[1]]
 
 
 @pytest.mark.parametrize(
@@ -380,10 +417,34 @@ def test_what_changed_is_refused_by_name(tmp_path, quick, job, machine, said):
     before = found(folder)
     with pytest.raises(OptionError, match=f"^resume: {said}; give what it was"):
         run(folder, resume=True, job=job, machine=machine)
-    after = found(folder)
-    assert after == before
+    assert found(folder) == before
     run(folder, job=job, machine=machine)  # without -resume, it begins anew
-    assert found(folder) == GOLD
+    assert is_done(folder)
+
+
+def test_parts_of_another_job_do_not_count(tmp_path, quick):
+    """Somebody who was not told that another job has begun may write one late."""
+    folder = fresh(tmp_path)
+    with Output(str(folder / "out"), str(folder / "rep"), True) as out:
+        out.begin(JOB, RANGES, MACHINE)
+        late = Parts(str(folder / "out"), {"options": {"beam_size": 4}})
+        late.put(0, b"another\n", Summary(1), b"")
+        assert out.parts.read(0) is None
+        raised = pytest.raises(Interrupted)
+        with raised:
+            raise Interrupted(15)
+    run(folder, resume=True)
+    assert is_done(folder)
+
+
+def test_a_machine_of_another_kind_does_not_join_in(tmp_path, quick):
+    folder = fresh(tmp_path)
+    with Output(str(folder / "out"), None, True) as out:
+        out.begin(JOB, RANGES, None)  # who translates is not known yet
+        out.parts.settle({"device": "cpu", "precision": "int8"})
+        out.parts.settle({"device": "cpu", "precision": "int8"})
+        with pytest.raises(OptionError, match="precision was int8, now fp32"):
+            out.parts.settle({"device": "cpu", "precision": "fp32"})
 
 
 def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
@@ -392,17 +453,17 @@ def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
     if not hasattr(os, "getxattr"):
         pytest.skip("this system has no extended attributes")
     try:
-        os.getxattr(folder / "out", part.LABEL)
+        os.getxattr(folder / "out", LABEL)
     except OSError:
         pytest.skip("this file system has no extended attributes")
     before = os.stat(folder / "out")
-    assert run(folder, resume=True).n_done == 0
-    assert os.stat(folder / "out").st_ino == before.st_ino
+    assert not run(folder, resume=True).begun
+    assert os.stat(folder / "out").st_ino == before.st_ino and is_done(folder)
     other = {**JOB, "options": {"beam_size": 4}}
-    assert run(folder, resume=True, job=other).n_done == 3
+    assert run(folder, resume=True, job=other).begun
     (folder / "out").write_bytes(GOLD["out"].replace(b"2", b"3"))  # written to afterwards
-    assert run(folder, resume=True, job=other).n_done == 3
-    assert found(folder) == GOLD
+    assert run(folder, resume=True, job=other).begun
+    assert is_done(folder)
 
 
 def test_without_labels_a_job_is_done_again(tmp_path, monkeypatch, quick):
@@ -414,21 +475,21 @@ def test_without_labels_a_job_is_done_again(tmp_path, monkeypatch, quick):
     monkeypatch.setattr(os, "setxattr", refuse, raising=False)
     monkeypatch.setattr(os, "getxattr", refuse, raising=False)
     run(folder)
-    assert run(folder, resume=True).n_done == 3
-    assert found(folder) == GOLD
+    assert run(folder, resume=True).begun
+    assert is_done(folder)
 
 
 @pytest.mark.parametrize("error", [DataError("line 3"), OptionError("no")])
 def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
     for n_done in (None, 0, 2):
         folder = fresh(tmp_path)
-        with pytest.raises(type(error)), open_output(str(folder / "out"), None, True) as out:
+        with pytest.raises(type(error)), Output(str(folder / "out"), None, True) as out:
             if n_done is not None:
-                out.begin(JOB, MACHINE)
+                out.begin(JOB, RANGES, MACHINE)
                 for done in BUCKETS[:n_done]:
-                    out.append(done)
+                    out.parts.put(done.number, done.data, done.summary, done.report)
             raise error
-        assert found(folder) == {"out": OLDER}
+        assert found(folder) == {"out": OLDER} and os.listdir(folder) == ["out"]
         assert not out.keeps(error)
 
 
@@ -436,9 +497,9 @@ def test_a_job_that_cannot_go_on_leaves_nothing(tmp_path, quick):
     folder = fresh(tmp_path)
     with pytest.raises(Interrupted):
         run(folder, resumable=False, until=2)
-    assert found(folder) == {"out": OLDER}
-    assert run(folder, resumable=False).n_done == 3
-    assert found(folder) == GOLD
+    assert os.listdir(folder) == ["out"] and found(folder) == {"out": OLDER}
+    run(folder, resumable=False)
+    assert is_done(folder)
 
 
 def foreign_file(path):
@@ -462,52 +523,100 @@ def folder_of(path):
     path.mkdir()
 
 
+def folder_with_files(path):
+    path.mkdir()
+    (path / "000000").write_bytes(b"theirs\n")
+
+
+def link_to_a_folder(path):
+    path.with_name("folder").mkdir()
+    path.symlink_to("folder")
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["out.part", "out.part.journal", "rep.part", "rep.part.journal"])
-@pytest.mark.parametrize("make", [foreign_file, foreign_link, dangling_link, fifo, folder_of])
+@pytest.mark.parametrize("name", ["out.parts", "rep.parts"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(foreign_file, foreign_link, dangling_link, fifo),
+        *(folder_of, folder_with_files, link_to_a_folder),
+    ],
+)
 def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
     for n_before in (None, 1):
         folder = fresh(tmp_path)
         if n_before is not None:
             stopped_after(folder, n_before)
-            (folder / name).unlink()
+            shutil.rmtree(folder / name, ignore_errors=True)
         make(folder / name)
-        status = os.lstat(folder / name)
+        status, before = os.lstat(folder / name), found(folder)
         for resume in (False, True):
-            if n_before is not None and make is foreign_file and name.endswith(".part"):
-                continue  # a file of this name that lies beside our journal is ours
             with pytest.raises(FileError, match=f"{name} is there already and is no file of"):
                 run(folder, resume)
             after = os.lstat(folder / name)
             assert (after.st_ino, after.st_mode) == (status.st_ino, status.st_mode)
-            if stat.S_ISREG(after.st_mode):
-                assert (folder / name).read_bytes() == b"theirs\n"
-        assert (folder / "out").read_bytes() == OLDER
-        if n_before is None:
-            assert set(found_names(folder)) <= {"out", name, "precious"}
-        if make is foreign_link:
-            assert (folder / "precious").read_bytes() == b"precious\n"
+            assert found(folder) == before
 
 
-def test_another_name_of_the_part_is_not_cut(tmp_path, quick):
+@pytest.mark.parametrize("make", [foreign_link, dangling_link, fifo, folder_of])
+@pytest.mark.parametrize("name", ["000000", "000007", ".lock", "manifest.json", "output", "notes"])
+def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, quick, name, make):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
-    os.link(folder / "out.part", folder / "copy")
+    place = folder / "out.parts" / name
+    place.unlink(missing_ok=True)
+    make(place)
+    before = found(folder)
+    for resume in (False, True):
+        with pytest.raises(FileError, match="is there already and is no file of onmt_lite"):
+            run(folder, resume)
+    assert found(folder) == before and os.path.lexists(place)
+
+
+def test_another_name_of_a_part_keeps_what_it_has(tmp_path, quick):
+    folder = fresh(tmp_path)
+    stopped_after(folder, 2)
+    os.link(folder / "out.parts" / "000000", folder / "copy")
     before = (folder / "copy").read_bytes()
-    with pytest.raises(FileError, match="out.part is there already"):
-        run(folder, resume=True)
+    run(folder)
     assert (folder / "copy").read_bytes() == before
 
 
+def test_another_name_of_the_output_keeps_what_it_has(tmp_path, quick):
+    folder = fresh(tmp_path)
+    os.link(folder / "out", folder / "hard")
+    os.symlink("out", folder / "soft")
+    run(folder)
+    assert (folder / "hard").read_bytes() == OLDER and os.readlink(folder / "soft") == "out"
+
+
 def test_names_reach_the_disk_before_the_job_ends(tmp_path, monkeypatch, quick):
-    """The folder is synced after the rename, and before the journal goes."""
+    """A part is synced, and so is its name; the parts go when the output is there for good."""
     folder, recorder = fresh(tmp_path), Recorder()
     with monkeypatch.context() as patch:
         use(patch, recorder)
         run(folder)
-    kinds = [(kind, Path(path).name) for kind, path, *_ in recorder.log]
-    for name in ("out.part", "rep.part"):
-        i = kinds.index(("rename", name))
-        assert kinds[i - 1] == ("fsync", name) and kinds[i + 1] == ("fsync", folder.name)
-    last = [("unlink", "out.part.journal"), ("unlink", "rep.part.journal")]
-    assert kinds[-2:] == last
+    calls = [(kind, *(Path(path).name for path in paths[:1])) for kind, *paths in recorder.log]
+    renamed = [i for i, (kind, *_) in enumerate(calls) if kind == "rename"]
+    assert len(renamed) == 1 + 1 + 3 + 2  # manifest, machine, parts, output and report
+    for i in renamed:
+        assert calls[i - 1] == ("fsync", calls[i][1])
+        kind, path = recorder.log[i + 1]
+        assert kind == "fsync" and path == os.path.dirname(recorder.log[i][2])
+    removed = [i for i, (kind, name) in enumerate(calls) if kind == "unlink" and name.isdigit()]
+    assert len(removed) == 3 and min(removed) > max(renamed)
+    last = [("unlink", ".lock"), ("unlink", "out.parts"), ("unlink", ".lock")]
+    assert calls[-4:-1] == last or calls[-4:-1] == last[::-1]
+
+
+def test_the_store_is_for_its_owner(tmp_path, quick):
+    folder = fresh(tmp_path)
+    stopped_after(folder, 1)
+    assert stat.S_IMODE(os.stat(folder / "out.parts").st_mode) & 0o777 == 0o700
+
+
+def test_a_store_of_nothing_is_not_left(tmp_path, quick):
+    folder = fresh(tmp_path)
+    with Store(str(folder / "out")):
+        assert (folder / "out.parts").is_dir()
+    assert os.listdir(folder) == ["out"]

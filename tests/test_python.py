@@ -23,7 +23,7 @@ from onmt_lite import (
 )
 from onmt_lite.inference import batching
 from onmt_lite.inference import translator as translator_module
-from onmt_lite.job import run_job
+from onmt_lite.jobs.job import run_job
 from tests.support import tiny
 from tests.test_translator import assert_same
 

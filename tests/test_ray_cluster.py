@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import translate
+from tests.support.stops import heed_signals
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = (ROOT / "data" / "sample.de.txt").read_text(encoding="utf-8").split("\n")[:-1]
 TOY = str(ROOT / "data" / "toy.json")
 STORE = 80 << 20
-ACTOR = b"ray::MapWorker(MapBatches(TranslateBucket))"
+ACTOR = b"ray::TranslateBucket"
 
 
 def lines(n):
@@ -71,7 +72,8 @@ class Job:
         self.words = [sys.executable, "-m", "onmt_lite.ray", *words, *where]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, **pipes)
+        more = {**pipes, "preexec_fn": heed_signals}
+        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, **more)
 
     def end(self):
         """Exit code and stderr."""
@@ -96,20 +98,21 @@ def start(here, cluster):
             job.process.wait()
 
 
-def parts(folder):
-    return sorted(path.name for path in folder.glob("part-*"))
+def parts(here):
+    """Names of the parts that are there."""
+    return sorted(path.name for path in (here / "out.parts").glob("[0-9]*"))
 
 
-def joined(folder):
-    return b"".join((folder / name).read_bytes() for name in parts(folder))
+def read(here):
+    return (here / "out").read_bytes() if (here / "out").exists() else b""
 
 
-def actors():
-    """Process ids."""
+def actors(doing=b""):
+    """Process ids; `doing`: of those that do this now."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(ACTOR):
+            if path.read_bytes().startswith(ACTOR + doing):
                 found.append(int(path.parent.name))
     return found
 
@@ -120,12 +123,6 @@ def wait_for(condition, seconds=120):
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.05)
     return found
-
-
-def tidy(folder):
-    """What is in the folder of a job that is complete."""
-    names = {path.name for path in folder.iterdir()}
-    return names == {"manifest.json", "_SUCCESS", *parts(folder)}
 
 
 class TestSameAsTranslatePy:
@@ -143,11 +140,9 @@ class TestSameAsTranslatePy:
         job = start("-src", "in", "-output", "out", "-bucket_lines", "10", *options)
         code, err = job.end()
         assert code == 0, err
-        assert joined(here / "out") == expected("-src", "all", *options)
-        assert len(parts(here / "out")) == 3 + 1 + 7 and tidy(here / "out")
-        told = json.loads((here / "out" / "_SUCCESS").read_bytes())
-        assert (told["lines"], told["parts"]) == (90, 11)
-        assert told["notes"]["empty"]["first"] == [1, 28, 55, 82]
+        assert read(here) == expected("-src", "all", *options)
+        assert "empty: " in err and " of 90 lines (1, 28, 55, 82)" in err
+        assert not (here / "out.parts").exists()
 
     def test_objects(self, here, start, expected):
         records = [
@@ -159,20 +154,19 @@ class TestSameAsTranslatePy:
         code, err = start(*options, "-output", "out").end()
         wanted = expected(*options, "-output_format", "jsonl")
         assert code == 7, err  # the last line is no object
-        assert joined(here / "out") == wanted
-        assert parts(here / "out")[-1] == "part-000003.jsonl"
+        assert read(here) == wanted
         assert "invalid-json: 1 of 31 lines (31)" in err
 
     def test_another_kind_of_output(self, here, start, expected):
         (here / "a.txt").write_bytes(b"katze\nkatze\n\n")
         given = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "2", "-output_format", "jsonl"]
         code, err = start(*given, "-output", "out").end()
-        assert (code, joined(here / "out")) == (0, expected(*given)), err
+        assert (code, read(here)) == (0, expected(*given)), err
 
     def test_nothing_to_translate(self, here, start):
         (here / "a.txt").write_bytes(b"")
         code, err = start("-src", "a.txt", "-output", "out", "-model", TOY).end()
-        assert (code, parts(here / "out"), joined(here / "out")) == (0, ["part-000000.txt"], b"")
+        assert (code, (here / "out").read_bytes()) == (0, b"")
 
     def test_what_the_model_makes_of_options_is_said_once(self, here, start):
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
@@ -193,68 +187,109 @@ class TestDeaths:
 
     def test_an_actor(self, here, start, wanted):
         job = start("-src", "a.txt", "-output", "out", *SLOW)
-        wait_for(lambda: parts(here / "out"))
+        wait_for(lambda: parts(here))
         os.kill(actors()[0], signal.SIGKILL)
         code, err = job.end()
-        assert (code, joined(here / "out")) == (0, wanted), err
-        assert tidy(here / "out")
+        assert (code, read(here)) == (0, wanted), err
+        assert "NOTE: an actor died" in err and not (here / "out.parts").exists()
 
     def test_a_node(self, here, start, wanted, cluster):
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
         try:
             job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "3")
-            wait_for(lambda: len(actors()) == 3 and parts(here / "out"))
+            wait_for(lambda: len(actors()) == 3 and parts(here))
         finally:
             cluster.remove_node(node, allow_graceful=False)
         code, err = job.end()
-        assert (code, joined(here / "out")) == (0, wanted), err
-        assert tidy(here / "out")
+        assert (code, read(here)) == (0, wanted), err
+        assert not (here / "out.parts").exists()
 
     def test_the_driver(self, here, wanted):
         """With a Ray of its own, which dies with it; what is there is not done again."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
-        wait_for(lambda: len(parts(here / "out")) > 2)
+        wait_for(lambda: len(parts(here)) > 2)
         job.process.kill()
         job.end()
         wait_for(lambda: not actors(), 30)
-        before = {path.name: path.stat().st_mtime_ns for path in (here / "out").glob("part-*")}
-        assert len(before) < 10
+        n_lines = 40 * len(parts(here))
+        assert n_lines < 400
         code, err = Job("-src", "a.txt", "-output", "out", *SLOW, "-resume", cwd=here).end()
-        assert (code, joined(here / "out")) == (0, wanted), err
-        after = {path.name: path.stat().st_mtime_ns for path in (here / "out").glob("part-*")}
-        assert before.items() <= after.items()
-        assert tidy(here / "out")
+        assert (code, read(here)) == (0, wanted), err
+        assert f"going on; {n_lines} of 400 lines are done" in err
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
     def test_a_signal(self, here, wanted, name):
         """The command that it prints goes on; the Ray is gone."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
-        wait_for(lambda: parts(here / "out"))
+        wait_for(lambda: parts(here))
         job.process.send_signal(signal.Signals[name])
         code, err = job.end()
-        assert code == 128 + signal.Signals[name]
-        assert f"stopped by {name} after" in err and not actors()
+        assert code == 128 + signal.Signals[name], err
+        assert f"stopped by {name} " in err and not actors()
         command = err.split("\n")[-2]
         assert shlex.split(command) == [*job.words, "-resume"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         assert subprocess.run(["sh", "-c", command], cwd=here, env=env).returncode == 0
-        assert joined(here / "out") == wanted
+        assert read(here) == wanted
 
     def test_a_bucket_that_no_actor_survives(self, here, start, wanted):
         job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "1")
-        attempts, killed = here / "out" / ".attempts" / "000001", 0
+        wait_for(lambda: parts(here))
+        killed = set()
         while job.process.poll() is None:
-            with contextlib.suppress(OSError):
-                if attempts.stat().st_size > killed:
-                    killed = attempts.stat().st_size
-                    os.kill(actors()[0], signal.SIGKILL)
+            for pid in set(actors(b".do")) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
             time.sleep(0.01)
         code, err = job.end()
-        assert (code, killed) == (1, 3), err
+        assert (code, len(killed)) == (1, 3), err
         said = [line for line in err.split("\n") if "error" in line]
-        assert len(said) == 1 and "lines 41 to 80" in said[0] and "Traceback" not in err
+        assert len(said) == 1 and "3 actors died at lines " in said[0] and "Traceback" not in err
         code, err = start("-src", "a.txt", "-output", "out", *SLOW, "-resume").end()
-        assert (code, joined(here / "out")) == (0, wanted), err
+        assert (code, read(here)) == (0, wanted), err
+
+
+class TestBothWays:
+    """A job that is begun here goes on there."""
+
+    @pytest.fixture
+    def words(self, here, expected):
+        (here / "a.txt").write_bytes(b"".join(line + b"\n" for line in lines(400)))
+        words = ["-src", "a.txt", "-beam_size", "8", "-bucket_lines", "40", "-report", "notes"]
+        wanted = expected(*words)
+        return words, (wanted, (here / "notes").read_bytes())
+
+    def test_workers_then_ray(self, here, start, words):
+        words, wanted = words
+        argv = [*words, "-output", "out", "-workers", "2"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen([sys.executable, ROOT / "translate.py", *argv], env=env) as job:
+            wait_for(lambda: len(parts(here)) > 2)
+            job.kill()
+        n_lines = 40 * len(parts(here))
+        assert n_lines < 400 and not (here / "out").exists()
+        code, err = start(*words, "-output", "out", "-resume").end()
+        assert code == 0 and f"going on; {n_lines} of 400 lines are done" in err, err
+        assert (read(here), (here / "notes").read_bytes()) == wanted
+        assert not list(here.glob("*.parts"))
+
+    def test_ray_then_workers(self, here, start, words):
+        words, wanted = words
+        job = start(*words, "-output", "out")
+        wait_for(lambda: len(parts(here)) > 2)
+        job.process.kill()
+        job.end()
+        wait_for(lambda: not actors(), 30)
+        n_lines = 40 * len(parts(here))
+        assert n_lines < 400 and not (here / "out").exists()
+        argv = [*words, "-output", "out", "-workers", "2", "-resume"]
+        done = subprocess.run(
+            [sys.executable, ROOT / "translate.py", *argv], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"going on; {n_lines} of 400 lines are done" in done.stderr
+        assert (read(here), (here / "notes").read_bytes()) == wanted
+        assert not list(here.glob("*.parts"))
 
 
 def test_no_cluster_there(here):
@@ -272,16 +307,10 @@ class TestResume:
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
         given = ["-src", "a.txt", "-output", "out", "-model", TOY, "-bucket_lines", "1"]
         assert start(*given).end()[0] == 0
-        code, err = start(*given).end()
-        assert code == 5 and "give -resume" in err
-        code, err = start(*given, "-resume", "-beam_size", "2").end()
-        assert code == 2 and "beam_size was 5, now 2" in err
-        before = {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
-        assert start(*given, "-resume").end()[0] == 0
-        assert before == {path: path.stat().st_mtime_ns for path in (here / "out").iterdir()}
-        (here / "a.txt").write_bytes(b"katze\n\n")
+        before = os.stat(here / "out")
         code, err = start(*given, "-resume").end()
-        assert code == 2 and "a.txt, has other contents" in err
+        assert code == 0 and "is complete; nothing is left to do" in err
+        assert os.stat(here / "out").st_ino == before.st_ino
 
     def test_a_model_that_actors_cannot_load(self, here, start):
         (here / "a.txt").write_bytes(b"katze\n")
@@ -332,7 +361,7 @@ def test_rows_of_a_table():
     from onmt_lite.config.options import TranslateOptions
     from onmt_lite.ray.actors import TranslateRows
 
-    texts = ["katze", None, "", "\u2028 katze", "katze katze"]
+    texts = ["katze", None, "", "\u2028 katze", "katze"]
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
         table = pa.table(
             {

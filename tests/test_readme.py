@@ -42,6 +42,7 @@ from onmt_lite.train.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.train.calibrate import load_calibrate_options
 from onmt_lite.train.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.train.options import load_train_options
+from tests.test_architecture import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -388,6 +389,12 @@ class TestNames:
         assert set(named) - known == set()
 
 
+def test_the_pages_are_short():
+    """Words, as wc counts them, of the front page and docs/."""
+    paths = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in paths) < 17_500
+
+
 def test_the_front_page_is_short_and_leads_to_every_page():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split("\n")) <= 150
@@ -472,14 +479,14 @@ def test_the_exactness_table_counts_what_the_tests_compare():
 
 def test_every_note_is_explained():
     """The code has the same list, above what makes the notes."""
-    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "jobs-reference.md").read_text(encoding="utf-8")
     section = page.split("## Notes")[1].split("\n## ")[0]
     listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.inference.notes.__doc__ or "", re.M)
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) == sorted(listed)
 
 
 def test_every_exit_code_is_explained():
-    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "jobs-reference.md").read_text(encoding="utf-8")
     section = page.split("## Exit codes")[1].split("\n## ")[0]
     listed = [
         int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", section, re.M) for n in cell.split(",")
@@ -527,18 +534,30 @@ def test_the_front_page_has_the_scores_of_the_card():
     assert f"{bleu} BLEU" in (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
-def test_the_design_names_every_part_of_the_code():
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    tree = page.split("\nonmt_lite/\n")[1].split("\nconfigs/")[0]
-    columns = [line.split("  ")[0] for line in map(str.strip, tree.split("\n"))]
-    named = [name.rstrip("/") for column in columns for name in column.split(", ")]
-    parts = [p.name for p in (ROOT / "onmt_lite").iterdir() if p.is_dir() or p.suffix == ".py"]
-    assert sorted(named) == sorted(set(parts) - {"__init__.py", "__pycache__"})
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+# Files of design.md that do not exist yet
+NOT_YET = """
+    config/search_options.py config/job_options.py config/checks.py
+    jobs/inputs.py jobs/reading.py jobs/reports.py jobs/store.py
+""".split()
+
+
+def test_the_design_draws_the_rooms():
+    """Rooms and their order are those of the test of imports."""
+    drawn = re.findall(r"^  │ ([a-z_]+)(?:/|\.py) +│", DESIGN, re.M)
+    assert tuple(drawn) == ROOMS
+
+
+def test_the_design_names_files_that_exist():
+    spans = re.findall(r"`([^`\s]+)`", DESIGN)
+    named = {span for span in spans if span.split("/")[0] in ROOMS and "/" in span}
+    assert len(named) > 20
+    missing = {name for name in named if not (ROOT / "onmt_lite" / name).exists()}
+    assert missing - set(NOT_YET) == set()
 
 
 def test_the_design_says_how_much_code_there_is():
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    found = re.search(r"About ([\d,]+) lines of Python, and ([\d,]+) of tests", page)
+    found = re.search(r"About ([\d,]+) lines of Python, and ([\d,]+) of tests", DESIGN)
     stated = [int(number.replace(",", "")) for number in found.groups()]
     for folder, n_stated in zip(("onmt_lite", "tests"), stated):
         paths = (ROOT / folder).rglob("*.py")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.config.options import DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.reports import LOG, Summary, averages, build_writer, sentence_log
+from onmt_lite.jobs.reports import LOG, Summary, averages, build_writer, sentence_log
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from onmt_lite import job
-from onmt_lite.buckets import Bucket, Done, choose_shard, lines_per_bucket
 from onmt_lite.config.cores import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import (
@@ -25,22 +24,23 @@ from onmt_lite.errors import (
     OptionError,
     WorkerLost,
 )
-from onmt_lite.fingerprint import fingerprint
-from onmt_lite.reports import LOG
+from onmt_lite.jobs import engine as engine_module
+from onmt_lite.jobs import inputs as inputs_module
+from onmt_lite.jobs.fingerprint import fingerprint
+from onmt_lite.jobs.inprocess import InProcess
+from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
+from onmt_lite.jobs.reading import Bucket
+from onmt_lite.jobs.reports import LOG
+from onmt_lite.jobs.tasks import Done, Task
+from onmt_lite.jobs.worker import load, portable, translator_of
+from onmt_lite.jobs.workers import MAX_OPEN, READ_AHEAD, Workers
 from onmt_lite.text.line import Line
-from onmt_lite.work import InProcess
-from onmt_lite.worker import load, portable, translator_of
-from onmt_lite.workers import MAX_OPEN, READ_AHEAD, Workers
+from tests.support.deeds import Acting
+from tests.support.stops import heed_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "data" / "toy.json")
 OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", verbose=True)
-
-
-class Acting(Workers):
-    """Workers that do to some buckets what tests/support/deeds.py says."""
-
-    task = ("tests.support.deeds", "act")
 
 
 class OwnError(CheckpointError):
@@ -55,19 +55,23 @@ class OwnDefect(Exception):
     """Of such a module too."""
 
 
-def make_buckets(first: int, n: int, n_lines: int = 3) -> list[Bucket]:
+def make_tasks(first: int, n: int, n_lines: int = 3) -> list[Task]:
+    """Tasks that do what tests/support/deeds.py says of some buckets."""
     texts = ["katze", "", "katze"]
     numbered = [Line(i, texts[i % 3]) for i in range(first * n_lines, (first + n) * n_lines)]
-    return [Bucket(first + i, numbered[i * n_lines : (i + 1) * n_lines]) for i in range(n)]
+    buckets = [Bucket(first + i, numbered[i * n_lines : (i + 1) * n_lines]) for i in range(n)]
+    return [Acting(bucket, OPTIONS) for bucket in buckets]
 
 
-def in_process(buckets: list[Bucket]) -> list[Done]:
+def in_process(tasks: list[Task]) -> list[Done]:
     with InProcess(OPTIONS) as engine:
-        return list(engine.run(buckets, lambda n_lines, n_tokens: None))
+        tasks = [Task(task.work, task.options) for task in tasks]
+        return list(engine.run(tasks, lambda n_lines, n_tokens: None))
 
 
-def told(results: list[Done]) -> list[tuple]:
+def told(results: Iterable[Done]) -> list[tuple]:
     """What is the same on every run."""
+    results = sorted(results, key=lambda result: result.number)
     return [(r.number, r.n_lines, r.data, r.report, r.log, vars(r.summary)) for r in results]
 
 
@@ -107,7 +111,7 @@ def acting(folder: Path, deeds: dict[int, str], n: int = 2, patience: float = 15
         patch.setenv("DEEDS", str(folder))
         for number, words in deeds.items():
             (folder / str(number)).write_text(words, "utf-8")
-        with Acting(OPTIONS, n, patience) as engine:
+        with Workers(OPTIONS, n, patience) as engine:
             yield engine
 
 
@@ -129,7 +133,7 @@ def log(monkeypatch):
 
 def test_results_are_those_of_one_process_in_order(shared):
     engine, _ = shared
-    buckets = make_buckets(0, 40)
+    buckets = make_tasks(0, 40)
     seen = []
     results = list(engine.run(iter(buckets), lambda *batch: seen.append(batch)))
     assert told(results) == told(in_process(buckets))
@@ -141,7 +145,7 @@ def test_results_are_those_of_one_process_in_order(shared):
 def test_a_large_bucket_passes(shared):
     """Of more bytes than a pipe holds, both ways."""
     engine, _ = shared
-    buckets = make_buckets(100, 2, n_lines=1500)
+    buckets = make_tasks(100, 2, n_lines=1500)
     assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
 
 
@@ -162,7 +166,7 @@ def test_nothing_to_do(shared):
 def test_a_bucket_is_done_again(shared, log, deeds, says):
     engine, folder = shared
     (folder / "202").write_text(deeds, "utf-8")
-    buckets = make_buckets(200, 8)
+    buckets = make_tasks(200, 8)
     seen = []
     results = list(engine.run(buckets, lambda *batch: seen.append(batch)))
     assert told(results) == told(in_process(buckets))
@@ -176,17 +180,17 @@ def test_idle_workers_and_the_fork_server_die(shared, log):
     server = engine._server.process.pid
     before = children(server)
     os.kill(before[0], signal.SIGKILL)
-    buckets = make_buckets(300, 6)
+    buckets = make_tasks(300, 6)
     assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not any(map(alive, children(server))))
-    buckets = make_buckets(310, 20)
+    buckets = make_tasks(310, 20)
     assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
     assert engine._server.process.pid != server and log
 
 
 def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
-    """While the first bucket is not done, few others are: memory stays bounded."""
+    """While the first bucket is not done, few others are: what waits for it stays bounded."""
     engine, folder = shared
     (folder / "400").write_text("wait", "utf-8")
     (folder / "go on").unlink(missing_ok=True)
@@ -194,25 +198,25 @@ def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
 
     def source():
         nonlocal n_read
-        for bucket in make_buckets(400, 60):
+        for bucket in make_tasks(400, 60):
             n_read += 1
             yield bucket
 
     most = MAX_OPEN * engine.n
+    done = []
 
-    def open_when_full():
-        wait_until(lambda: len(engine._outcomes) == most - 1)
+    def look_and_go_on():
+        wait_until(lambda: len(done) == most - 1)
         time.sleep(0.2)  # a chance to do more than that
-        assert n_read <= most + READ_AHEAD + 1
-        full.append(len(engine._outcomes))
+        assert len(done) == most - 1 and n_read <= most + READ_AHEAD + 1
         (folder / "go on").touch()
 
-    full: list[int] = []
-    opener = threading.Thread(target=open_when_full)
+    opener = threading.Thread(target=look_and_go_on)
     opener.start()
-    results = list(engine.run(source(), lambda *batch: None))
+    for result in engine.run(source(), lambda *batch: None):
+        done.append(result.number)
     opener.join()
-    assert full == [most - 1] and [r.number for r in results] == list(range(400, 460))
+    assert done.index(400) >= most - 1 and sorted(done) == list(range(400, 460))
 
 
 def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
@@ -221,7 +225,7 @@ def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
     came = threading.Event()
 
     def typed():
-        for bucket in make_buckets(500, 3):
+        for bucket in make_tasks(500, 3):
             yield bucket
             assert came.wait(200)
             came.clear()
@@ -235,14 +239,14 @@ def test_an_input_that_fails(shared):
     """What comes before is passed on."""
 
     def broken():
-        yield from make_buckets(600, 5)
+        yield from make_tasks(600, 5)
         raise DataError("line 16: bad")
 
     results = []
     with pytest.raises(DataError, match="line 16"):
         for done in shared[0].run(broken(), lambda *batch: None):
             results.append(done.number)
-    assert results == list(range(600, 605))
+    assert sorted(results) == list(range(600, 605))
 
 
 @pytest.mark.parametrize(
@@ -258,12 +262,12 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
     results = []
     with acting(tmp_path, {4: deed}) as engine:
         with pytest.raises(kind, match=text) as caught:
-            for done in engine.run(make_buckets(0, 30), lambda *batch: None):
+            for done in engine.run(make_tasks(0, 30), lambda *batch: None):
                 results.append(done.number)
         server = engine._server.process.pid
         pids = [server, *children(server)]
         assert len(pids) > 1
-    assert results == [0, 1, 2, 3] and type(caught.value) is kind
+    assert {0, 1, 2, 3} <= set(results) <= {*range(4), 5, 6, 7} and type(caught.value) is kind
     if deed == "defect":
         assert "in act" in str(caught.value.__cause__)
     wait_until(lambda: not any(map(alive, pids)), 5)
@@ -322,20 +326,20 @@ def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
         (dict(gpu=[2]), ["cuda:2"] * 2),
         (dict(gpu=[2, 0]), ["cuda:2", "cuda:0"]),
     ):
-        shared = load(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2, None)
+        shared = load(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2)
         assert [str(device) for device, _ in shared.machines[:2]] == devices
         assert {precision for _, precision in shared.machines} == {"bf16"}
         weights = list(shared.parts[0].model.parameters())
         assert {(w.device.type, w.dtype) for w in weights} == {("cpu", torch.bfloat16)}
     assert str(os.getpid()) not in machine.read_text("utf-8").split()
     with pytest.raises(OptionError, match="gpu 5: this machine has 3 usable GPUs"):
-        load(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2, None)
+        load(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2)
 
 
 def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
     options = dict(model=str(tiny_checkpoint), device="cpu")
     for n, given, threads in ((2, {}, 4), (3, {}, 2), (20, {}, 1), (2, dict(threads=5), 5)):
-        shared = load(TranslateOptions.of(**options, **given), n, None)
+        shared = load(TranslateOptions.of(**options, **given), n)
         translator = translator_of(shared, n - 1)
         assert shared.options.speed.threads == threads
         assert translator.model is shared.parts[0].model
@@ -345,9 +349,11 @@ def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
 
 SLOW = """
 import sys
-from onmt_lite.workers import Workers
 from onmt_lite.__main__ import main
-Workers.task = ("tests.support.deeds", "act")
+from onmt_lite.jobs import job
+from tests.support.deeds import Acting
+from tests.support.stops import heed_signals
+job.Task = Acting
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules
 sys.exit(code)
@@ -366,6 +372,7 @@ def started(folder: Path, *argv: object, **given):
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_signals,
         **given,
     )
     try:
@@ -392,7 +399,7 @@ def test_the_command_line(tmp_path, waiting):
     assert job.returncode == 0 and "NOTE: a worker was killed (SIGKILL)" in err
     lines = (tmp_path / "src").read_text("utf-8").split("\n")[:-1]
     bucket = Bucket(0, [Line(i, line) for i, line in enumerate(lines)])
-    assert (tmp_path / "out").read_bytes() == in_process([bucket])[0].data
+    assert (tmp_path / "out").read_bytes() == in_process([Task(bucket, OPTIONS)])[0].data
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path, waiting):
@@ -461,70 +468,76 @@ def test_typed_lines_and_closed_descriptors(tmp_path):
         (dict(deterministic=True), 10_000, 8),
         (dict(bucket_lines=5000), 10_000, 2),
         (dict(bucket_lines=1), 63, 8),
-        (dict(shard="1/5", src="x"), 10_000, 2),
+        (dict(shard="1/5"), 10_000, 2),
         (dict(search="opennmt-2018"), 1024, 1),  # what shares a batch matters there
     ],
 )
-def test_workers_that_pay(monkeypatch, given, n_lines, expected):
+def test_workers_that_pay(monkeypatch, tmp_path, given, n_lines, expected):
     """Eight cores and no GPU."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    for name, value in dict(usable_cores=8, worker_room=99, may_have_gpu=False).items():
-        monkeypatch.setattr(job, name, lambda value=value: value)
-    options = TranslateOptions.of(model=TOY, **given)
+    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: False)
+    for name, value in dict(usable_cores=8, worker_room=99).items():
+        monkeypatch.setattr(engine_module, name, lambda value=value: value)
+    (tmp_path / "src").write_text("katze\n" * (n_lines or 0), "utf-8")
+    options = TranslateOptions.of(model=TOY, **{"src": str(tmp_path / "src"), **given})
     assert options.n_workers is None
-    assert job.workers_that_pay(options, n_lines) == expected
+    n_buckets = None
+    if n_lines is not None:
+        n_buckets = len(look_at_inputs(options, [str(tmp_path / "src")]).ranges)
+    assert engine_module.workers_that_pay(options, n_buckets) == expected
 
 
 @pytest.mark.parametrize(
     "scarce", [dict(usable_cores=3), dict(worker_room=3), dict(threads_wanted=3)]
 )
 def test_what_is_scarce_limits_the_workers(monkeypatch, scarce):
-    rest = dict(usable_cores=8, worker_room=8, threads_wanted=8, may_have_gpu=False)
+    rest = dict(usable_cores=8, worker_room=8, threads_wanted=8)
     for name, value in {**rest, **scarce}.items():
-        monkeypatch.setattr(job, name, lambda value=value: value)
+        monkeypatch.setattr(engine_module, name, lambda value=value: value)
     monkeypatch.setattr(sys, "platform", "linux")
-    options = TranslateOptions.of(model=TOY)
-    assert job.workers_that_pay(options, 10_000) == 3
-    monkeypatch.setattr(job, "may_have_gpu", lambda: True)
-    assert job.workers_that_pay(options, 10_000) == 1
-    assert job.workers_that_pay(TranslateOptions.of(model=TOY, device="cpu"), 10_000) == 3
+    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: False)
+    options, on_cpu = TranslateOptions.of(model=TOY), TranslateOptions.of(model=TOY, device="cpu")
+    assert engine_module.workers_that_pay(options, 10) == 3
+    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: True)
+    assert engine_module.workers_that_pay(options, 10) == 1
+    assert engine_module.workers_that_pay(on_cpu, 10) == 3
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert job.workers_that_pay(TranslateOptions.of(model=TOY, device="cpu"), 10_000) == 1
+    assert engine_module.workers_that_pay(on_cpu, 10) == 1
 
 
 def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
     """So -resume goes on with other workers."""
     (tmp_path / "src").write_text("katze\n" * 500, "utf-8")
-    jobs = [
-        TranslateOptions.of(model=TOY, src=str(tmp_path / "src"), workers=n) for n in (None, 1, 7)
-    ]
-    assert len({str(fingerprint(options)) for options in jobs}) == 1
-    assert {lines_per_bucket(options, "cpu", 500) for options in jobs} == {128}
+    src = str(tmp_path / "src")
+    jobs = [TranslateOptions.of(model=TOY, src=src, workers=n) for n in (None, 1, 7)]
+    inputs = [look_at_inputs(options, [src]) for options in jobs]
+    found = [fingerprint(options, each.files) for options, each in zip(jobs, inputs)]
+    assert len(set(map(str, found))) == 1 and inputs == [inputs[0]] * 3
+    assert [each.n_lines for each in inputs[0].ranges] == [128, 128, 128, 116]
 
 
 @pytest.mark.parametrize("n_lines", [500, 20_000])
 def test_shards_made_with_a_gpu_and_without_fit_together(tmp_path, n_lines):
     (tmp_path / "src").write_text("katze\n" * n_lines, "utf-8")
-    cut = []
+    src, joined = str(tmp_path / "src"), []
     for part, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
-        options = TranslateOptions.of(model=TOY, src=str(tmp_path / "src"), shard=f"{part}/3")
-        size = lines_per_bucket(options, device, n_lines)
-        cut.append(choose_shard(options.data.src, options.jobs, size, n_lines))
-    assert sum(shard.n_lines for shard in cut) == n_lines
-    assert [shard.end for shard in cut[:2]] == [shard.first for shard in cut[1:]]
+        options = TranslateOptions.of(model=TOY, src=src, shard=f"{part}/3", device=device)
+        joined += look_at_inputs(options, [src]).ranges
+    whole = TranslateOptions.of(model=TOY, src=src, device="cpu")
+    assert joined == look_at_inputs(whole, [src]).ranges
 
 
 @pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])
 def test_small_files_have_buckets_for_several_workers(n_lines):
     """At least two of 32 lines or more; large ones those of always, and so has a stream."""
-    size = lines_per_bucket(TranslateOptions.of(model=TOY), "cpu", n_lines)
+    size = bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), n_lines)
     n = math.ceil(n_lines / size)
     assert 32 <= size <= 1024
     assert (n == 1) if n_lines < 64 else n >= 2
     assert (size == 1024) == (n_lines < 64 or n_lines > 4 * 1023)
-    assert lines_per_bucket(TranslateOptions.of(model=TOY), "cuda", n_lines) == 8192
-    assert lines_per_bucket(TranslateOptions.of(model=TOY), "cpu", None) == 1024
+    assert bucket_lines(TranslateOptions.of(model=TOY, device="cuda"), n_lines) == 8192
+    assert bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), None) == 1024
 
 
 def test_the_default(tmp_path):

@@ -4,6 +4,7 @@ A path that exists is what it says.  Where nothing exists, `de-en` or `data/de-e
 model of that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` the shipped configuration.
 """
 
+import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePath
@@ -13,6 +14,7 @@ _HERE = Path(__file__).resolve().parent.parent
 _ROOT = _HERE if (_HERE / "data").is_dir() else _HERE.parent
 DATA, CONFIGS = _ROOT / "data", _ROOT / "configs"
 DEFAULT_MODEL = DATA / "de-en"
+LABEL = "user.onmt_lite.job"  # an extended attribute of outputs that are complete
 
 
 def find_model(path: str | Path) -> Path:
@@ -24,6 +26,29 @@ def find_model(path: str | Path) -> Path:
 def model_paths(names: Iterable[str]) -> list[Path]:
     """What -model names, or the default model."""
     return list(map(Path, names)) or [DEFAULT_MODEL]
+
+
+def model_files(path: Path) -> list[Path]:
+    """The files that a model may consist of."""
+    if path.is_dir():
+        folders = [path, path / "model"]  # CTranslate2 models may be in a folder of theirs
+        found = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    elif path.suffix == ".npz":  # its vocabularies and its decoder.yml lie beside it
+        found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
+    else:
+        parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
+        found = [path, path.with_suffix(".safetensors"), *parts]
+    return sorted({f for f in found if f.is_file() and not _is_written(f)})
+
+
+def _is_written(file: Path) -> bool:
+    """Whether a job has written the file, so that it belongs to no model whose folder it is in."""
+    if file.name.startswith(".") or file.suffix == ".log":
+        return True
+    try:
+        return LABEL in os.listxattr(file)
+    except (OSError, AttributeError):  # it is gone, or there are no attributes
+        return False
 
 
 def find_config(path: str) -> str:

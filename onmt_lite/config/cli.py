@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from onmt_lite import __version__
-from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
+from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.console import CONSOLE
-from onmt_lite.config.interrupt import Interrupted, stop_on_signals
+from onmt_lite.config.interrupt import Interrupted, pending, stop_on_signals
 from onmt_lite.config.schema import (
     META_NAMES,
     Program,
@@ -26,7 +26,7 @@ from onmt_lite.config.schema import (
     markdown_table,
     split_argv,
 )
-from onmt_lite.errors import FileError, OnmtLiteError, OptionError
+from onmt_lite.errors import FileError, OnmtLiteError, OptionError, refused
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ def run_program(
         say_how_to_go_on(error, words)
         return error.exit_code
     except Interrupted as interrupted:
+        pending.clear()
         # The interpreter must not flush into a pipe that nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted
@@ -152,8 +153,6 @@ def save_configuration(program: Program, resolved: Resolved) -> None:
 
 def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
     """Every file that the options name: which option, and its path; of a model all its files."""
-    from onmt_lite.fingerprint import model_files  # late, as above
-
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":
             continue
@@ -171,10 +170,17 @@ def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str
 
 def save(text: str, path: str) -> None:
     """Write all of a file, or leave what is there.  Raises FileError."""
-    from onmt_lite.output import open_whole, write_whole  # late, as above
+    from onmt_lite.files import Stream, replaces_a_file  # late, as above
+    from onmt_lite.text.whole import write_whole
 
-    with open_whole(path) as sink:
-        write_whole(sink, text.encode("utf-8", "backslashreplace"))
+    data = text.encode("utf-8", "backslashreplace")
+    if replaces_a_file(path):
+        with refused(f"write {path}"):
+            write_whole(os.path.realpath(path), data)
+    else:
+        with Stream(path) as stream:
+            stream.append(data)
+            stream.finish()
 
 
 def print_out(text: str) -> None:

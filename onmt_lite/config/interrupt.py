@@ -19,6 +19,9 @@ class Interrupted(BaseException):
         self.goes_on = False  # whether the same command with -resume goes on from there
 
 
+pending: list[int] = []  # the signal that was raised and has not been answered yet
+
+
 def stop_on_signals() -> None:
     """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted, those that are not ignored."""
 
@@ -28,11 +31,22 @@ def stop_on_signals() -> None:
         nonlocal stopped
         if not stopped:  # a second signal must not break into the clean-up after the first
             stopped = True
+            pending.append(signum)
             raise Interrupted(signum)
 
     for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it
             signal.signal(signum, stop)
+
+
+def raise_pending() -> None:
+    """Raise Interrupted again if a signal has arrived and the program still runs.
+
+    Python drops what a handler raises while it happens to run a finalizer or a callback of the
+    import system ("Exception ignored in ..."); a loop that did not ask would run for ever.
+    """
+    if pending:
+        raise Interrupted(pending[0])
 
 
 def ignore_signals() -> None:

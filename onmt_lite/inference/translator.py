@@ -53,8 +53,8 @@ from onmt_lite.text.line import Line
 from onmt_lite.text.lines import from_texts
 
 if TYPE_CHECKING:
-    from onmt_lite.buckets import Engine
-    from onmt_lite.reports import Summary
+    from onmt_lite.jobs.engine import Engine
+    from onmt_lite.jobs.reports import Summary
 
 # Options that are settled when the model is loaded
 FIXED = (
@@ -133,7 +133,7 @@ class Translator:
         parsed = TranslateOptions.of(**options)
         if (parsed.n_workers or 1) == 1:
             return cls.load(parsed)
-        from onmt_lite.pool import Pool  # up: who has workers is a Translator too
+        from onmt_lite.jobs.pool import Pool  # up: who has workers is a Translator too
 
         return Pool(parsed)
 
@@ -217,7 +217,7 @@ class Translator:
         `untranslated` those that are blank because they could not be translated.
         Raises the command line's errors; then an older `output` is as it was.
         """
-        from onmt_lite.job import run_job  # the only way up: the job layer uses this one
+        from onmt_lite.jobs.job import run_job  # the only way up: the job layer uses this one
 
         job = dict(src=src, output=output, quiet=True, verbose=False)
         parsed = self._options(options, in_files=True).updated(**job)
@@ -274,7 +274,7 @@ class Translator:
 
     def engine(self, options: TranslateOptions) -> "Engine":
         """What translates the buckets of a job with these options."""
-        from onmt_lite.work import InProcess  # up, as for `translate_file`
+        from onmt_lite.jobs.inprocess import InProcess  # up, as for `translate_file`
 
         return InProcess(options, self)
 

@@ -1,14 +1,14 @@
 """Translation on many machines, by Ray: `python -m onmt_lite.ray`, and `translate_dataset`.
 
-Ours are lines and buckets: what is cut, written, and done again where a job goes on.  Ray's is
-where the actors run, and what becomes of those that die.  Files in the order of a job:
+A job is that of `onmt_lite.jobs`, with another engine.  Ray's is where the actors run, and to
+notice when they die.  Files in the order of a job:
 
     options.py   the options, most of them those of translate.py
-    job.py       the driver: one job from inputs to the folder
-    inputs.py    files, cut into ranges of lines
+    files.py     which files -src names
+    job.py       the driver: one job from files to a file
+    cluster.py   the engine: actors, to which it hands out ranges
     actors.py    what runs on the machines: ranges to parts
     tables.py    rows of a dataset
-    folder.py    the manifest, the parts, what is known of a job that was stopped
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def translate_dataset(
     from pyarrow import Schema
     from ray.data import ActorPoolStrategy
 
-    from onmt_lite.buckets import BUCKET_LINES
     from onmt_lite.config.options import OPTIONS as TRANSLATE
     from onmt_lite.config.options import TranslateOptions
     from onmt_lite.errors import OptionError
+    from onmt_lite.jobs.inputs import BUCKET_LINES
     from onmt_lite.ray.actors import TranslateRows, where_we_are
     from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
     from onmt_lite.ray.tables import check_columns
@@ -54,7 +54,8 @@ def translate_dataset(
     cluster = ClusterOptions(
         actors=actors, cpus_per_actor=cpus_per_actor, gpus_per_actor=gpus_per_actor
     )
-    if names := [name for name in options if name in TRANSLATE and name not in SHARED_NAMES]:
+    taken = set(SHARED_NAMES) - {"report", "resume"}
+    if names := [name for name in options if name in TRANSLATE and name not in taken]:
         raise OptionError(f"{', '.join(names)}: of the command line only")
     given = TranslateOptions.of(**options, output_format="jsonl")
     if given.search.n_best > 1:

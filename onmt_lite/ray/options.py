@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import (
-    LEVELS,
+    JobOptions,
     ModelOptions,
     SamplingOptions,
     SearchOptions,
@@ -20,7 +21,6 @@ from onmt_lite.config.options import (
     preset_defaults,
     search_remark,
 )
-from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import cross_check as check_translation
 from onmt_lite.config.peers import remark_on
 from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
@@ -28,12 +28,12 @@ from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, 
 T = TypeVar("T", ModelOptions, TextOptions)
 
 USAGE = """\
--src FILE|FOLDER|GLOB ... -output FOLDER [options]
+-src FILE|FOLDER|GLOB ... -output FILE [options]
 
-Translates files on the machines of a Ray cluster, or with a Ray of its own on this machine.  The
-folder gets one part file per bucket of lines; joined in order, the parts are what translate.py
-makes of the files joined.  Every machine must have this package, the files of the model, the
-inputs and the folder under the same paths."""
+Translates files on the machines of a Ray cluster, or with a Ray of its own on this machine, to what
+translate.py makes of the files joined; either of them goes on with a job that the other has begun.
+Every machine must have this package, the files of the model, the inputs and the folder of the
+output under the same paths."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class FilesOptions:
     )
     output: str = opt(
         "",
-        "Write part files into this folder, which must be empty or absent without resume",
-        value="PATH",
-        example="translated",
+        "Write to this file, which appears when it is complete, and keep its parts beside it until "
+        "then",
+        value="FILE",
+        example="translated.en",
     )
     input_format: Literal["auto", "text", "jsonl"] = opt(
         "auto",
@@ -71,17 +72,6 @@ class FilesOptions:
         "Translate this field of JSON objects",
         value="NAME",
         example="body -input_format jsonl",
-    )
-    bucket_lines: int | None = opt(
-        None,
-        "Hand out N lines at a time, which become one part file; without it, 1,024 for actors "
-        "without a GPU and 8,192 for those with one",
-        min=1,
-        max=10_000_000,
-        example="256",
-    )
-    resume: bool = opt(
-        False, "Go on with the job that was stopped: make the parts that the folder lacks"
     )
 
 
@@ -119,26 +109,6 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """What is said on the way, on stderr."""
-
-    title: ClassVar[str] = "Jobs"
-
-    quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
-    log_file: str | None = opt(
-        None, "Write the log and the progress to this file too", value="FILE", example="job.log"
-    )
-    log_file_level: str = opt(
-        "0",
-        "Write to log_file only what has this level or a higher one, by name or number",
-        choices=LEVELS,
-        value="LEVEL",
-        needs="-log_file",
-        example="WARNING -log_file job.log",
-    )
-
-
-@dataclass(frozen=True)
 class RayOptions:
     """All groups together; `translation` is what an actor's Translator takes."""
 
@@ -147,10 +117,10 @@ class RayOptions:
     translation: TranslateOptions
 
 
-SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions)
+SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions, JobOptions)
 GROUPS = (
     *(ModelOptions, TextOptions, FilesOptions, ClusterOptions, SearchOptions),
-    *(SamplingOptions, SpeedOptions, LogOptions, *META),
+    *(SamplingOptions, SpeedOptions, JobOptions, *META),
 )
 OPTIONS: dict[str, Option] = options_of(
     GROUPS, lambda name: search_remark(name) if name in TRANSLATE else ""
@@ -161,8 +131,9 @@ OPTIONS["device"] = dataclasses.replace(
     form=("auto|cpu|cuda", "auto, cpu or cuda"),
     example="cuda -gpus_per_actor 1",
 )
-del OPTIONS["gpu"]
-SHARED_NAMES = [f.name for group in (*SHARED, LogOptions) for f in dataclasses.fields(group)]
+for name in ("gpu", "workers", "shard"):
+    del OPTIONS[name]
+SHARED_NAMES = [f.name for kind in SHARED for f in dataclasses.fields(kind) if f.name in OPTIONS]
 NOT_HERE = {
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",

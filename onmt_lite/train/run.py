@@ -27,8 +27,8 @@ from onmt_lite.config.options import JobOptions, SpeedOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.inference.runtime import DTYPES, choose
-from onmt_lite.progress import add_log_file, console_width, logging_to
-from onmt_lite.reports import LOG
+from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
+from onmt_lite.jobs.reports import LOG
 from onmt_lite.train import samples
 from onmt_lite.train.batches import Epochs, TrainBatch, held_out_batches, one_ahead, pad_batch
 from onmt_lite.train.data import PAD, Text, read_text, spread, train_sentencepiece

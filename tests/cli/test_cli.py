@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from onmt_lite.job import times
+from onmt_lite.jobs.job import times
+from onmt_lite.jobs.output import Output
 from onmt_lite.models.table import TableModel
-from onmt_lite.output import open_output
 from onmt_lite.search import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
 
@@ -287,15 +287,15 @@ def test_an_output_that_is_an_input_is_refused(main, src, tmp_path):
     assert names(tmp_path) == ["hard", "soft", "src.txt", "tgt"]
 
 
-@pytest.mark.parametrize("name", ["x.part", "link.part"])
+@pytest.mark.parametrize("name", ["x.parts", "link.parts"])
 def test_an_input_named_as_the_unfinished_output_survives(main, src, tmp_path, name):
-    """-output x works in x.part: a source of that name must not be emptied."""
-    if name == "x.part":
+    """-output x works in x.parts: a source of that name must not be emptied."""
+    if name == "x.parts":
         src.rename(tmp_path / name)
     else:
         os.symlink(src, tmp_path / name)
     before = (tmp_path / name).read_bytes()
-    done = main("-src", name, "-output", name.removesuffix(".part"))
+    done = main("-src", name, "-output", name.removesuffix(".parts"))
     assert (tmp_path / name).read_bytes() == before
     assert done.code in (2, 5)
 
@@ -430,11 +430,11 @@ def test_src_and_tgt_of_equal_length_from_a_stream(main, src, tmp_path):
 
 def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
     (tmp_path / "out").write_bytes(b"older\n")
-    with open_output(str(tmp_path / "out")):
+    with Output(str(tmp_path / "out")):
         done = main("-src", src, "-output", "out", "-model", "no/such")
         holder = f"process {os.getpid()} on {os.uname().nodename}"
         done.failed(5, f"cannot write out: another job is writing it ({holder})")
-        assert names(tmp_path) == ["out", "out.part.journal", "src.txt"]
+        assert names(tmp_path) == ["out", "out.parts", "src.txt"]
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert main("-src", src, "-output", "out").code == 0
     assert (tmp_path / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()

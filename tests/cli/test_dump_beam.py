@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.part import Part
+from onmt_lite.jobs.reports import Summary
+from onmt_lite.jobs.store import Parts, Store
 from tests.cli.conftest import ROOT
 from tests.cli.test_resume import SLOW
 
@@ -40,14 +41,14 @@ def test_another_ending(main, src):
 
 def test_a_file_in_the_way_stays(main, src, tmp_path):
     for name in ("beam.json", "link.json"):
-        part = tmp_path / f"{name}.part"
+        store = tmp_path / f"{name}.parts"
         if name == "beam.json":
-            part.write_text("mine")
+            store.write_text("mine")
         else:
-            part.symlink_to("beam.json.part")
+            store.symlink_to("beam.json.parts")
         done = main("-src", src, "-output", "out", "-dump_beam", name)
-        assert done.code == 5 and f"{name}.part is there already and is no" in done.err
-        assert (tmp_path / "beam.json.part").read_text() == "mine"
+        assert done.code == 5 and f"{name}.parts is there already and is no" in done.err
+        assert (tmp_path / "beam.json.parts").read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["no/such.json", "folder.json"])
@@ -83,13 +84,14 @@ def test_a_job_that_was_killed_goes_on(main, many, table, tmp_path, env):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["many.txt", "out", "slow.py"]
 
 
-def test_what_a_killed_job_has_left_is_replaced(main, src, tmp_path, monkeypatch):
+def test_what_a_killed_job_has_left_is_replaced(main, src, tmp_path):
     """Killed while it wrote the file: what is left then, and nothing is cleaned up."""
-    with monkeypatch.context() as patch:
-        patch.setattr("onmt_lite.part.Part.remove", lambda part: None)
-        patch.setattr("onmt_lite.part.Part.place", lambda part, job, summary: None)
-        main("-src", src, "-dump_beam", "beam.json")
-    assert (tmp_path / "beam.json.part").stat().st_size
+    if (child := os.fork()) == 0:
+        with Store(str(tmp_path / "beam.json")) as store:
+            store.append(b"{")
+            os._exit(9)
+    os.waitpid(child, 0)
+    assert (tmp_path / "beam.json.parts" / "output").stat().st_size
     assert main("-src", src, "-dump_beam", "beam.json").code == 0
     assert len(json.loads((tmp_path / "beam.json").read_text("utf-8"))["scores"]) == 4
     assert sorted(p.name for p in tmp_path.iterdir()) == ["beam.json", "src.txt"]
@@ -112,10 +114,10 @@ def test_a_pipe_stays_one(shell, src, tmp_path):
 
 
 def test_the_output_that_a_stopped_job_would_go_on_with_is_kept(main, src, tmp_path):
-    """A journal of an output that is called like the dump."""
-    part = Part(str(tmp_path / "beam.json"))
-    part.begin({"versions": {}})
-    part.append(b"done\n", {})
-    part.close()
+    """Of an output that is called like the dump."""
+    path, job = str(tmp_path / "beam.json"), {"versions": {}}
+    with Store(path) as store:
+        store.begin(job, goes_on=False)
+        Parts(path, job).put(0, b"done\n", Summary(), b"")
     assert main("-src", "no/such", "-dump_beam", "beam.json").code == 5
-    assert (tmp_path / "beam.json.part").read_bytes() == b"done\n"
+    assert Parts(path, job).read(0).data == b"done\n"

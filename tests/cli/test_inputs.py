@@ -10,11 +10,11 @@ import zipfile
 
 import pytest
 
-import onmt_lite.job
+import onmt_lite.jobs.job
 from onmt_lite import TranslateOptions, Translator
 from onmt_lite.checkpoints.shipped import DATA as MODELS
 from onmt_lite.errors import FileError
-from onmt_lite.job import run_job
+from onmt_lite.jobs.job import run_job
 from tests.support.files import DATA
 
 LINES = b"one\ntwo\n\nodd\n"  # of the fixture src
@@ -201,17 +201,17 @@ class TestAnInputThatChanges:
             CHANGES["grows"](tmp_path / "tgt")
             return choose_engine(*args)
 
-        choose_engine = onmt_lite.job.choose_engine
-        monkeypatch.setattr(onmt_lite.job, "choose_engine", choose)
+        choose_engine = onmt_lite.jobs.job.choose_engine
+        monkeypatch.setattr(onmt_lite.jobs.job, "choose_engine", choose)
         assert "src was changed while it was read" in job(None)
 
     def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):
         def count(*paths):
             CHANGES["grows"](tmp_path / "stdin")
-            return count_input(*paths)
+            return look_at_inputs(*paths)
 
-        count_input = onmt_lite.job.count_input
-        monkeypatch.setattr(onmt_lite.job, "count_input", count)
+        look_at_inputs = onmt_lite.jobs.job.look_at_inputs
+        monkeypatch.setattr(onmt_lite.jobs.job, "look_at_inputs", count)
         main("-output", "out", stdin=b"one\n" * 3).failed(
             5,
             "standard input was changed while it was read; put it back as it was, or translate it "
@@ -219,9 +219,9 @@ class TestAnInputThatChanges:
         )
 
     def test_one_that_is_removed_is_still_open(self, main, src, tmp_path, monkeypatch):
-        removed = onmt_lite.job.note_encoding
+        removed = onmt_lite.jobs.job.note_encoding
         monkeypatch.setattr(
-            onmt_lite.job, "note_encoding", lambda *args: (src.unlink(), removed(*args))
+            onmt_lite.jobs.job, "note_encoding", lambda *args: (src.unlink(), removed(*args))
         )
         assert main("-src", src).out == OUT
 

@@ -9,8 +9,8 @@ import pytest
 
 from onmt_lite.config.options import JobOptions
 from onmt_lite.errors import FileError
-from onmt_lite.progress import add_log_file, logging_to
-from onmt_lite.reports import LOG
+from onmt_lite.jobs.progress import add_log_file, logging_to
+from onmt_lite.jobs.reports import LOG
 from tests.cli.conftest import SCRIPT
 from tests.support.sweeps import swept
 
@@ -105,7 +105,7 @@ def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp
     argv = ["-src", src, "-output", "out", "-log_file"]
     warning = "onmt_lite: warning: cannot write /dev/full: No space left on device\n"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onmt_lite.job.log_end", lambda options, summary: None)
+        patch.setattr("onmt_lite.jobs.job.log_end", lambda options, summary: None)
         done = main(*argv, "/dev/full")
     assert (done.code, done.err) == (0, warning)
     assert (tmp_path / "out").read_text("utf-8") == "ein\n"

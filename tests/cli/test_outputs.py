@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -10,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
-from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.files import descriptor_of, is_device
-from onmt_lite.output import Output
 from tests.cli.conftest import redirected
 from tests.support.files import DATA
+from tests.support.stops import stopped_before_part
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 
@@ -109,7 +107,7 @@ def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("onmt_lite.part.write_all", full)
+        patch.setattr("onmt_lite.text.whole.write_all", full)
         done = main("-save_config", "saved.yaml")
     done.failed(5, "cannot write saved.yaml: No space left on device")
     assert (tmp_path / "saved.yaml").read_text() == "older"
@@ -167,9 +165,9 @@ def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path,
     job = process("-output", "out", stdin=-1)
     job.stdin.write(b"one\n")
     job.stdin.flush()
-    part = tmp_path / "out.part"
+    part = tmp_path / "out.parts" / "output"
     until(lambda: job.poll() is not None or (part.exists() and part.read_bytes() == b"ein\n"))
-    assert mode(part) == mode(tmp_path / "out.part.journal") == 0o600
+    assert mode(part) == 0o600 and mode(tmp_path / "out.parts") & 0o777 == 0o700
     job.stdin.close()
     assert job.wait(timeout=200) == 0
     assert mode(tmp_path / "out") == 0o600
@@ -290,19 +288,11 @@ def test_a_job_may_write_into_the_folder_of_its_model(main, src, table, tmp_path
     monkeypatch.chdir(model)
     argv = ["-src", src, "-model", ".", "-output", "out.txt", "-report", "notes"]
     argv += ["-bucket_lines", 1, "-log_file", "job.log"]
-    append = Output.append
-
-    def until(self, done):
-        if self.n_done == 1:
-            raise Interrupted(signal.SIGTERM)
-        append(self, done)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Output, "append", until)
+    with stopped_before_part(1):
         assert main(*argv).code == 143
-    assert (model / "out.txt.part").exists()
+    assert (model / "out.txt.parts").exists()
     done = main(*argv, "-resume")
-    assert done.code == 0 and "going on after line 1" in done.err
+    assert done.code == 0 and "going on; 1 of 4 lines" in done.err
     if hasattr(os, "listxattr") and os.listxattr("out.txt"):  # the mark of a complete output
         assert main(*argv).code == 0
     with redirected(1, "fresh", os.O_TRUNC | os.O_CREAT):

@@ -24,14 +24,14 @@ def finish(process):
 
 @pytest.fixture
 def running(process, tmp_path, until):
-    """A job that has written one line of `out.part` and waits for more input."""
+    """A job that has written one line and waits for more input."""
 
     def start(*argv, **popen):
         (tmp_path / "out").write_bytes(b"older\n")
         job = process("-output", "out", *argv, stdin=subprocess.PIPE, **popen)
         job.stdin.write(b"one\n")
         job.stdin.flush()
-        part = tmp_path / "out.part"
+        part = tmp_path / "out.parts" / "output"
         until(lambda: job.poll() is not None or (part.exists() and part.stat().st_size))
         assert job.poll() is None, job.communicate()
         return job
@@ -41,7 +41,7 @@ def running(process, tmp_path, until):
 
 def untouched(tmp_path):
     assert (tmp_path / "out").read_bytes() == b"older\n"
-    assert not list(tmp_path.glob("out.part*"))
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def stopped(number, job, n_lines):
@@ -72,7 +72,7 @@ def test_an_ignored_hangup_stays_ignored_and_ctrl_c_works(running, until, tmp_pa
     job.send_signal(signal.SIGHUP)
     job.stdin.write(b"two\n")
     job.stdin.flush()
-    part = tmp_path / "out.part"
+    part = tmp_path / "out.parts" / "output"
     done = "ein\nü\n".encode()
     until(lambda: job.poll() is not None or part.read_bytes() == done)
     assert job.poll() is None, "ended by a signal that was ignored"

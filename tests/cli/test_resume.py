@@ -15,14 +15,15 @@ import threading
 import pytest
 
 from onmt_lite import __main__ as program
-from onmt_lite import job as job_module
 from onmt_lite.config.cli import say_how_to_go_on
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.config.schema import META_NAMES
-from onmt_lite.fingerprint import EXEMPT, differences, fingerprint
-from onmt_lite.output import Output
+from onmt_lite.jobs import job as job_module
+from onmt_lite.jobs.fingerprint import EXEMPT, differences, fingerprint
+from onmt_lite.jobs.store import unsealed
 from tests.cli.conftest import ROOT, SCRIPT
+from tests.support.stops import stopped_before_part
 
 LINES = b"one\ntwo\n\nodd\n" * 10
 GOLD = "ein\nü\n\nx y z\n".encode() * 10
@@ -39,20 +40,24 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
+def state(folder):
+    """All files, but for who has locked the store."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def parts(folder):
+    """What the parts of `out` hold."""
+    paths = sorted((folder / "out.parts").glob("0*"))
+    return [unsealed(str(path))[1] for path in paths]
+
+
 @pytest.fixture
-def stop(main, monkeypatch):
+def stop(main):
     """stop(n, *argv): a job that is stopped before bucket n is written."""
 
     def run(n, *argv, error=None):
-        append = Output.append
-
-        def until(self, done):
-            if self.n_done == n:
-                raise error or Interrupted(signal.SIGTERM)
-            append(self, done)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Output, "append", until)
+        with stopped_before_part(n, error):
             return main(*argv)
 
     return run
@@ -75,9 +80,11 @@ def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
             "-resume",
         ]
         assert (tmp_path / "out").read_bytes() == b"older\n"
-        assert (tmp_path / "out.part").read_bytes() == GOLD[: len(GOLD) * n // 5]
+        assert parts(tmp_path) == [
+            GOLD[len(GOLD) * i // 5 : len(GOLD) * (i + 1) // 5] for i in range(n)
+        ]
     done = main(*argv, "-resume")
-    assert done.code == 0 and "NOTE: going on after line 32" in done.err
+    assert done.code == 0 and "NOTE: going on; 32 of 40 lines are done" in done.err
     assert "empty: 10 of 40 lines (3, 7, 11, 15, 19, ...)" in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     report = (tmp_path / "rep").read_text().splitlines()
@@ -91,8 +98,8 @@ def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_pat
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(3, *argv)
     done = main(*argv, "-beam_size", 2)
-    part = tmp_path / "out.part"
-    assert (done.code, f"NOTE: {part}, left by a stopped job, is written anew" in done.err) == (
+    store = tmp_path / "out.parts"
+    assert (done.code, f"NOTE: {store}, left by a stopped job, is written anew" in done.err) == (
         0,
         1,
     )
@@ -105,7 +112,7 @@ def test_what_changed_is_named(main, stop, lines, table, tmp_path):
     (tmp_path / "tgt").write_bytes(LINES)
     argv = ["-src", "src", "-output", "out", "-model", "m.json", *BUCKETS]
     stop(2, *argv)
-    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    before = state(tmp_path)
     remedy = "give what it was, or leave out -resume to begin anew"
     done = main(*argv, "-resume", "-beam_size", 4, "-n_best", 2, "-threads", 1, "-tgt", "src")
     done.failed(
@@ -120,7 +127,7 @@ def test_what_changed_is_named(main, stop, lines, table, tmp_path):
     (tmp_path / "src").write_bytes(LINES.replace(b"two", b"one", 1))
     main(*argv, "-resume").failed(2, f"resume: src was changed; {remedy}")
     (tmp_path / "src").write_bytes(LINES)
-    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+    assert state(tmp_path) == before
     (tmp_path / "src").rename(tmp_path / "moved")  # the same input under another name
     assert main("-resume", "-src", "moved", *argv[2:]).code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
@@ -153,10 +160,10 @@ def test_resume_needs_files(main, lines, tmp_path):
 def test_refused_jobs_leave_what_an_earlier_one_wrote(main, stop, lines, tmp_path):
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(2, *argv)
-    before = (tmp_path / "out.part").read_bytes()
+    before = state(tmp_path)
     assert main(*argv, "-model", "no/such").code == 4
     assert main(*argv, "-tgt", SCRIPT).code == 3
-    assert (tmp_path / "out.part").read_bytes() == before
+    assert state(tmp_path) == before
     assert main(*argv, "-resume").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
 
@@ -181,10 +188,11 @@ def test_the_report_is_no_file_of_the_job(main, lines, tmp_path):
         ("src", "src src"),
         ("out", "output out"),
         ("log", "log_file log"),
-        ("out.part", f"output's unfinished {tmp_path}/out.part"),
-        ("out.part.journal", f"output's journal {tmp_path}/out.part.journal"),
     ]:
         main(*argv, "-report", path).failed(2, same.format(path, other))
+    for path in ("out.parts", "out.parts/000000"):
+        where = f"{tmp_path}/out.parts, where output out is kept until it is complete"
+        main(*argv, "-report", path).failed(2, f"report {path} is in {where}; choose another")
     assert names(tmp_path) == ["src"]
 
 
@@ -207,7 +215,7 @@ def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
     assert main(*argv, "-output", "whole").code == 0
     stop(2, *argv, "-output", "out")
     done = main(*argv, "-output", "out", "-resume")
-    assert done.code == 0 and "NOTE: going on after line 8" in done.err
+    assert done.code == 0 and "NOTE: going on; 8 of 20 lines are done" in done.err
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
@@ -233,7 +241,7 @@ def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
     *_, command = stop(2, *argv, *off).err.splitlines()
     words = shlex.split(command)
     done = main(*argv, *off, *words[words.index("-model") :])
-    assert done.code == 0 and "NOTE: going on after line 16" in done.err
+    assert done.code == 0 and "NOTE: going on; 16 of 40 lines are done" in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
 
 
@@ -241,7 +249,8 @@ def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
 
 SLOW = """
 import sys
-from onmt_lite import __main__, output
+from onmt_lite import __main__
+from onmt_lite.jobs import output
 append = output.Output.append
 def slow(self, done):
     append(self, done)
@@ -312,7 +321,7 @@ def test_a_stop_while_modules_are_loaded(main, lines, tmp_path, monkeypatch):
 
 def test_every_option_is_compared_or_exempt_for_a_reason():
     options = TranslateOptions.of()
-    compared = fingerprint(options)["options"]
+    compared = fingerprint(options, {})["options"]
     assert set(compared).isdisjoint(EXEMPT) and all(EXEMPT.values())
     assert set(compared) | set(EXEMPT) == set(OPTIONS) - set(META_NAMES)
 
@@ -320,14 +329,17 @@ def test_every_option_is_compared_or_exempt_for_a_reason():
 def test_each_option_that_is_compared_makes_another_job():
     """Whatever the value: options are set without the checks that combinations have."""
     options = TranslateOptions.of()
-    job = fingerprint(options)
+    job = fingerprint(options, {})
     for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):
         values = getattr(options, group)
         for field in dataclasses.fields(values):
             was = getattr(values, field.name)
             now = not was if isinstance(was, bool) else ("x",) if was == () else f"{was}x"
             changed = dataclasses.replace(values, **{field.name: now})
-            other = {**fingerprint(dataclasses.replace(options, **{group: changed})), "files": {}}
+            other = {
+                **fingerprint(dataclasses.replace(options, **{group: changed}), {}),
+                "files": {},
+            }
             found = differences({**job, "files": {}}, other)
             assert bool(found) == (field.name not in EXEMPT), field.name
             assert all(text.startswith(f"{field.name} was ") for text in found)
@@ -344,7 +356,7 @@ def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
 
     def files(*models):
         paths = [str(tmp_path / model) for model in models]
-        return set(fingerprint(TranslateOptions.of(model=paths))["files"])
+        return set(fingerprint(TranslateOptions.of(model=paths), {})["files"])
 
     assert files("model") == {
         "config.json of model",

@@ -5,16 +5,18 @@ import fcntl
 import logging
 import os
 import resource
+import shutil
 import threading
 
 import pytest
 
-from onmt_lite.buckets import Done
 from onmt_lite.errors import FileError
-from onmt_lite.files import open_input
-from onmt_lite.output import open_output, write_stream
-from onmt_lite.progress import StrictFileHandler
-from onmt_lite.reports import Summary
+from onmt_lite.files import Stream
+from onmt_lite.jobs.inputs import open_input
+from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.progress import StrictFileHandler
+from onmt_lite.jobs.reports import Summary
+from onmt_lite.jobs.tasks import Done
 from onmt_lite.text.lines import LineReader
 
 JOB_LIMIT = 60  # seconds, after which a job hangs
@@ -41,8 +43,10 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(buffering):
     found: list[bytes] = []
     with open(writing, "wb", buffering=buffering) as out:
         reader = slow_reader(reading, found)
-        write_stream(out, TEXT.encode(), "-")
-        write_stream(out, b"end\n", "-")
+        stream = Stream("-")
+        stream.file = out
+        stream.append(TEXT.encode())
+        stream.append(b"end\n")
     reader.join()
     os.close(reading)
     assert b"".join(found).decode() == TEXT + "end\n"
@@ -77,10 +81,10 @@ def test_an_input_with_a_large_number(tmp_path):
 
 
 def write(path, text):
-    with open_output(str(path)) as out:
-        out.begin({}, {})
+    with Output(str(path)) as out:
+        out.begin({}, [], {})
         out.append(Done(0, 1, text, Summary()))
-        out.finish()
+        out.place()
 
 
 def refuse(number: int):
@@ -112,22 +116,22 @@ def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypa
 def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, number, said):
     monkeypatch.setattr(fcntl, "flock", refuse(number))
     with pytest.raises(FileError, match=f"cannot write .*out: {said}"):
-        with open_output(str(tmp_path / "out")):
+        with Output(str(tmp_path / "out")):
             pytest.fail("written without a lock")
-    left = ["out.part.journal"] if number == errno.EWOULDBLOCK else []
+    left = ["out.parts"] if number == errno.EWOULDBLOCK else []
     assert os.listdir(tmp_path) == left
 
 
-def test_a_journal_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
+def test_a_store_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
     """It was removed by the job that has just finished with it."""
-    journal, flock = tmp_path / "out.part.journal", fcntl.flock
+    store, flock = tmp_path / "out.parts", fcntl.flock
     times = []
 
     def lock(*args):
         times.append(args)
         flock(*args)
         if len(times) == 1:
-            journal.unlink()
+            shutil.rmtree(store)
 
     monkeypatch.setattr(fcntl, "flock", lock)
     write(tmp_path / "out", b"new\n")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite import progress as module
-from onmt_lite.progress import Meter, counted
+from onmt_lite.jobs import progress as module
+from onmt_lite.jobs.progress import Meter, counted
 
 ROOT = Path(__file__).parents[2]
 SLOW = """
@@ -272,7 +272,7 @@ class TestStopped:
         job = process("-output", "new", stdin=-1)
         job.stdin.write(b"one\n")
         job.stdin.flush()
-        part = tmp_path / "new.part"
+        part = tmp_path / "new.parts" / "output"
         until(lambda: job.poll() is not None or (part.exists() and part.stat().st_size))
         job.send_signal(signal.SIGTERM)
         _, err = job.communicate(timeout=200)
@@ -280,7 +280,7 @@ class TestStopped:
         said = "onmt_lite: stopped by SIGTERM "
         done = [f"{said}after 1 line{kept}", f"{said}before the first line{kept}"]  # on its way
         assert job.returncode == 143 and err.decode() in done
-        assert not (tmp_path / "new").exists() and not part.exists()
+        assert not list(tmp_path.iterdir())
 
     def test_with_standard_output(self, process):
         """The last line may be on its way, and not be counted yet."""

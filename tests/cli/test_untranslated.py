@@ -7,7 +7,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.interrupt import Interrupted
-from onmt_lite.part import Part
+from onmt_lite.jobs.store import Store
 
 NAN = [float("nan")] * 2
 
@@ -36,7 +36,7 @@ def test_the_output_is_complete(main, nan_table, tmp_path):
     )
     found = (tmp_path / "out").read_text("utf-8").split("\n")
     assert found == [{"a": "x"}.get(line, "") for line in lines] + [""]
-    assert not (tmp_path / "out.part").exists()
+    assert not (tmp_path / "out.parts").exists()
     logged = main(*options).err
     assert "not-a-number: 6 of 12 lines (2, 4, 6, 8, 10, ...)" in logged
     done = main(*options, "-output_format", "jsonl", "-bucket_lines", "5")
@@ -54,12 +54,12 @@ def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch
         raise Interrupted(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Part, "place", stopped)
+        patch.setattr(Store, "finish", stopped)
         assert main(*options).code == 143
-    for _ in range(2):
+    for said in ("12 of 12 lines are done", "is complete; nothing is left to do"):
         done = main(*options, "-resume")
         assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10" in done.err
-        assert "is complete; nothing is left to do" in done.err
+        assert said in done.err
 
 
 def test_one_line_and_other_notes(main, nan_table, tmp_path):

@@ -225,7 +225,9 @@ class Bench:
         self.truth = b"".join(text for _, text in pairs)
         self.src.write_bytes(b"\xef\xbb\xbf" + b"\n".join(self.lines))  # no final line feed
         self.base = ["-model", str(self.model), "-src", str(self.src)]
-        self.base += ["-bucket_lines", str(max(1, n_lines // 30))]
+        bucket_lines = max(1, n_lines // 30)
+        self.n_buckets = -(-n_lines // bucket_lines)
+        self.base += ["-bucket_lines", str(bucket_lines)]
         self.base += ["-batch_size", "8", "-batch_type", "sents"]  # slow enough to be met at work
         self.env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.n_started = 0

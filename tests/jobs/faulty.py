@@ -1,6 +1,7 @@
 """The program, with one call on a file of its output that fails or is never reached.
 
-KIT_FAULT=ENOSPC:fsync:3   the fourth fsync of a file named out* or of a folder raises ENOSPC
+KIT_FAULT=ENOSPC:fsync:3   the fourth fsync of a file named out*, of one in out.parts or of a folder
+                           raises ENOSPC
 KIT_FAULT=die:rename:0     the process ends with code 9 before the first rename
 KIT_FAULT=count:FILE:0     names of all such calls are written to FILE
 """
@@ -11,7 +12,10 @@ import stat
 import sys
 from pathlib import Path
 
-CALLS = ("open", "write", "ftruncate", "fsync", "fdatasync", "rename", "replace", "unlink", "link")
+CALLS = (
+    *("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync"),
+    *("rename", "replace", "unlink", "link", "mkdir", "rmdir"),
+)
 
 
 def install(spec: str) -> None:
@@ -51,7 +55,7 @@ def concerns_output(name: str, args: tuple) -> bool:
         folder = name == "fsync" and stat.S_ISDIR(os.stat(path).st_mode)
     except OSError:
         return False
-    return folder or os.path.basename(target).startswith("out")
+    return folder or "/out.parts/" in target or os.path.basename(target).startswith("out")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Kits of jobs that are killed, stopped, torn and doubled: K1, K2, K3, K11, K12."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,27 +13,24 @@ from tests.jobs.bench import Bench, Ended, Job, Row, expect, fail, only, printed
 
 POLITE = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 PATIENCE = 5.0  # seconds that a polite signal may take
-OURS = ("out", "out.part", "out.part.journal")
+STORE = "out.parts"
 
 
-def size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def written(room: Path) -> int:
-    """Bytes of the output that are on their way or there."""
-    return max(size(room / "out.part"), size(room / "out"))
+def written(bench: Bench, room: Path) -> float:
+    """How much of the output is on its way or there, from 0 to 1."""
+    n_parts = len(list((room / STORE).glob("[0-9]*")))
+    with contextlib.suppress(FileNotFoundError):
+        n_bytes = (room / "out").stat().st_size
+        return max(n_parts / bench.n_buckets, n_bytes / len(bench.truth))
+    return n_parts / bench.n_buckets
 
 
 def begun(room: Path) -> bool:
-    return (room / "out.part").exists() or (room / "out").exists()
+    return (room / STORE).exists() or (room / "out").exists()
 
 
 def timed(bench: Bench, *argv: object) -> tuple[float, float]:
-    """Seconds of a clean run until there is a part, and in all."""
+    """Seconds of a clean run until it has begun, and in all."""
     room = bench.room()
     job = bench.start(room, "-output", "out", *argv)
     job.until(lambda: begun(room))
@@ -49,12 +47,12 @@ def meet(bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded
     if moment == "load":
         time.sleep(random.uniform(0, loaded))
     elif moment == "rename":
-        job.until(lambda: written(room) >= len(bench.truth))
+        job.until(lambda: written(bench, room) >= 1)
         time.sleep(random.choice([0.0, 0.001, 0.004, 0.01, 0.03]))
     else:
-        before = written(room)
-        wanted = before + random.random() * (len(bench.truth) - before)
-        job.until(lambda: written(room) > wanted)
+        before = written(bench, room)
+        wanted = before + random.random() * (1 - before)
+        job.until(lambda: written(bench, room) > wanted)
         time.sleep(random.uniform(0, 0.02))
 
 
@@ -155,7 +153,7 @@ def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
             yield finish(bench, row, room, ended)
             continue
         # A signal may come before the program is there to take it
-        codes = [POLITE[number]] if (room / "out.part").exists() else [POLITE[number], -number]
+        codes = [POLITE[number]] if (room / STORE).exists() else [POLITE[number], -number]
         expect(row, ended, *codes)
         if took > PATIENCE:
             fail(row, f"the end came {took:.1f} s after the signal")
@@ -169,10 +167,10 @@ def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
 
 
 def go_on(bench: Bench, row: Row, room: Path, ended: Ended) -> Row:
-    """Let a shell run the printed command; a job without a part began nothing and prints none."""
+    """Let a shell run the printed command; a job without a store began nothing and prints none."""
     command = printed_command(ended)
     if command is None:
-        if (room / "out.part").exists():
+        if (room / STORE).exists():
             return fail(row, "no command that goes on")
         return resume(bench, row, room)
     row.seconds = round(ended.seconds, 2)
@@ -189,17 +187,19 @@ def go_on(bench: Bench, row: Row, room: Path, ended: Ended) -> Row:
 
 
 def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
-    """A job is killed, its journal or part damaged, then resumed: the truth, or exit 2 or 5."""
+    """A job is killed, a file of its store damaged, then resumed: the truth, or exit 2 or 5."""
     for i in range(n):
         room = bench.room()
         job = bench.start(room, "-output", "out", *argv)
         meet(bench, random, room, job, "work", 0.0)
         job.signal(signal.SIGKILL)
         job.wait()
-        if not (room / "out.part").exists():
+        if not (room / STORE).exists():
             yield resume(bench, Row("K3", i, "too late"), room, *argv)
             continue
-        file = room / random.choice(["out.part.journal", "out.part.journal", "out.part"])
+        others = [path for path in (room / STORE).iterdir() if not path.name.isdigit()]
+        parts = [path for path in (room / STORE).iterdir() if path.name.isdigit()]
+        file = random.choice(sorted(random.choice([others, parts or others])))
         row = Row("K3", i, damage(random, file))
         yield resume(bench, row, room, *argv, codes=(0, 2, 5))
 

@@ -1,6 +1,6 @@
 """Tries the finished command line on everything that goes wrong with a job.
 
-    python -m tests.jobs.kit                       all kits, as many trials as docs/jobs.md says
+    python -m tests.jobs.kit                       all kits; see docs/jobs-reference.md
     python -m tests.jobs.kit -kits K1,K4 -n 10     some of them, with fewer trials
     python -m tests.jobs.kit -warm                 jobs forked off a process that has loaded torch
 

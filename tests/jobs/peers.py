@@ -80,9 +80,9 @@ def said(out: Path, words, src: Path) -> str:
 
 def killed(command: list[str], out: Path) -> str:
     """What is at the place of the output when a job has died at work."""
-    part = Path(f"{out}.part")
+    store = Path(f"{out}.parts")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
-        while job.poll() is None and not any(p.exists() and p.stat().st_size for p in (out, part)):
+        while job.poll() is None and not list(store.glob("[0-9]*")) and not out.exists():
             time.sleep(0.001)
         job.kill()
     if not out.exists():

@@ -17,6 +17,7 @@ from tests.jobs.kills import finish, resume
 
 SMALL_DISKS = ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3")
 FULL = ("No space left", "File too large")
+STORED = ("out.parts", "out.parts/.lock", "out.parts/manifest.json", "out.parts/000000")
 
 
 # -- K4: full disks --------------------------------------------------------------------------------
@@ -126,24 +127,19 @@ def state(room: Path) -> list[tuple[str, str]]:
             return f"-> {os.readlink(path)}"
         return sha(path) if path.is_file() else "other"
 
-    return sorted((path.name, kind(path)) for path in room.iterdir())
+    return sorted((str(path.relative_to(room)), kind(path)) for path in room.rglob("*"))
 
 
 def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
-    """Somebody else's `name` in the folder of the output."""
+    """Somebody else's `name` beside the output, or in a folder there."""
 
     def made(what: str, make: Callable[[Path], object], *more: str):
         def prepare(room: Path, bench: Bench) -> None:
+            (room / name).parent.mkdir(exist_ok=True)
             make(room / name)
 
-        # A kill may leave a journal before anything is in it
-        codes = (0, 5) if (name, what) == ("out.part.journal", "an empty file") else (5,)
-        return (
-            f"{name} is {what}" + " ".join(["", *more]),
-            prepare,
-            ["-output", "out", *more],
-            codes,
-        )
+        words = ["-output", "out", *more]
+        return f"{name} is {what}" + " ".join(["", *more]), prepare, words, (5,)
 
     def bind(path: Path) -> None:
         here = os.getcwd()
@@ -155,16 +151,23 @@ def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
     makes = {
         "a file of text": lambda path: path.write_bytes(b"precious\n"),
         "an empty file": lambda path: path.touch(),
-        "a link to a file": lambda path: path.symlink_to("precious"),
-        "a second name of a file": lambda path: path.hardlink_to(path.parent / "precious"),
+        "a link to a file": lambda path: path.symlink_to(precious_near(path)),
+        "a second name of a file": lambda path: path.hardlink_to(precious_near(path)),
         "a link to nothing": lambda path: path.symlink_to("nothing"),
         "a link to itself": lambda path: path.symlink_to(path.name),
         "a FIFO": os.mkfifo,
         "a directory": Path.mkdir,
+        "a link to a directory": lambda path: path.symlink_to("."),
         "a socket": bind,
         "a link to /dev/null": lambda path: path.symlink_to("/dev/null"),
     }
     return [made(what, make, *more) for what, make in makes.items() for more in ((), ("-resume",))]
+
+
+def precious_near(path: Path) -> Path:
+    """The file of the trial that must not change."""
+    folder = path.parent
+    return (folder if (folder / "precious").exists() else folder.parent) / "precious"
 
 
 def nothing(room: Path, bench: Bench) -> None:
@@ -177,7 +180,7 @@ def read_only(room: Path, bench: Bench) -> dict:
 
 
 CASES = [
-    *[case for name in ("out.part", "out.part.journal") for case in beside(name)],
+    *[case for name in STORED for case in beside(name)],
     ("out is a directory", lambda room, bench: (room / "out").mkdir(), ["-output", "out"], (5,)),
     ("its folder is a file", nothing, ["-output", "precious/out"], (5,)),
     ("its folder is missing", nothing, ["-output", "no/out"], (5,)),

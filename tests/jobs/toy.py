@@ -1,13 +1,13 @@
 """A translator of its own for table models, to try the kit on: it keeps the contract of a job as
 simply as can be, and `-break NAME` breaks it in one way that the kit must find.
 
-    direct      writes to OUT, neither to a part nor by rename
+    direct      writes to OUT, neither to parts nor by rename
     drop        loses the last line that was written when SIGTERM comes
     splitlines  cuts lines where str.splitlines does
     swallow     takes no notice of errors of writing
-    trust       resumes behind whatever is in the part
+    trust       takes whatever is in a part
     deaf        does not ask whether another job writes
-    clobber     empties an OUT.part that is somebody else's
+    clobber     removes an OUT.parts that is somebody else's
     linger      takes 7 seconds to stop
     mute        does not say how to go on
 """
@@ -25,6 +25,7 @@ import time
 import zlib
 
 SECONDS = 0.005  # that a bucket takes
+MODE = 0o1700  # of a folder of its own
 
 
 class Stopped(BaseException):
@@ -47,7 +48,7 @@ def main(argv):
         number = stopped.args[0]
         with contextlib.suppress(IndexError):
             if given.get("break") == "drop" and number == signal.SIGTERM:
-                drop_a_line(given["output"] + ".part")
+                drop_a_line(given["output"] + ".parts")
         if given.get("break") == "linger":
             time.sleep(7)
         words = [sys.executable, *sys.argv] + ["-resume"] * ("-resume" not in argv)
@@ -67,14 +68,11 @@ def stop(number, frame):
     raise Stopped(number)
 
 
-def drop_a_line(part):
-    data = open(part, "rb").read()
+def drop_a_line(folder):
+    part = os.path.join(folder, sorted(name for name in os.listdir(folder) if name.isdigit())[-1])
+    data = open(part, "rb").read().split(b"\n", 1)[1]
     shorter = data[: data[:-1].rfind(b"\n") + 1]
-    open(part, "wb").write(shorter)
-    journal = open(part + ".journal").read().split("\n")[:-1]
-    n = journal[-1].split()[0]
-    journal[-1] = f"{n} {len(shorter)} {zlib.crc32(shorter)}\n"
-    open(part + ".journal", "w").write("\n".join(journal))
+    open(part, "wb").write(b"%d\n" % zlib.crc32(shorter) + shorter)
 
 
 def translate(given, broken):
@@ -94,92 +92,105 @@ def translate(given, broken):
         raise OSError(errno.ENOENT, "no such folder", out)
     if os.path.exists(out) and not os.path.isfile(out):
         return write_through(out, texts, broken)
-    part = out if broken == "direct" else out + ".part"
-    journal = out + ".part.journal"
-    fd = open_part(part, journal, broken)
-    if broken != "deaf":
-        lock(fd, part, journal)
-    n_done = done_before(fd, journal, broken) if "resume" in given else 0
-    if not n_done:
-        os.ftruncate(fd, 0)
-        try:
-            open(journal, "w").close()
-        except OSError:
-            os.unlink(part)
-            raise
-    with open(journal, "a") as log:
-        log.write(f"pid {os.getpid()}\n")
-        log.flush()
-        for start in range(n_done, len(texts), size):
-            time.sleep(SECONDS / 2)
-            data = "".join(f"{text}\n" for text in texts[start : start + size]).encode()
-            half = len(data) // 3 + 2  # amid a line
-            write(fd, data[:half], broken)
-            time.sleep(SECONDS / 2)
-            write(fd, data[half:], broken)
-            end = os.fstat(fd).st_size
-            log.write(f"{min(start + size, len(texts))} {end} {crc_of(fd, end)}\n")
-            log.flush()
-    if broken != "direct":
-        os.fsync(fd)
-        os.rename(part, out)
-    os.unlink(journal)
+    if broken == "direct":
+        with open(out, "wb", buffering=0) as file:
+            for text in texts:
+                time.sleep(SECONDS / size)
+                file.write(f"{text}\n".encode())
+        return 0
+    folder = out + ".parts"
+    lock(open_folder(folder, out, broken), out, folder, broken)
+    try:
+        write_parts(folder, texts, size, "resume" in given, broken)
+        join(folder, out, range(0, len(texts), size), broken)
+    except OSError:
+        if not any(name.isdigit() for name in os.listdir(folder)):
+            remove(folder)
+        raise
+    remove(folder)
     return 0
 
 
-def lock(fd, part, journal):
+def write_parts(folder, texts, size, resumes, broken):
+    for start in range(0, len(texts), size):
+        part = os.path.join(folder, f"{start:06}")
+        if not resumes or read_part(part, broken) is None:
+            time.sleep(SECONDS)
+            data = "".join(f"{text}\n" for text in texts[start : start + size]).encode()
+            write_file(part, b"%d\n" % zlib.crc32(data) + data, broken)
+
+
+def write_file(path, data, broken):
+    if broken == "trust":  # so that there is something torn to be trusted
+        with open(path, "wb", buffering=0) as file:
+            write(file.fileno(), data[: len(data) // 3], broken)
+            time.sleep(SECONDS)
+            write(file.fileno(), data[len(data) // 3 :], broken)
+        return
+    with open(path + ".tmp", "wb", buffering=0) as file:
+        write(file.fileno(), data, broken)
+        os.fsync(file.fileno())
+    os.rename(path + ".tmp", path)
+
+
+def read_part(path, broken):
+    """What a part holds; None where it is missing or damaged."""
+    try:
+        crc, _, data = open(path, "rb").read().partition(b"\n")
+        return data if broken == "trust" or int(crc) == zlib.crc32(data) else None
+    except (OSError, ValueError):
+        return None
+
+
+def join(folder, out, starts, broken):
+    parts = [read_part(os.path.join(folder, f"{start:06}"), broken) for start in starts]
+    new = os.path.join(folder, "output")
+    with open(new, "wb", buffering=0) as file:
+        write(file.fileno(), b"".join(part or b"" for part in parts), broken)
+        os.fsync(file.fileno())
+    os.rename(new, out)
+
+
+def open_folder(folder, out, broken):
+    """The folder, and a descriptor of its lock."""
+    if broken == "clobber" and os.path.lexists(folder) and not is_ours(folder):
+        with contextlib.suppress(OSError):
+            os.unlink(folder)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, MODE)
+    if not is_ours(folder):
+        raise OSError(errno.EEXIST, "somebody else's file", folder)
+    return os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def is_ours(folder):
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == MODE
+
+
+def lock(fd, out, folder, broken):
+    if broken == "deaf":
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), os.stat(part)):
+        if not os.path.samestat(os.fstat(fd), os.stat(os.path.join(folder, ".lock"))):
             raise OSError
     except OSError:
-        holder = ""
-        with contextlib.suppress(OSError):
-            holder = open(journal).read().rpartition("pid ")[2].split("\n")[0]
-        raise OSError(errno.EBUSY, f"process {holder} is writing it", part) from None
+        holder = os.pread(fd, 20, 0).decode()
+        raise OSError(errno.EBUSY, f"process {holder} is writing it", out) from None
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def remove(folder):
+    for name in sorted(os.listdir(folder), key=lambda name: name == ".lock"):
+        os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)
 
 
 def write_through(out, texts, broken):
     fd = os.open(out, os.O_WRONLY)
     write(fd, "".join(f"{text}\n" for text in texts).encode(), broken)
     return 0
-
-
-def open_part(part, journal, broken):
-    if broken not in ("clobber", "direct"):
-        for path in (part, journal):
-            if os.path.lexists(path) and not is_ours(part, journal):
-                raise OSError(errno.EEXIST, "somebody else's file", path)
-    return os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-
-
-def is_ours(part, journal):
-    if any(os.path.lexists(p) and not stat.S_ISREG(os.lstat(p).st_mode) for p in (part, journal)):
-        return False
-    if not os.path.exists(journal) or os.lstat(part).st_nlink > 1:
-        return False
-    return open(journal, "rb").read(4) == b"pid "
-
-
-def done_before(fd, journal, broken):
-    """Lines of the part that are well; all after them is cut off."""
-    if broken == "trust":
-        return os.pread(fd, 1 << 30, 0).count(b"\n")
-    n_done = end = 0
-    with contextlib.suppress(OSError, ValueError):
-        for line in open(journal, encoding="ascii").read().split("\n")[:-1]:
-            if line.startswith("pid "):
-                continue
-            n, size, crc = map(int, line.split())
-            if size > os.fstat(fd).st_size or crc_of(fd, size) != crc:
-                break
-            n_done, end = n, size
-    os.ftruncate(fd, end)
-    return n_done
-
-
-def crc_of(fd, size):
-    return zlib.crc32(os.pread(fd, size, 0))
 
 
 def write(fd, data, broken):

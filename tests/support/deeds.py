@@ -1,4 +1,4 @@
-"""A task for workers that does what a test wants of a bucket, each time that it is tried.
+"""Tasks for workers that do what a test wants of a bucket, each time that it is tried.
 
 The folder of the environment's variable DEEDS has a file for each such bucket, named by its number:
 the deeds, a word each, of which every try takes the first.
@@ -7,14 +7,23 @@ the deeds, a word each, of which every try takes the first.
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from onmt_lite.errors import DataError
-from onmt_lite.work import translate_bucket
+from onmt_lite.jobs.tasks import Task
 
 
-def act(translator, options, bucket, progress):
-    deed = take_deed(bucket.number)
+@dataclass(frozen=True)
+class Acting(Task):
+    """A task that does the deed first."""
+
+    def do(self, place, progress):
+        return act(self, place, progress, super().do)
+
+
+def act(task, place, progress, do):
+    deed = take_deed(task.number)
     if deed.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, deed))
         time.sleep(60)  # until a signal that stops has done so
@@ -28,7 +37,7 @@ def act(translator, options, bucket, progress):
         go_on = folder() / "go on"
         while not go_on.exists():
             time.sleep(0.01)
-    done = translate_bucket(translator, options, bucket, progress)
+    done = do(place, progress)
     if deed == "late":  # it has told of its progress already
         os.kill(os.getpid(), signal.SIGKILL)
     return done

@@ -14,7 +14,7 @@ from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.options import JobOptions
 from onmt_lite.errors import FileError
 from onmt_lite.files import descriptor_of, name_of
-from onmt_lite.reports import LOG
+from onmt_lite.jobs.reports import LOG
 from onmt_lite.search.clock import Clock
 
 SECONDS_BETWEEN = 10.0  # lines about progress
@@ -58,6 +58,7 @@ class Meter:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.took = self.seconds()
         self.bar.close()
 
     def add(self, n_lines: int, n_tokens: int) -> None:

@@ -15,54 +15,54 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from onmt_lite.buckets import BUCKET_LINES, Bucket, Done, Engine
-from onmt_lite.buckets import Progress as Added
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
 from onmt_lite.inference.translator import Translator
+from onmt_lite.jobs.engine import Engine
+from onmt_lite.jobs.inputs import BUCKET_LINES
+from onmt_lite.jobs.tasks import Done, Place, Progress, Task
+from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.line import Line
-from onmt_lite.work import translate_bucket
-from onmt_lite.workers import Workers
 
 PARTS = 4  # of a call, for each worker: who is done early takes another
 FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
 
-Task = Callable[[Translator, "Call", Added], Any]  # what a worker does with a part
-
 
 @dataclass(frozen=True)
-class Call(Bucket):
-    """A part of a call, or a bucket of a file.
+class Call:
+    """A part of a call: `method`, a function of this module, with some of the lines."""
 
-    task      what is done with it, a function of this module
-    options   of the call; None: those of the Translator
-    prefixes  of the lines, if there are any
-    bucket    of the file
-    """
-
-    task: Task | None = None
-    options: TranslateOptions | None = None
-    prefixes: list[Line] | None = None
-    bucket: Bucket | None = None
+    number: int
+    method: Callable[["Call", Translator, Progress], list[Any]]
+    lines: list[Line]
+    tgt_lines: list[Line] | None
+    options: TranslateOptions
+    prefixes: list[Line] | None
 
     @property
     def where(self) -> str:
-        return super().where if self.lines else "in a call without lines"
+        if not self.lines:
+            return "in a call without lines"
+        return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
+
+    def do(self, place: Place, progress: Progress) -> tuple[int, list[Any]]:
+        """The number of the part, and what has become of each of its lines."""
+        return self.number, self.method(self, place.translator, progress)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What has become of a part."""
-
-    number: int
-    value: Any
+def translate(call: Call, translator: Translator, progress: Progress) -> list[Translation]:
+    return translator.translate_lines(
+        call.lines, call.tgt_lines, call.options, progress, call.prefixes
+    )
 
 
-class PoolWorkers(Workers):
-    """Processes that do calls."""
+def score(call: Call, translator: Translator, progress: Progress) -> list[float | None]:
+    return translator.score_lines(call.lines, call.tgt_lines or [])
 
-    task = ("onmt_lite.pool", "answer")
+
+def tell_notes(call: Call, translator: Translator, progress: Progress) -> list[str]:
+    return translator.notes_on(call.options)
 
 
 class Pool(Translator):
@@ -72,10 +72,9 @@ class Pool(Translator):
         """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""
         self.options, self.warned = options, set()
         self.process = os.getpid()
-        self._numbers = count()
         self._lock = threading.Lock()  # the workers do the calls of several threads in turn
         self._caller: int | None = None  # the thread whose call is being done
-        self._workers = PoolWorkers(options, options.n_workers or 1)
+        self._workers = Workers(options, options.n_workers or 1)
         self._end = weakref.finalize(self, end, self._workers, self.process)
         self._workers.__enter__()
         self.machine = self._workers.machine
@@ -89,7 +88,7 @@ class Pool(Translator):
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
-        progress: Added = lambda n_lines, n_tokens: None,
+        progress: Progress = lambda n_lines, n_tokens: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Translation]:
         calls = self._calls(translate, lines, tgt_lines, options or self.options, prefixes)
@@ -102,14 +101,12 @@ class Pool(Translator):
         return self._joined(self._calls(tell_notes, [], None, options))
 
     def engine(self, options: TranslateOptions) -> Engine:
-        return FileEngine(self, options)
+        return PoolEngine(self)
 
-    def run(
-        self, calls: Iterable[Call], progress: Added = lambda n_lines, n_tokens: None
-    ) -> Generator[Any, None, None]:
-        """Yield the values of the answers, in order.  Raises what the tasks raise.
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        """Yield what the tasks return, as they are done.  Raises what they raise.
 
-        ValueError where the workers have been ended, or are those of another process.
+        ValueError if the workers have been ended, or are those of another process.
         """
         if not self._end.alive:
             raise ValueError("this Translator is closed")
@@ -117,36 +114,31 @@ class Pool(Translator):
             raise ValueError("this Translator is of another process; make one in each")
         if self._caller == threading.get_ident():
             raise ValueError("this Translator is at work: its progress cannot call it")
-        with self._lock, closing(self._workers.run(calls, progress)) as answers:
+        with self._lock, closing(self._workers.run(tasks, progress)) as results:
             self._caller = threading.get_ident()
             try:
-                for answer in answers:
-                    yield answer.value
+                yield from results
             finally:
                 self._caller = None
 
-    def file_calls(self, buckets: Iterable[Bucket], options: TranslateOptions) -> Iterator[Call]:
-        for b in buckets:
-            task = translate_for_file
-            yield Call(next(self._numbers), b.lines, None, task, options, bucket=b)
-
     def _joined(
-        self, calls: Iterable[Call], progress: Added = lambda n_lines, n_tokens: None
+        self, calls: Iterable[Call], progress: Progress = lambda n_lines, n_tokens: None
     ) -> list[Any]:
-        """The lists of all answers as one."""
-        with closing(self.run(calls, progress)) as answers:
-            return [each for answer in answers for each in answer]
+        """The results of all lines, in order."""
+        with closing(self.run(calls, progress)) as results:
+            parts = dict(results)
+        return [each for number in sorted(parts) for each in parts[number]]
 
     def _calls(
         self,
-        task: Task,
+        method: Callable[[Call, Translator, Progress], list[Any]],
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None,
         options: TranslateOptions,
         prefixes: Sequence[Line] | None = None,
     ) -> Iterator[Call]:
-        """Lines in parts; in one part where it matters what shares a batch."""
-        n = len(lines)
+        """Lines in parts; in one part if it matters what shares a batch."""
+        n, numbers = len(lines), count()
         alone = PRESETS[options.search.search].policy.as_2018
         size = max(1, n) if alone else part_size(n, self._workers.n)
         for start in range(0, max(1, n), size):
@@ -154,27 +146,26 @@ class Pool(Translator):
             begin, tgt = (
                 None if each is None else list(each[part]) for each in (prefixes, tgt_lines)
             )
-            yield Call(next(self._numbers), list(lines[part]), tgt, task, options, begin)
+            yield Call(next(numbers), method, list(lines[part]), tgt, options, begin)
 
 
-class FileEngine:
-    """The engine of a job that the workers of a Translator do; see `onmt_lite.buckets.Engine`."""
+class PoolEngine:
+    """The workers of a Translator do the tasks of a job; see `onmt_lite.jobs.engine.Engine`."""
 
-    def __init__(self, pool: Pool, options: TranslateOptions):
-        self.pool, self.options = pool, options
-        self.machine = pool.machine
+    def __init__(self, pool: Pool):
+        self.pool, self.machine = pool, pool.machine
         self.notes: list[str] = []  # they are warnings of the call
         self.running: Generator[Done, None, None] | None = None
 
-    def __enter__(self) -> "FileEngine":
+    def __enter__(self) -> "PoolEngine":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.running is not None:
             self.running.close()  # an error, whose traceback may live on, has left it open
 
-    def run(self, buckets: Iterable[Bucket], progress: Added) -> Iterator[Done]:
-        self.running = self.pool.run(self.pool.file_calls(buckets, self.options), progress)
+    def run(self, tasks: Iterable[Task], progress: Progress) -> Iterator[Done]:
+        self.running = self.pool.run(tasks, progress)
         return self.running
 
 
@@ -188,33 +179,3 @@ def end(workers: Workers, process: int) -> None:
     """End workers, unless this is a fork of the process that started them."""
     if os.getpid() == process:
         workers.__exit__()
-
-
-# -- what workers do ------------------------------------------------------------------------------
-
-
-def answer(
-    translator: Translator, options: TranslateOptions, call: Call, progress: Added
-) -> Answer:
-    """The task of these workers."""
-    assert call.task is not None
-    return Answer(call.number, call.task(translator, call, progress))
-
-
-def translate(translator: Translator, call: Call, progress: Added) -> list[Translation]:
-    return translator.translate_lines(
-        call.lines, call.tgt_lines, call.options, progress, call.prefixes
-    )
-
-
-def score(translator: Translator, call: Call, progress: Added) -> list[float | None]:
-    return translator.score_lines(call.lines, call.tgt_lines or [])
-
-
-def tell_notes(translator: Translator, call: Call, progress: Added) -> list[str]:
-    return translator.notes_on(call.options or translator.options)
-
-
-def translate_for_file(translator: Translator, call: Call, progress: Added) -> Done:
-    assert call.bucket is not None
-    return translate_bucket(translator, call.options or translator.options, call.bucket, progress)

@@ -1,6 +1,6 @@
 """What the processes of -workers N do: a fork server loads the models, and its forks translate.
 
-`onmt_lite.forkserver` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
+`forkserver.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
 stay in the workers: the parent decides when they end.  No GPU is touched before a worker is forked,
 since CUDA does not work in a fork of a process that has used it.
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -26,35 +25,33 @@ from typing import Any
 import torch
 
 from onmt_lite import errors
-from onmt_lite.buckets import Bucket, Done, Progress
 from onmt_lite.config.cores import free_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
 from onmt_lite.inference.translator import Translator
-from onmt_lite.work import InProcess
+from onmt_lite.jobs.inprocess import InProcess
 
 BEAT = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 
 Machine = tuple[torch.device, str]
-Task = Callable[[Translator, TranslateOptions, Bucket, Progress], Done]
 
 
 def serve(fd: int, parent: int) -> None:
     """Load models, then fork workers as the channel `fd` asks, until the parent closes it.
 
-    First come the options, the number of workers, and the module and name of the function that
-    translates a bucket.  Requests are ("fork", place among the workers), followed by a pipe, and
-    ("end", process id); answers are the process id and the exit code.
+    First come the options and the number of workers.  Requests are ("fork", place among the
+    workers), followed by a pipe, and ("end", process id); answers are the process id and the exit
+    code.
     """
     end_with(parent)
     channel = Connection(fd)
-    options, n, module, name = channel.recv()
+    options, n = channel.recv()
     try:
-        shared = load(options, n, getattr(import_module(module), name))
+        shared = load(options, n)
     except Exception as error:
         channel.send(portable(error))
         raise SystemExit from None
@@ -74,17 +71,16 @@ def serve(fd: int, parent: int) -> None:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the workers have in common: models in main memory, what to do with them, and the device
-    and precision of each worker, and its share of the memory that is free (bytes)."""
+    """What the workers have in common: models in main memory, the device and precision of each
+    worker, and its share of the memory that is free (bytes)."""
 
     options: TranslateOptions
     parts: Parts
-    task: Task
     machines: list[Machine]
     free: int | None
 
 
-def load(options: TranslateOptions, n: int, task: Task) -> Shared:
+def load(options: TranslateOptions, n: int) -> Shared:
     """For n workers.  Raises what a Translator raises."""
     speed = replace(options.speed, threads=threads_of_each(options.speed, n))
     options = replace(options, speed=speed)
@@ -93,7 +89,7 @@ def load(options: TranslateOptions, n: int, task: Task) -> Shared:
     _, precision = machines[0]
     parts = read_parts(options, torch.device("cpu"), precision)
     free = free_memory()
-    return Shared(options, parts, task, machines * n, None if free is None else free // n)
+    return Shared(options, parts, machines * n, None if free is None else free // n)
 
 
 def choose_machines(options: TranslateOptions) -> list[Machine]:
@@ -153,7 +149,7 @@ def end(pid: int, pids: set[int]) -> int | None:
 
 
 def work(shared: Shared, place: int, pipe: Connection) -> None:
-    """Be a worker: translate the buckets that come down the pipe, until the parent closes it."""
+    """Be a worker: do the tasks that come down the pipe, until the parent closes it."""
     lock = threading.Lock()
 
     def say(what: str, value: object = None) -> None:
@@ -177,11 +173,10 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
             say("ready", (engine.notes, engine.machine))
             while True:
                 try:
-                    bucket = pipe.recv()
+                    task = pipe.recv()
                 except (EOFError, OSError):
                     return
-                done = shared.task(engine.translator, engine.options, bucket, progress)
-                say("done", done)
+                say("done", task.do(engine, progress))
     except Exception as error:
         say("failed", portable(error))
         raise

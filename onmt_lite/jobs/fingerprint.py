@@ -1,31 +1,30 @@
 """What the output of a job depends on, and in what two jobs differ."""
 
-import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from onmt_lite import __version__
-from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.checkpoints.shipped import find_model, model_files, model_paths
 from onmt_lite.config.options import KINDS, TranslateOptions
 
-LABEL = "user.onmt_lite.job"  # an extended attribute of complete files
 CHUNK = 1 << 20
 
-# Options that name a file to read, besides models and configurations
+# Options that name a file to read, besides models and configurations: those that are read line by
+# line, and others
+INPUTS = ("src", "tgt", "force_words", "ban_words")
 FILES = (
-    *("src", "tgt", "phrase_table", "force_words", "ban_words"),
+    "phrase_table",
     *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
 )
 
 # Options that may differ where a job goes on, and why
 EXEMPT = {
-    **dict.fromkeys(("model", *FILES), "names files, whose contents are compared"),
-    "output": "the journal lies beside it",
+    **dict.fromkeys(("model", *INPUTS, *FILES), "names files, whose contents are compared"),
+    "output": "the store lies beside it",
     **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
     **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
     **dict.fromkeys(("quiet", "verbose", "report_time"), "is for the log alone"),
@@ -38,13 +37,13 @@ EXEMPT = {
 Job = dict[str, dict[str, Any]]
 
 
-def fingerprint(options: TranslateOptions) -> Job:
+def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
     """What the output depends on, but for the machine that does the job.
 
     versions  of onmt_lite and torch
     options   all but those of EXEMPT
-    files     bytes and SHA-256 of the input, of the models' files and of other files that options
-              name; None for one that cannot be read
+    files     bytes and SHA-256 of the `inputs`, of the models' files and of other files that
+              options name; None for one that cannot be read
     """
     values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
     compared = {name: value for name, value in values.items() if name not in EXEMPT}
@@ -52,13 +51,13 @@ def fingerprint(options: TranslateOptions) -> Job:
     written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
     files = {
         name: describe(path)
-        for name, path in files_read(options)
+        for name, path in (*named_files(options, FILES), *files_of_models(options))
         if os.path.realpath(path) not in written
     }
     return {
         "versions": {"onmt_lite": __version__, "torch": torch_version()},
         "options": json.loads(json.dumps(compared)),  # as they are read again: no tuples
-        "files": files,
+        "files": {**inputs, **files},
     }
 
 
@@ -98,44 +97,22 @@ def torch_version() -> str:
         return "unknown"
 
 
-def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
-    """The files whose contents matter: what to call each, and its path."""
-    yield from named_files(options)
+def named_files(
+    options: TranslateOptions, wanted: tuple[str, ...] = INPUTS + FILES
+) -> Iterator[tuple[str, str]]:
+    """Each of these options that is given, and its path."""
+    groups = (options.data, options.text, options.speed, options.phrases)
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    return ((name, values[name]) for name in wanted if values[name])
+
+
+def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """The files that the models consist of: what to call each, and its path."""
     paths = [find_model(path) for path in model_paths(options.model.model)]
     for i, path in enumerate(paths):
         number = f" {i + 1}" if len(paths) > 1 else ""
         for file in model_files(path):
             yield f"{file.name} of model{number}", str(file)
-
-
-def named_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
-    """Each option of FILES that is given, and its path."""
-    groups = (options.data, options.text, options.speed, options.phrases)
-    values = {name: value for group in groups for name, value in vars(group).items()}
-    return ((name, values[name]) for name in FILES if values[name])
-
-
-def model_files(path: Path) -> list[Path]:
-    """The files that a model may consist of."""
-    if path.is_dir():
-        folders = [path, path / "model"]  # CTranslate2 models may be in a folder of theirs
-        found = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
-    elif path.suffix == ".npz":  # its vocabularies and its decoder.yml lie beside it
-        found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
-    else:
-        parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
-        found = [path, path.with_suffix(".safetensors"), *parts]
-    return sorted({f for f in found if f.is_file() and not is_written(f)})
-
-
-def is_written(file: Path) -> bool:
-    """Whether a job has written the file, so that it belongs to no model whose folder it is in."""
-    if file.name.startswith(".") or file.suffix in (".part", ".journal", ".log"):
-        return True
-    try:
-        return LABEL in os.listxattr(file)
-    except (OSError, AttributeError):  # it is gone, or there are no attributes
-        return False
 
 
 def describe(path: str) -> list[Any] | None:

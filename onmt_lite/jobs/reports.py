@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onmt_lite import bleu
 from onmt_lite.config.options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
+from onmt_lite.jobs import bleu
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
@@ -148,7 +148,7 @@ class Summary:
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
-    overlaps           what -report_bleu counts, see `onmt_lite.bleu`
+    overlaps           what -report_bleu counts, see `onmt_lite.jobs.bleu`
     """
 
     n_lines: int = 0

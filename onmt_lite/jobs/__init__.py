@@ -1,0 +1,1 @@
+"""Jobs: lines of an input to an output, in buckets, by one process or by several."""

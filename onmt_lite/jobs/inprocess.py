@@ -1,0 +1,58 @@
+"""The engine of one process, which has the models."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.shipped import model_paths
+from onmt_lite.checkpoints.summary import describe
+from onmt_lite.config.interrupt import raise_pending
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.search_setup import model_notes
+from onmt_lite.inference.tokenization import fit, read_own
+from onmt_lite.inference.translator import Translator
+from onmt_lite.jobs.reading import Reader
+from onmt_lite.jobs.tasks import Progress
+
+
+def describe_models(options: TranslateOptions) -> str:
+    """What the models that the options name are, a block each, with the tokenizer that would be
+    used.  Raises CheckpointError or OptionError."""
+    own = read_own(options)
+    blocks = [
+        describe(fit(load_checkpoint(path), options, own), str(path))
+        for path in model_paths(options.model.model)
+    ]
+    return "\n".join(blocks)
+
+
+class InProcess:
+    """The engine of this process; see `onmt_lite.jobs.engine.Engine`."""
+
+    def __init__(self, options: TranslateOptions, translator: Translator | None = None):
+        """With a `translator`, nothing is loaded."""
+        self.options, self.given, self.reader = options, translator, Reader()
+
+    def __enter__(self) -> "InProcess":
+        self.translator = translator = self.given or Translator.load(self.options)
+        precision = precision_of(translator.model)
+        self.machine = {"device": translator.device.type, "precision": precision}
+        self.notes = model_notes(self.options, translator.checkpoint, translator.device)
+        if self.options.speed.batch_size is None and not self.options.speed.deterministic:
+            self.notes += translator.budget.notes(self.options.search.beam_size)
+        if precision == "int8" and self.options.speed.precision == "auto":
+            self.notes.append(
+                "precision int8, for which this processor is made; -precision fp32 is slower and "
+                "exact (docs/speed.md)"
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.reader.close()
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Iterator[Any]:
+        """Yield what the tasks return, in their order."""
+        for task in tasks:
+            raise_pending()
+            yield task.do(self, progress)

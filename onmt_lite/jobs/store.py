@@ -1,0 +1,318 @@
+"""The store of a job: the folder in which a file is kept until it is complete.
+
+`OUT.parts`, beside OUT:
+
+    manifest.json   the job: see `fingerprint.py`
+    machine.json    the device and precision of who translates, written by the first who knows
+    000000 ...      parts, one for each range of the input: complete, or not there
+    output          the file itself, while its parts are joined or a stream is translated
+    .lock           locked by the job (flock), with its process and host
+
+Whoever has a range writes its part: this process, a worker, an actor of Ray.  Nobody waits for
+anybody, and to write a part twice changes nothing.  OUT appears when all parts are joined.
+
+Parts and JSON files are sealed: a line with the CRC-32 of all that follows, a record in JSON, and
+the data.  What is torn or damaged counts as not there.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import zlib
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from onmt_lite.checkpoints.shipped import LABEL
+from onmt_lite.errors import FileError, OptionError, refused
+from onmt_lite.files import name_of, parts_of
+from onmt_lite.jobs.fingerprint import Job, differences, digest
+from onmt_lite.jobs.reports import LOG, Summary, read_summary
+from onmt_lite.text.whole import create, put_in_place, write_all, write_whole
+
+MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
+OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
+MARK = b'{"onmt_lite": '
+HEAD = 256  # bytes of the lock
+FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
+CHUNK = 1 << 20
+
+Record = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """The share of a range: bytes of the output and of the report, and what was counted."""
+
+    data: bytes
+    report: bytes
+    summary: Summary
+
+
+class Parts:
+    """The parts of a job, for whoever writes or reads one."""
+
+    def __init__(self, path: str, job: Job):
+        """`path`: of the output."""
+        self.path, self.folder = path, parts_of(path)
+        self.job, self.job_id = job, digest(job)
+
+    def put(self, number: int, data: bytes, summary: Summary, report: bytes) -> None:
+        """Write a part; it is on the disk when this returns.  Raises FileError."""
+        record = {"job": self.job_id, "number": number}
+        record |= {"summary": asdict(summary), "report": report.decode("ascii")}
+        with refused(f"write {self.path}"):
+            write_whole(self._name(number), sealed(record, data))
+
+    def read(self, number: int) -> Part | None:
+        """Return a part of this job; None if it is not there or damaged."""
+        record, data = unsealed(self._name(number))
+        if (record.get("job"), record.get("number")) != (self.job_id, number):
+            return None
+        return Part(data, record["report"].encode("ascii"), read_summary(record["summary"]))
+
+    def settle(self, machine: dict[str, str]) -> None:
+        """Raise OptionError if a machine of another kind has begun the job: its parts and ours
+        would not be those of one run.  FileError."""
+        path = os.path.join(self.folder, MACHINE)
+        if not unsealed(path)[0]:
+            aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
+            with refused(f"write {self.path}"):
+                write_whole(aside, sealed({"machine": machine}))
+                with contextlib.suppress(FileExistsError):  # others begin at the same time
+                    os.link(aside, path)
+                os.unlink(aside)
+        if not (before := unsealed(path)[0]):
+            raise FileError(f"cannot write {self.path}: {path} cannot be read")
+        check_same(before, {"machine": machine})
+
+    def _name(self, number: int) -> str:
+        return os.path.join(self.folder, f"{number:06}")
+
+
+class Store:
+    """The store of a file, which it locks against other jobs; a context."""
+
+    def __init__(self, path: str):
+        """`path`: of the file."""
+        self.path, self.target, self.folder = path, os.path.realpath(path), parts_of(path)
+        self.n_bytes = self.crc = 0  # of what is appended
+        self._lock_fd = self._fd = -1
+        self._removed = False
+
+    def __enter__(self) -> "Store":
+        """Lock the store; what is in it stays.
+
+        Raises FileError if the file cannot be written, another job writes it, or something that is
+        not ours is in the way.
+        """
+        if not os.path.basename(self.path):
+            raise FileError(f"cannot write {self.path}: it names a directory")
+        with refused(f"write {self.path}"):
+            while not self._lock():
+                pass  # the job that held it has just removed it
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Unlock the store, and remove it if nothing in it is of use to another run."""
+        with contextlib.suppress(OSError):  # the error that led here counts
+            if self._fd >= 0:
+                self._close()
+                self._unlink({OUTPUT})
+            if not self._removed and set(os.listdir(self.folder)) <= {LOCK}:
+                self.remove()
+        os.close(self._lock_fd)
+
+    def _lock(self) -> bool:
+        """Lock the store, made if need be; False if it was removed meanwhile."""
+        lock = os.path.join(self.folder, LOCK)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.folder, FOLDER_MODE)
+        try:
+            self._check_ours()
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock_fd = os.open(lock, flags, 0o600)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._lock_fd), os.lstat(lock)):
+                    os.pwrite(self._lock_fd, head_of_lock(), 0)
+                    return True
+        except (BlockingIOError, PermissionError):
+            holder = holder_of(self._lock_fd)
+            os.close(self._lock_fd)
+            raise FileError(
+                f"cannot write {self.path}: another job is writing it{holder}"
+            ) from None
+        except OSError as error:
+            self.__exit__()
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            raise FileError(
+                f"cannot write {self.path}: its file system has no locks ({error.strerror}); "
+                "write elsewhere, or to standard output"
+            ) from None
+        os.close(self._lock_fd)
+        return False
+
+    def _check_ours(self) -> None:
+        """Raise FileError unless the folder, and all that is in it, is ours."""
+        status = os.lstat(self.folder)
+        if not stat.S_ISDIR(status.st_mode):
+            raise self._foreign(self.folder)
+        for entry in os.scandir(self.folder):
+            if not OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                raise self._foreign(entry.path)
+        if stat.S_IMODE(status.st_mode) != FOLDER_MODE and not self._is_marked():
+            raise self._foreign(self.folder)
+
+    def _is_marked(self) -> bool:
+        """Return whether a file in the folder says that it is ours, as a copy of it has no mode."""
+        if unsealed(os.path.join(self.folder, MANIFEST))[0].get("onmt_lite"):
+            return True
+        with contextlib.suppress(FileNotFoundError), open(f"{self.folder}/{LOCK}", "rb") as lock:
+            return lock.read(len(MARK)) == MARK
+        return False
+
+    def _foreign(self, path: str) -> FileError:
+        return FileError(
+            f"cannot write {self.path}: {path} is there already and is no file of onmt_lite; "
+            f"move or remove {path}"
+        )
+
+    # -- a job that goes on -----------------------------------------------------------------------
+
+    def compare(self, job: Job) -> None:
+        """Raise OptionError if another job has left the store."""
+        if before := unsealed(os.path.join(self.folder, MANIFEST))[0]:
+            check_same(before["job"], job)
+
+    def begin(self, job: Job, goes_on: bool) -> None:
+        """Make the store one of this job, which `goes_on` with the parts that are there.  Raises
+        FileError."""
+        with refused(f"write {self.path}"):
+            left = set(os.listdir(self.folder)) - {LOCK}
+            if goes_on:
+                unfinished = {n for n in left if n == OUTPUT or n.endswith(".tmp")}
+                if not unsealed(os.path.join(self.folder, MACHINE))[0]:
+                    unfinished |= left & {MACHINE}
+                self._unlink(unfinished)
+            elif left:
+                LOG.info("NOTE: %s, left by a stopped job, is written anew", name_of(self.folder))
+                self._unlink(left)
+            manifest = os.path.join(self.folder, MANIFEST)
+            if not unsealed(manifest)[0]:
+                write_whole(manifest, sealed({"onmt_lite": "job", "job": job}))
+
+    def clear(self) -> None:
+        """Forget what is in the store.  Raises FileError."""
+        with refused(f"write {self.path}"):
+            self._unlink(set(os.listdir(self.folder)) - {LOCK})
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def append(self, data: bytes) -> None:
+        """Write to the end of the file, which is not in its place yet.  Raises FileError."""
+        with refused(f"write {self.path}"):
+            self._open()
+            write_all(self._fd, data)
+        self.n_bytes, self.crc = self.n_bytes + len(data), zlib.crc32(data, self.crc)
+
+    def finish(self, job: Job | None = None, summary: Summary | None = None) -> None:
+        """Put the file in its place, labelled as all of a `job`.  Raises FileError."""
+        with refused(f"write {self.path}"):
+            self._open()
+            if job is not None and summary is not None:
+                with contextlib.suppress(OSError, AttributeError):  # there are no attributes
+                    told = json.dumps(asdict(summary.of_untranslated())).encode()
+                    label = label_of(job, self.n_bytes, self.crc)
+                    os.setxattr(self._fd, LABEL, label + b"\n" + told)
+            put_in_place(self._fd, os.path.join(self.folder, OUTPUT), self.target)
+            self._close()
+
+    def labelled(self, job: Job) -> Summary | None:
+        """Return the lines that were not translated if the file is complete, of this job and as it
+        was made; else None."""
+        n_bytes, crc = 0, 0
+        try:
+            label, _, told = os.getxattr(self.target, LABEL).partition(b"\n")
+            with open(self.target, "rb") as file:
+                while chunk := file.read(CHUNK):
+                    n_bytes, crc = n_bytes + len(chunk), zlib.crc32(chunk, crc)
+        except (OSError, AttributeError):  # no file, or no such attributes on this system
+            return None
+        if label != label_of(job, n_bytes, crc):
+            return None
+        return read_summary(json.loads(told))
+
+    def remove(self) -> None:
+        """Remove the store.  Raises OSError."""
+        self._unlink(set(os.listdir(self.folder)) - {LOCK})
+        self._unlink({LOCK})  # without it nobody might know the rest for ours
+        self._removed = True
+        with contextlib.suppress(OSError):  # another job has just begun here
+            os.rmdir(self.folder)
+
+    def _open(self) -> None:
+        if self._fd < 0:
+            self._fd = create(os.path.join(self.folder, OUTPUT), self.target)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def _unlink(self, names: set[str]) -> None:
+        for name in sorted(names):
+            os.unlink(os.path.join(self.folder, name))
+
+
+# -- formats --------------------------------------------------------------------------------------
+
+
+def sealed(record: Record, data: bytes = b"") -> bytes:
+    body = json.dumps(record).encode("ascii") + b"\n" + data
+    return b"%08x\n" % zlib.crc32(body) + body
+
+
+def unsealed(path: str) -> tuple[Record, bytes]:
+    """Return the record and the data of a file; {} and b"" if it is not there or damaged."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            seal, _, body = file.read().partition(b"\n")
+    except OSError:
+        return {}, b""
+    if seal != b"%08x" % zlib.crc32(body):
+        return {}, b""
+    record, _, data = body.partition(b"\n")
+    return json.loads(record), data
+
+
+def check_same(before: Job, now: Job) -> None:
+    """Raise OptionError that names what an earlier run did differently."""
+    if found := differences(before, now):
+        remedy = "give what it was, or leave out -resume to begin anew"
+        raise OptionError(*(f"resume: {what}; {remedy}" for what in found))
+
+
+def label_of(job: Job, n_bytes: int, crc: int) -> bytes:
+    """What a complete file is known by, whatever machine has made the file."""
+    return f"{digest(job)} {n_bytes} {crc:08x}".encode()
+
+
+def head_of_lock() -> bytes:
+    host = "".join(c for c in os.uname().nodename if c.isalnum() or c in "-._")[:100]
+    head = MARK + f'"lock", "pid": {os.getpid()}, "host": "{host}"}}'.encode("ascii", "replace")
+    return head.ljust(HEAD - 1) + b"\n"
+
+
+def holder_of(lock_fd: int) -> str:
+    """Who holds a lock, in words."""
+    with contextlib.suppress(ValueError, KeyError):  # a lock that is still without a head
+        head = json.loads(os.pread(lock_fd, HEAD, 0))
+        return f" (process {head['pid']} on {head['host']})"
+    return ""
