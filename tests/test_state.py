@@ -236,7 +236,7 @@ def test_given_tokens_join_sentences_that_have_read_nothing(rows):
     rows.step([1, 2, 3, 1])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", swept(range(3), [2]))
 def test_random_walk_with_sentences_that_join(rows, seed):
     """As in a running search: those that are over make room, others move into holes."""
     random, width = Random(seed), 1 + seed

@@ -65,6 +65,7 @@ def test_a_sample_finds_nothing(name, warm, tmp_path):
     assert problems(kit, Bench(tmp_path, warm, n_lines=300), SAMPLE[name]) == []
 
 
+@pytest.mark.sweep
 def test_memory_does_not_grow_with_the_input(warm, tmp_path):
     """Over ten times as many lines, all of which come out right."""
     assert problems(texts.k15, Bench(tmp_path, warm, n_lines=300), 10_000) == []
