@@ -290,24 +290,6 @@ def test_the_cache_grows_past_its_first_capacity():
         torch.testing.assert_close(logits[row], full[row // 2, -1], atol=ATOL, rtol=0)
 
 
-def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
-    rows = Rows(tiny.make_model())
-
-    def memory():
-        found = rows.state.memory
-        return [*found.keys, *found.values, found.mask]
-
-    places = [t.data_ptr() for t in memory()]
-    rows.select([[0] * 4, [1] * 4, [2] * 4])
-    rows.step([2] * 12)
-    rows.select([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
-    rows.step([3] * 12)
-    assert [t.data_ptr() for t in memory()] == places
-    assert {t.size(0) for t in memory()} == {3}
-    rows.select([[0, 1, 2, 3], [8, 8, 9, 9]])
-    assert {t.size(0) for t in memory()} == {2}
-
-
 def test_keys_and_values_stay_where_they_were_written():
     rows = Rows(tiny.make_model())
     rows.select([[0] * 4, [1] * 4, [2] * 4])
