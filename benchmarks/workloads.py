@@ -18,8 +18,9 @@ from onmt_lite.checkpoints.huggingface import marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.export import main as export_main
+from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import DecoderLayer
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
 from onmt_lite.text.vocab import Vocab
 

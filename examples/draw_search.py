@@ -15,7 +15,7 @@ translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 
 # %% What translate() does with a batch, here with one sentence: its Beam keeps the books
-example = translator.examples.make(Line(0, sentence))
+example = translator.pipeline.examples.make(Line(0, sentence))
 rules = SearchRules(translator.options, translator.checkpoint)
 [(_, beam)] = decode(translator.model, [rules.sentence(example)], rules.plan)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from onmt_lite.api import Translator
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.config.options import TranslateOptions, load_options
     from onmt_lite.errors import (
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         OptionWarning,
     )
     from onmt_lite.inference.records import Hypothesis, Translation
-    from onmt_lite.inference.translator import Translator
     from onmt_lite.search.beam import Beam
 else:
     # Each name's module is imported on first use: reading options must not wait for torch
@@ -37,8 +37,8 @@ else:
         "OptionWarning": "onmt_lite.errors",
         "TranslateOptions": "onmt_lite.config.options",
         "Translation": "onmt_lite.inference.records",
-        "Translator": "onmt_lite.inference.translator",
-        "load_checkpoint": "onmt_lite.checkpoints",
+        "Translator": "onmt_lite.api",
+        "load_checkpoint": "onmt_lite.checkpoints.loading",
         "load_options": "onmt_lite.config.options",
     }
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from onmt_lite.config.environment import prepare_environment
 
@@ -14,7 +14,9 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.rules import missing, refuse
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import FileError, OptionError
 
 USAGE = """\
@@ -50,23 +52,22 @@ class ExportOptions:
     )
 
 
+RULES = (
+    missing("model", "output"),
+    refuse(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
+    refuse(
+        lambda v: v.to == "opennmt-py" and v.output and Path(v.output).suffix != ".pt",
+        "output: {output} must end in .pt for opennmt-py",
+    ),
+)
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
-PROGRAM = Program("onmt_export", USAGE, OPTIONS)
+PROGRAM = Program("onmt_export", USAGE, OPTIONS, RULES)
 
 
 def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
     return resolved.build(ExportOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("model", "output") if not v[name]]
-    if v["to"] is None:
-        problems.append("to is missing; give opennmt-py or marian")
-    if v["to"] == "opennmt-py" and v["output"] and Path(v["output"]).suffix != ".pt":
-        problems.append(f"output: {v['output']} must end in .pt for opennmt-py")
-    return problems
 
 
 def export(options: ExportOptions) -> None:

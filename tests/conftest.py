@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from onmt_lite import Translator
 from onmt_lite.config.interrupt import SIGNALS
-from onmt_lite.config.options import JobOptions
+from onmt_lite.config.job_options import JobOptions
 from onmt_lite.inference import runtime
 from onmt_lite.jobs.progress import logging_to
 from tests.support import tiny

@@ -207,7 +207,7 @@ class TestAlign:
 
         expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
         monkeypatch.setattr(Aligner, "_attend", limited)
-        monkeypatch.setattr(translator.aligner.room, "most", math.inf)
+        monkeypatch.setattr(translator.pipeline.aligner.room, "most", math.inf)
         found = translator.translate(LINES, report_align=True)
         assert [t.hyps[0].align for t in found] == expected
         assert sizes[0] > 1 and sizes[-1] == 1

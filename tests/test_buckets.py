@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.__main__ import main
+from onmt_lite.api import Translator
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.inference.translator import Translator
 from onmt_lite.jobs import ranges
 from onmt_lite.jobs.inputs import look_at_inputs, survey
 from onmt_lite.jobs.ranges import cut

@@ -68,10 +68,10 @@ def test_a_translator_counts_its_phases(translator, monkeypatch):
 
         monkeypatch.setattr(owner, name, work)
 
-    slowed(translator.examples, "make", 1.0)
+    slowed(translator.pipeline.examples, "make", 1.0)
     slowed(translator.model, "encode", 1000.0)
     slowed(translator.model, "init_state", 1_000_000.0)  # once a batch, as encode
-    translator.clock.take()
+    translator.pipeline.clock.take()
     translator.translate(["der hund", "", "die katze sieht"], batch_size=1, batch_type="sents")
-    seconds = translator.clock.take()
+    seconds = translator.pipeline.clock.take()
     assert seconds == {"tokenise": 3.0, "encode": 2000.0, "decode": 2_000_000.0}

@@ -270,11 +270,11 @@ class TestCalibrate:
         """No step of a decoder makes them alone."""
         tokens = ["▁a-b"]
         example = SimpleNamespace(src_tokens=tokens)
-        translator = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
+        pipeline = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
         made = SimpleNamespace(id=0, src="a-b", hyps=[SimpleNamespace(tokens=tokens)])
         monkeypatch.setattr("onmt_lite.train.calibrate.attended", lambda *_: [[[0, 0]]])
         config = {"align_layer": 1, "align_head": 0, "align_late": False}
-        assert best_attention(translator, [made]) == (config, 1, 1)
+        assert best_attention(pipeline, [made]) == (config, 1, 1)
 
     def test_the_table(self):
         """Ten bins, those without lines left out."""

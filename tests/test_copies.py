@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference import pipeline as pipeline_module
 from onmt_lite.inference.duplicates import OF_A_LINE, Copies, kind_of
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchRules
@@ -35,13 +35,13 @@ KINDS = 7  # of lines that are searched for, by line and target
 @pytest.fixture
 def decoded(monkeypatch):
     """Sentences of each batch that is decoded."""
-    sizes, decode = [], translator_module.decode
+    sizes, decode = [], pipeline_module.decode
 
     def noted(model, sentences, *args, **named):
         sizes.append(len(sentences))
         return decode(model, sentences, *args, **named)
 
-    monkeypatch.setattr(translator_module, "decode", noted)
+    monkeypatch.setattr(pipeline_module, "decode", noted)
     return sizes
 
 
@@ -92,7 +92,7 @@ def test_progress_counts_them_all(translator, score_only):
         calls = []
         sources, targets = ([Line(i, x) for i, x in enumerate(each)] for each in (lines, targets))
         options = translator.options.updated(score_only=score_only, tgt="tgt")
-        translator.translate_lines(sources, targets, options, lambda *n: calls.append(n))
+        translator.pipeline.translate_lines(sources, targets, options, lambda *n: calls.append(n))
         return [sum(n) for n in zip(*calls)]
 
     alone = [counted([line], [tgt]) for line, tgt in zip(LINES, TARGETS)]

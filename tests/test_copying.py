@@ -14,7 +14,6 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
-from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import archives, families, rnn_by_hand, tiny
@@ -42,7 +41,7 @@ MODELS = {
     "transformer": (make_copying_transformer, {}),
 }
 SRC, SRC_LENGTHS = archives.padded([SRC_VOCAB.encode(line.split()) for line in LINES], PAD)
-OWN = [extended_ids(line.split(), TGT_VOCAB) for line in LINES]
+OWN = [TGT_VOCAB.encode_copied(line.split()) for line in LINES]
 IDS, _ = archives.padded([ids for ids, _ in OWN], PAD)
 
 
@@ -96,7 +95,7 @@ def test_files_of_opennmt_py_follow_the_formula(name):
 
 def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
     src, lengths = archives.padded([src_vocab.encode(line.split()) for line in lines], PAD)
-    own = [extended_ids(line.split(), tgt_vocab) for line in lines]
+    own = [tgt_vocab.encode_copied(line.split()) for line in lines]
     ids, _ = archives.padded([ids for ids, _ in own], PAD)
     log_probs = model.forward(model.encode(src, lengths, ids), TGT)
     w = {name: weight.double() for name, weight in weights.items()}
@@ -202,11 +201,11 @@ def test_padding_is_never_produced(model):
 class TestExtendedIds:
     def test_known_words_keep_their_ids_and_own_ones_follow(self):
         vocab = Vocab(["<unk>", "<s>", "</s>", "a", "b"], unk_id=0, bos_id=1, eos_id=2)
-        assert extended_ids(["b", "x", "a", "y", "x"], vocab) == ([4, 5, 3, 6, 5], ["x", "y"])
+        assert vocab.encode_copied(["b", "x", "a", "y", "x"]) == ([4, 5, 3, 6, 5], ["x", "y"])
 
     def test_copying_cannot_end_a_translation(self):
         vocab = Vocab(["<unk>", "<s>", "</s>", "a"], unk_id=0, bos_id=1, eos_id=2)
-        assert extended_ids(["</s>", "<unk>", "<s>"], vocab) == (
+        assert vocab.encode_copied(["</s>", "<unk>", "<s>"]) == (
             [4, 5, 6],
             ["</s>", "<unk>", "<s>"],
         )
@@ -288,7 +287,7 @@ class TestTranslating:
     @staticmethod
     def by_hand(translator, line, hyp) -> list[float]:
         """From one full pass over the sentence alone."""
-        ids, own = extended_ids(line.split(), TGT_VOCAB)
+        ids, own = TGT_VOCAB.encode_copied(line.split())
         names = [*TGT_VOCAB.tokens, *own]
         out = [names.index(token) for token in hyp.tokens] + [TGT_VOCAB.eos_id] * hyp.ended
         model, src = translator.model, torch.tensor([SRC_VOCAB.encode(line.split())])

@@ -62,7 +62,7 @@ def test_without_it_batches_do(run, sums_differ):
 def test_sentences_are_alone_in_every_search(name, monkeypatch):
     """Also where waiting sentences would join a batch."""
     translator = cases.make_translator(cases.lively_transformer())
-    translator.refills = True
+    translator.pipeline.refills = True
     running, plain = [], Frontier.step
 
     def step(frontier):

@@ -184,6 +184,20 @@ class TestEverySearch:
         assert_same(found, expected)
         assert faults(events, uploads) == {}
 
+    @pytest.mark.parametrize(
+        "phrases",
+        [
+            dict(force_words="w30"),
+            dict(ban_words="w48\tw26\tw35"),
+            dict(force_words="w30 w31\tw40", ban_words="w48 w48\tw26"),
+        ],
+    )
+    def test_phrases_go_with_the_transfer_of_the_step(self, pair, phrases):
+        plain, moved = pair
+        found, events = simulate(moved, **phrases)
+        assert_same(found, translate(plain, **phrases))
+        assert faults(events) == {}
+
     def test_sentences_end_apart(self, pair):
         """Or nothing would have been dropped or refilled above."""
         found = translate(pair[0])
@@ -249,7 +263,7 @@ def run_endless(
 ) -> list[list[Event]]:
     """Steps of a batch whose sentences all have `length` tokens, without what comes before."""
     moved = on_device(make_translator(endless_transformer(**config)))
-    moved.refills = False  # nor do two batches take turns
+    moved.pipeline.refills = False  # nor do two batches take turns
     found, events = simulate(moved, lines, max_length=length, max_length_ratio=0)
     assert {len(t.hyps[0].tokens) for t in found} == {length}
     return steps(events)[1:]

@@ -89,8 +89,11 @@ def test_n_best_lists_are_those_of_transformers(translators, name, i):
 
 
 def sources_of(translator, lines):
-    direction = translator._direction(translator.options)
-    made = (translator.examples.make(line, direction=direction) for line in from_texts(lines, "x"))
+    direction = translator.pipeline.direction(translator.options)
+    made = (
+        translator.pipeline.examples.make(line, direction=direction)
+        for line in from_texts(lines, "x")
+    )
     return [example.src_ids for example in made]
 
 
@@ -250,8 +253,11 @@ class TestLanguages:
         translator = translators["nllb"]
         lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
         options = translator.options.updated(search="transformers", max_length=12)
-        direction = translator._direction(options)
-        group = [translator.examples.make(x, direction=direction) for x in from_texts(lines, "x")]
+        direction = translator.pipeline.direction(options)
+        group = [
+            translator.pipeline.examples.make(x, direction=direction)
+            for x in from_texts(lines, "x")
+        ]
         rules = SearchRules(options, translator.checkpoint)
         sentences = [rules.sentence(example) for example in group]
         found = [dict(decode(translator.model, sentences, rules.plan, n)) for n in (5, 2)]

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from onmt_lite.config.option import META
-from onmt_lite.config.schema import Foreign, load, opt, options_of
+from onmt_lite.config.option import META, Foreign, opt, options_of
+from onmt_lite.config.sources import Program, load
 from onmt_lite.errors import OptionError
 
 
@@ -37,7 +37,7 @@ def resolve(tmp_path):
         path = tmp_path / "a.yaml"
         path.write_text(yaml, encoding="utf-8")
         argv = ["-config", str(path), *argv]
-        return load(argv, OPTIONS, lambda values: [], foreign=FOREIGN)
+        return load(argv, Program("test", "", OPTIONS, foreign=FOREIGN))
 
     return run
 

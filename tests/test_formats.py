@@ -10,7 +10,7 @@ import pytest
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.config.options import DataOptions
+from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import build_writer
 
@@ -225,7 +225,7 @@ def test_score_only_searches_nothing(score, monkeypatch):
     def never(*args, **named):
         raise AssertionError("searched")
 
-    monkeypatch.setattr("onmt_lite.inference.translator.decode", never)
+    monkeypatch.setattr("onmt_lite.inference.pipeline.decode", never)
     lines, log = score("-score_only")
     assert len(lines) == len(LINES) and "GOLD 1" not in log
     assert "GOLD 1: the cat" in score("-score_only -verbose")[1]

@@ -9,7 +9,8 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.errors import OptionError
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
 from onmt_lite.train.run import Trainer, train
 from recipes.de_en import grow

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import export
-from onmt_lite.config.help import by_group
+from onmt_lite.config.help import by_group, help_on, help_text
 from onmt_lite.config.help import example as example_of
+from onmt_lite.config.json_schema import json_schema
 from onmt_lite.config.opennmt_options import FOREIGN
-from onmt_lite.config.options import OPTIONS, load_options, remark
+from onmt_lite.config.option import META_NAMES
+from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
-from onmt_lite.config.schema import META_NAMES, Resolver, help_on, help_text, json_schema
+from onmt_lite.config.sources import Resolver
 from onmt_lite.errors import OptionError
 from onmt_lite.export import PROGRAM as EXPORT
 from onmt_lite.export import load_export_options
@@ -127,7 +130,7 @@ class TestHelp:
         config = tmp_path / "a.yaml"
         config.write_text("\n".join(pairs), encoding="utf-8")
         _, by_yaml = LOADS[program](["-config", str(config), *beside])
-        assert by_words.configuration().values == by_yaml.configuration().values
+        assert by_words.values | {"config": ()} == by_yaml.values | {"config": ()}
         assert by_words.values[name] != option.default
         assert not [note for note in by_words.notes if note.startswith(f"{name}:")]
 
@@ -168,10 +171,6 @@ class TestHelp:
         widths = [len(line) for line in out.split("\n")]
         assert 50 < max(widths) <= 60
 
-    def test_md_prints_the_table(self, main):
-        code, out, err = main(TRANSLATE, "-md")
-        assert (code, err) == (0, "") and "| `-beam_size N` | `5` |" in out
-
 
 # -- the schema of the YAML files ------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ def schema_takes(program, document):
 
 def resolver_takes(program, document):
     """Value by value: what options say together is not the schema's business."""
-    resolver = Resolver(dict(program.options), remark, program.foreign)
+    resolver = Resolver(replace(program, rules=()))
     for name, value in document.items():
         resolver.put(name, value, "here")
     try:

@@ -7,6 +7,7 @@ import pytest
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import run_job
 
 NLLB = str(Path(__file__).parent / "data" / "families" / "nllb")
@@ -49,7 +50,7 @@ def expected():
 
 
 def test_a_job_that_goes_on(job, expected, monkeypatch):
-    translate, n_calls = Translator.translate_lines, []
+    translate, n_calls = Pipeline.translate_lines, []
 
     def stops(self, *args, **kwargs):
         n_calls.append(1)
@@ -57,7 +58,7 @@ def test_a_job_that_goes_on(job, expected, monkeypatch):
             raise MemoryExhausted("out of memory")
         return translate(self, *args, **kwargs)
 
-    monkeypatch.setattr(Translator, "translate_lines", stops)
+    monkeypatch.setattr(Pipeline, "translate_lines", stops)
     with pytest.raises(MemoryExhausted):
         job("out")
     with pytest.raises(OptionError, match="tgt_lang was eng_Latn, now fra_Latn"):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from benchmarks.workloads import Shape, random_workload
 from onmt_lite import Translator
-from onmt_lite.config.environment import processor_words
 from onmt_lite.inference import runtime
 from onmt_lite.models import attention, linear, processor
 from onmt_lite.models.linear import BLOCK, Bytes, Int8, Int8Weight, Linear, Packed, is_right, pack
+from onmt_lite.models.processor import processor_words
 from tests.support import tiny
 from tests.support.sweeps import swept
 

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
-from onmt_lite.files import open_input
+from onmt_lite.jobs.inputs import open_input
 from onmt_lite.text import lines as lines_module
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import object_line

@@ -83,7 +83,7 @@ class TestOthersComeOutAsWithoutIt:
         bad = data.draw(st.dictionaries(st.integers(0, len(group) - 1), at, min_size=1))
         group = [with_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
         translator = make_translator(group, device="cpu")
-        translator.refills = refills
+        translator.pipeline.refills = refills
         lines = [line_of(i, source) for i, source in enumerate(group)]
         options = dict(search=name, beam_size=3, max_length=6)
         alone = [results(translator, [line], **options)[0] for line in lines]
@@ -217,7 +217,7 @@ class TestWhatCounts:
     def test_infinite_scores_of_a_model_that_does_not_normalise(self):
         source = make_source({"1": [0.0, math.inf, 0.0]}, logits(0.1, 0.8, 0.1))
         translator = make_translator([source])
-        translator.checkpoint = replace(translator.checkpoint, sums_to_one=False)
+        translator.pipeline.checkpoint = replace(translator.checkpoint, sums_to_one=False)
         (found,) = results(translator, ["s0 s0"], beam_size=2)
         assert is_blank(found)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import re
 import shlex
 import warnings
@@ -15,9 +16,12 @@ import onmt_lite
 import translate
 from onmt_lite import OptionError, OptionWarning, TranslateOptions, Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.config.conditions import unmet
+from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, load_options
-from onmt_lite.config.schema import META_NAMES
+from onmt_lite.config.options import PROGRAM as TRANSLATE
+from onmt_lite.config.rules import Values
+from onmt_lite.config.transforms import PERFORMED, REWRITING
+from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 from tests.support import tiny
 
@@ -76,7 +80,11 @@ IDLE = [
     ("patience", "-search ctranslate2 -patience 2 -beam_size 1", "the first end token"),
     ("early_stopping", "-search transformers -beam_size 1 -early_stopping never", "first end"),
     ("early_stopping", "-search transformers-2 -beam_size 1 -early_stopping true", "first end"),
-    ("block_ngram_repeat", "-search opennmt-3 -do_sample -block_ngram_repeat 3", "draws them"),
+    (
+        "block_ngram_repeat",
+        "-search opennmt-3 -do_sample -block_ngram_repeat 3",
+        "draws them",
+    ),
     (
         "ignore_when_blocking",
         "-search opennmt-3 -do_sample -block_ngram_repeat 3 -ignore_when_blocking .",
@@ -85,13 +93,13 @@ IDLE = [
     (
         "coverage_penalty",
         "-search opennmt-3 -random_sampling_topp 0.5 -coverage_penalty wu -beta 1",
-        "where it draws",
+        "if it draws",
     ),
-    ("beta", "-search opennmt-3 -do_sample -coverage_penalty wu -beta 1", "where it draws"),
+    ("beta", "-search opennmt-3 -do_sample -coverage_penalty wu -beta 1", "if it draws"),
     (
         "stepwise_penalty",
         "-search opennmt-3 -do_sample -coverage_penalty wu -beta 1 -stepwise_penalty",
-        "where it draws",
+        "if it draws",
     ),
     ("replace_unk", "-replace_unk -ban_unk_token", "ban_unk_token is true"),
     ("replace_unk", "-replace_unk -search marian", "ban_unk_token is true"),
@@ -156,7 +164,7 @@ def test_a_note_says_why(name, line, why, tmp_path):
     assert note.startswith(f"{name}: without effect; ") and why in note
     assert note.endswith(" (command line)")
     _, resolved = load_options(shlex.split(line))
-    given = resolved.configuration().given()
+    given = resolved.given()
     path = tmp_path / "a.yaml"
     path.write_text("".join(f"{n}: {json.dumps(v)}\n" for n, v in given.items()))
     by_yaml = notes_of(["-config", str(path)])
@@ -213,7 +221,7 @@ def test_a_printed_configuration_loads_without_notes(search, tmp_path):
     """All its values hold anyway."""
     _, resolved = load_options(["-search", search, "-alpha", "0.3", "-length_penalty", "none"])
     path = tmp_path / "a.yaml"
-    path.write_text(resolved.configuration().to_yaml(), encoding="utf-8")
+    path.write_text(resolved.to_yaml(), encoding="utf-8")
     names = {note.split(":")[0] for note in notes_of(["-config", str(path)])}
     assert names == {"alpha"}  # which was idle before
 
@@ -258,40 +266,64 @@ def test_without_its_idle_options_a_line_means_the_same(values):
         assert re.match(r"\w+", note)[0] in left
 
 
-class TestConditions:
-    @pytest.mark.parametrize(
-        ("condition", "values", "clause"),
-        [
-            ("-a", {"a": True}, ""),
-            ("-a", {"a": 0}, "-a"),
-            ("-a", {"a": "none"}, "-a"),
-            ("-a x or y", {"a": "y"}, ""),
-            ("-a x or y", {"a": "z"}, "-a x or y"),
-            ("-a x or -b y or z", {"a": "z", "b": "z"}, ""),
-            ("-a x or -b y or z", {"a": "z", "b": "x"}, "-a x or -b y or z"),
-            ("-a x", {"a": ("w", "x")}, ""),
-            ("-a x and -b", {"a": "x", "b": ()}, "-b"),
-            ("no -a", {"a": True}, "no -a"),
-            ("no -a", {"a": ""}, ""),
-            ("several -a", {"a": (1,)}, "several -a"),
-            ("several -a", {"a": (1, 2)}, ""),
-            ("-a 2 or more", {"a": 1}, "-a 2 or more"),
-            ("-a 2 or more", {"a": 2}, ""),
-            ("-a 2 or more", {"a": 3}, ""),
-            ("", {}, ""),
-        ],
-    )
-    def test_unmet(self, condition, values, clause):
-        assert unmet(condition, values) == clause
+# -- what help says that options need, read by a parser of its own --------------------------------
 
-    def test_conditions_name_options_and_values_that_exist(self):
-        for option in OPTIONS.values():
-            for condition in (option.needs, option.requires):
-                for name, value in re.findall(r"-([a-z]\w*)(?: (\w+))?", condition):
-                    assert name in OPTIONS, condition
-                    choices = OPTIONS[name].choices
-                    if choices and value not in ("", "or", "and"):
-                        assert value in choices, condition
+
+def holds(clause, values):
+    """Clauses are alternatives joined by "or": "-a", "-a VALUE", "-a N or more", "no -a",
+    "several -a"; a bare VALUE goes with the last name."""
+    name = wanted = ""
+    for words in map(str.split, clause.split(" or ")):
+        if words[0] in ("no", "several"):
+            value = values[words[1][1:]]
+            found = value in (0, "", None, (), "none") if words[0] == "no" else len(value) > 1
+        elif words == ["more"]:
+            found = values[name] >= int(wanted)
+        else:
+            if words[0].startswith("-"):
+                name = words.pop(0)[1:]
+            wanted = words[0] if words else ""
+            value = values[name]
+            asks = value not in (0, "", None, (), "none")
+            found = wanted in (value if isinstance(value, tuple) else (str(value),))
+            found = found if words else asks
+        if found:
+            return True
+    return False
+
+
+def some_value(option, dice):
+    """A value of the option, the default every other time."""
+    if dice.random() < 0.5:
+        return option.default
+    if option.name == "transforms":
+        return tuple(dice.sample(PERFORMED + REWRITING, 2))
+    if option.choices:
+        return dice.choice(option.choices)
+    if option.many:
+        return dice.choice([("a",), ("a", "b")])
+    return {bool: True, int: dice.randint(0, 3), float: dice.randint(0, 1) / 2}.get(
+        option.kind, dice.choice(["", "a"])
+    )
+
+
+@pytest.mark.parametrize("program", [TRANSLATE, TRAIN], ids=lambda program: program.name)
+def test_help_says_what_the_rules_ask_for(program):
+    dice = random.Random(0)
+    for rule in (rule for rule in program.rules if rule.help):
+        condition = re.sub("Requires |Effective only with ", "", rule.help)
+        named = re.findall(r"-([a-z]\w*)", condition)
+        assert named and set(named) <= set(program.options), condition
+        seen = set()
+        for _ in range(200):
+            values = {n: o.default for n, o in program.options.items()}
+            values |= {n: some_value(program.options[n], dice) for n in named}
+            for name in rule.names:
+                asking = values | {name: 7 if program.options[name].kind is not bool else True}
+                expected = all(holds(clause, values) for clause in condition.split(" and "))
+                assert bool(rule.holds(Values(asking, option=name))) != expected, (name, values)
+                seen.add(expected)
+        assert seen == {True, False}, rule
 
 
 # -- what the model adds, and where notes are seen ------------------------------------------------

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.calibrate import calibrate, load_calibrate_options
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.summary import describe
@@ -17,6 +16,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.line import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.sentences import sentences_of
+from onmt_lite.train.calibrate import calibrate, load_calibrate_options
 from tests.support import tiny
 
 LINE = "Ich gehe nach Hause. Wo ist der Bahnhof? Morgen komme ich wieder!"
@@ -159,8 +159,8 @@ def test_references_are_scored_as_whole_lines(model):
     translator = make(model, split_longer=1)
     lines = [Line(i, text) for i, text in enumerate([LINE, PARTS[0], LINE])]
     references = [Line(i, text) for i, text in enumerate(["I go home.", "Yes.", ""])]
-    made = translator.translate_lines(lines, references)
-    assert [t.hyps for t in made] == [t.hyps for t in translator.translate_lines(lines)]
+    made = translator.pipeline.translate_lines(lines, references)
+    assert [t.hyps for t in made] == [t.hyps for t in translator.pipeline.translate_lines(lines)]
     scores = translator.score([LINE, PARTS[0], LINE], ["I go home.", "Yes.", ""])
     assert [t.gold_log_prob for t in made] == scores
     assert all(t.has_gold for t in made) and made[0].n_gold_tokens == 5
@@ -201,7 +201,7 @@ def test_a_picture_of_the_search_changes_nothing(model):
     lines = [LINE, PARTS[1]]
     translator = make(model, split_longer=30)
     watched = [Line(i, text, traced=True) for i, text in enumerate(lines)]
-    found = translator.translate_lines(watched)
+    found = translator.pipeline.translate_lines(watched)
     assert [t.hyps for t in found] == [t.hyps for t in translator.translate(lines)]
     assert found[0].trace is None and found[1].trace is not None
 

@@ -40,7 +40,7 @@ def toy_pool(**options):
 
 
 def server_of(pool):
-    return pool._workers._server.process.pid
+    return pool.backend._workers._server.process.pid
 
 
 def told(translations):
@@ -122,7 +122,7 @@ def test_errors_have_their_types_and_calls_go_on(pool):
         (OptionError, lambda: pool.translate(LINES, device="cpu")),
         # Found by the workers
         (OptionError, lambda: pool.translate(LINES, prefixes=LINES, search="opennmt-2018")),
-        (AttributeError, lambda: pool.translate_lines([None])),
+        (AttributeError, lambda: pool.backend.translate_lines([None])),
     ):
         for _ in range(2):
             with pytest.raises(error) as caught:
@@ -214,7 +214,7 @@ import os, sys, torch
 torch.ones(9, 9) @ torch.ones(9, 9)
 from onmt_lite import Translator
 t = Translator.from_pretrained({TOY!r}, workers=2)
-print(t._workers._server.process.pid, flush=True)
+print(t.backend._workers._server.process.pid, flush=True)
 print(t.translate(["katze"])[0].text, flush=True)
 """
 

@@ -109,7 +109,7 @@ class TestOnePass:
     def test_a_batch_takes_one_pass_and_a_step_for_each_free_token(self, name):
         """Not a step for each token that is given, whatever lengths there are."""
         translator = cases.make_translator(cases.endless_transformer())
-        translator.searched = counting = Counting(translator.model)
+        translator.pipeline.searched = counting = Counting(translator.model)
         options = dict(search=name, beam_size=2, max_length=8, max_length_ratio=0)
         texts = self.PREFIXES[:1] + self.PREFIXES[4:]
         found = translator.translate(cases.LINES[:3], texts, **options)
@@ -124,7 +124,7 @@ class TestOnePass:
     def test_the_best_token_follows_as_the_model_says_from_scratch(self, family, refills):
         """Restated: each token is the best of a full pass over all before it."""
         translator = cases.make_translator(cases.FAMILIES[family]())
-        translator.refills, model = refills, translator.model
+        translator.pipeline.refills, model = refills, translator.model
         found = cases.translate(translator, prefixes=self.PREFIXES, beam_size=1)
         for translation, line, text in zip(found, cases.LINES, self.PREFIXES):
             src = torch.tensor([SRC_VOCAB.encode(line.split())])

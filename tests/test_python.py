@@ -13,16 +13,9 @@ import pytest
 import torch
 
 import onmt_lite
-from onmt_lite import (
-    DataError,
-    Hypothesis,
-    OptionError,
-    Translation,
-    Translator,
-    load_options,
-)
+from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, load_options
 from onmt_lite.inference import batching
-from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference import pipeline as pipeline_module
 from onmt_lite.jobs.job import run_job
 from tests.support import tiny
 from tests.test_translator import assert_same
@@ -121,7 +114,7 @@ class TestStream:
             sizes.append(len(lines))
             return [Translation(line.id, line.text) for line in lines]
 
-        monkeypatch.setattr(translator, "translate_lines", translate_lines)
+        monkeypatch.setattr(translator.backend, "translate_lines", translate_lines)
         return sizes
 
     @pytest.mark.parametrize("prefixes", [None, PREFIXES])
@@ -300,7 +293,7 @@ class TestWhatBelongsToOthers:
             assert torch.get_num_threads() == before + 1
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(translator_module, "decode", broken)
+        monkeypatch.setattr(pipeline_module, "decode", broken)
         with pytest.raises(RuntimeError, match="broken"):
             translator.translate(["a"], threads=before + 1)
         assert torch.get_num_threads() == before

@@ -30,9 +30,9 @@ from benchmarks.__main__ import parse as parse_benchmarks
 from benchmarks.report import chart_of, headline, tables_of, write_pages
 from onmt_lite import OnmtLiteError, Translator
 from onmt_lite.config import peers
+from onmt_lite.config.help import markdown_table
 from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
-from onmt_lite.config.schema import markdown_table
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS

@@ -185,7 +185,7 @@ def test_nothing_is_written_where_something_fails(corpus, tmp_path):
 # Mean
 
 
-def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capsys):
+def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capfd):
     shares = (1, 3, 0)
     models = [tiny.make_model(seed=seed, align_head=seed % 2) for seed in range(3)]
     for i, model in enumerate(models):
@@ -194,7 +194,7 @@ def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, caps
     argv = ["-models", *(str(tmp_path / str(i)) for i in range(3))]
     argv += ["-output", str(tmp_path / "new" / "mean")]
     assert mean.main([*argv, "-weights", *map(str, shares)]) == 0
-    assert capsys.readouterr().out == f"model: {tmp_path / 'new' / 'mean'}\n"
+    assert capfd.readouterr().out == f"model: {tmp_path / 'new' / 'mean'}\n"
     argv[-1] += "8"
     assert mean.main([*argv, "-weights", *map(str, shares), "-save_bits", "8"]) == 0
     large, small = (tmp_path / "new" / name / native.WEIGHTS for name in ("mean", "mean8"))
@@ -242,14 +242,14 @@ def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, capsys, words, 
 # Evaluation
 
 
-def test_evaluation_prints_scores_and_copies(tmp_path, capsys):
+def test_evaluation_prints_scores_and_copies(tmp_path, capfd):
     sources = ["Guten Morgen.", "Wie geht es dir?", "Ich habe Hunger.", "Wo ist der Bahnhof?"] * 2
     outputs = Translator.from_pretrained("data/de-en", precision="fp32").translate(sources)
     pairs = [f"{src}\t{out.hyps[0].text}\n" for src, out in zip(sources, outputs, strict=True)]
     (tmp_path / "test.tsv").write_text("".join(pairs), encoding="utf-8")
     argv = ["-test", str(tmp_path / "test.tsv"), "-strings", "2", "-output", str(tmp_path / "out")]
     assert evaluate.main(argv) == 0
-    rows = capsys.readouterr().out.splitlines()
+    rows = capfd.readouterr().out.splitlines()
     assert re.match(r"test.tsv +8 lines  BLEU 100.0  chrF 100.0  empty 0  loops 0$", rows[0])
     assert any(re.match(r"joined by 8 +1 lines  BLEU", row) for row in rows)
     made = {path.stem: read_pairs(path) for path in (tmp_path / "out").iterdir()}
@@ -265,14 +265,14 @@ def test_evaluation_prints_scores_and_copies(tmp_path, capsys):
     assert copied.keys() == evaluate.SENTENCES.keys()
 
 
-def test_evaluation_of_few_lines_and_of_files_with_one_name(tmp_path, capsys):
+def test_evaluation_of_few_lines_and_of_files_with_one_name(tmp_path, capfd):
     paths = [tmp_path / folder / "test.tsv" for folder in ("a", "b")]
     for path, n in zip(paths, (2, 3)):
         path.parent.mkdir()
         path.write_text("Guten Morgen.\tGood morning.\n" * n, encoding="utf-8")
     argv = ["-test", *map(str, paths), "-strings", "0", "-output", str(tmp_path / "out")]
     assert evaluate.main(argv) == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     for path, n in zip(paths, (2, 3)):
         assert re.search(rf"^{path} +{n} lines  BLEU", out, re.M)
     assert "joined by 8" not in out

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.batching import join_batches
 from onmt_lite.inference.records import Example
-from onmt_lite.inference.translator import Translator
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_batch import Frontier
 from onmt_lite.search.decode import decode
@@ -49,7 +49,7 @@ MORE = {
 
 
 def run(translator, lines, refills, prefixes, **options):
-    translator.refills = refills
+    translator.pipeline.refills = refills
     return [
         [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]
         for t in translator.translate(lines, prefixes, batch_type="sents", **options)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.config.options import DataOptions
+from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import LOG, Summary, averages, build_writer, sentence_log
 

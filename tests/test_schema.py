@@ -7,7 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.config.schema import Resolver, help_text, markdown_table, opt, options_of
+from onmt_lite.config.help import markdown_table
+from onmt_lite.config.option import opt, options_of
+from onmt_lite.config.sources import Program, Resolver
 from onmt_lite.errors import OptionError
 
 
@@ -32,6 +34,7 @@ class Words:
 
 
 OPTIONS = options_of((Shape, Words))
+PROGRAM = Program("test", "", OPTIONS, remark={"num_beams": "here it is count"}.get)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def resolve(tmp_path):
     """resolve(argv, yaml, yaml, ...) -> Resolved; files are a.yaml, b.yaml, ... in tmp_path."""
 
     def run(argv=(), *texts):
-        resolver = Resolver(OPTIONS, {"num_beams": "here it is count"}.get)
+        resolver = Resolver(PROGRAM)
         for letter, text in zip("abc", texts):
             path = tmp_path / f"{letter}.yaml"
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -372,7 +375,7 @@ def test_a_file_of_just_64_kib_is_read(resolve):
 
 def test_missing_file_and_directory(tmp_path):
     for path, word in [(tmp_path / "none.yaml", "No such file"), (tmp_path, "directory")]:
-        resolver = Resolver(OPTIONS)
+        resolver = Resolver(PROGRAM)
         resolver.yaml_file(str(path))
         with pytest.raises(OptionError) as caught:
             resolver.result()
@@ -405,13 +408,13 @@ VALUES = st.fixed_dictionaries(
 @example({"name": "...", "names": ["", "null", "5", "- a", "*x", "!y"]})
 @example({"names": [" a "]})
 def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
-    resolver = Resolver(OPTIONS)
+    resolver = Resolver(PROGRAM)
     for name, value in values.items():
         resolver.put(name, value, "here")
     first = resolver.result()
     path = tmp_path_factory.getbasetemp() / "printed.yaml"
     path.write_text(first.to_yaml(), encoding="utf-8", newline="\n")
-    again = Resolver(OPTIONS)
+    again = Resolver(PROGRAM)
     again.yaml_file(str(path))
     assert again.result().values == first.values
 
@@ -419,9 +422,9 @@ def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
 def test_printed_yaml_of_defaults_loads(tmp_path):
     """An empty list is the default of `names`, so it must be a value too."""
     path = tmp_path / "printed.yaml"
-    first = Resolver(OPTIONS).result()
+    first = Resolver(PROGRAM).result()
     path.write_text(first.to_yaml(), encoding="utf-8", newline="\n")
-    again = Resolver(OPTIONS)
+    again = Resolver(PROGRAM)
     again.yaml_file(str(path))
     assert again.result().values == first.values
 
@@ -437,7 +440,7 @@ def test_an_origin_cannot_add_lines_to_printed_yaml(tmp_path):
     """A file name may hold a line feed; what follows it must stay a comment."""
     path = tmp_path / "x\nname: stolen #.yaml"
     path.write_text("count: 3", encoding="utf-8")
-    resolver = Resolver(OPTIONS)
+    resolver = Resolver(PROGRAM)
     resolver.yaml_file(str(path))
     lines = resolver.result().to_yaml().split("\n")
     assert [line.split(":")[0] for line in lines if line] == [*OPTIONS]
@@ -460,25 +463,8 @@ YAML_TEXT = st.lists(
 def test_any_file_gives_values_or_an_option_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(data)
-    resolver = Resolver(OPTIONS)
+    resolver = Resolver(PROGRAM)
     resolver.yaml_file(str(path))
-    check_values_or_error(resolver)
-
-
-ARGV_WORDS = st.one_of(
-    st.sampled_from(
-        "-count --count -count=3 -cap -flag --flag=false -mode avg wu -rate -share -name -names "
-        "-co 5 -1 0.5 nan true false - -- = -= --=x".split()
-    ),
-    st.text(max_size=4),
-)
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.lists(ARGV_WORDS, max_size=6))
-def test_any_command_line_gives_values_or_an_option_error(argv):
-    resolver = Resolver(OPTIONS)
-    resolver.command_line(argv)
     check_values_or_error(resolver)
 
 
@@ -515,24 +501,14 @@ def test_build_fills_each_group(resolve):
     assert resolved.build(Words) == Words(names=("a",))
 
 
-def test_help_and_table_name_every_option_with_default_and_choices():
-    text, table = help_text(OPTIONS, "usage", 100), markdown_table(OPTIONS)
-    assert text.startswith("usage\n")
-    for name, option in OPTIONS.items():
-        assert f"  -{name}" in text
-        assert option.help in text
-        assert option.help in table
-    assert "-mode {none,wu,avg}" in text
-    assert "how many. Default: 5." in text
+def test_the_table_has_every_option_under_its_group():
+    table = markdown_table(OPTIONS)
     assert "| `-count N` | `5` | how many. |" in table
-    # A bar inside a cell would end it
-    assert "{none,wu,avg}" in table
     rows = [line for line in table.split("\n") if line.startswith("|")]
-    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)
-    # Groups in order, each option under the title of its own
-    for shown in (text, table):
-        places = [shown.index(word) for word in ("Shape", "-count", "-mode", "Words", "-rate")]
-        assert places == sorted(places)
+    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)  # a bar ends a cell
+    places = [table.index(word) for word in ("Shape", "-count", "-mode", "Words", "-rate")]
+    assert places == sorted(places)
+    assert all(option.help in table for option in OPTIONS.values())
 
 
 def test_variables_are_text(resolve, monkeypatch):

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.translator import Translator
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.events import Candidates, Event
 from onmt_lite.search.plan import Limits

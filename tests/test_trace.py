@@ -34,7 +34,7 @@ def de_en():
 
 def traced(translator, options, lines=LINES):
     numbered = [Line(i, text, traced=True) for i, text in enumerate(lines)]
-    return translator.translate_lines(numbered, None, options)
+    return translator.pipeline.translate_lines(numbered, None, options)
 
 
 def walked_back(dumped, line, eos):
@@ -58,7 +58,7 @@ def walked_back(dumped, line, eos):
 def test_parents_lead_back_to_each_hypothesis(de_en, given):
     options = TranslateOptions.of(**given)
     found = traced(de_en, options)
-    assert found == de_en.translate_lines(
+    assert found == de_en.pipeline.translate_lines(
         [Line(i, text) for i, text in enumerate(LINES)], None, options
     )  # nothing changes
     blank = found.pop(2)
@@ -96,7 +96,7 @@ def test_with_a_forced_beginning(de_en, search):
     options = TranslateOptions.of(search=search, tgt="prefixes", tgt_file_prefix=True)
     lines = [Line(i, text, traced=True) for i, text in enumerate(LINES)]
     prefixes = [Line(i, text) for i, text in enumerate(["Where", "Where", "", ""])]
-    found = de_en.translate_lines(lines, None, options, prefixes=prefixes)
+    found = de_en.pipeline.translate_lines(lines, None, options, prefixes=prefixes)
     del found[2]
     dumped = json.loads(to_json([t.trace for t in found]))
     for i, translation in enumerate(found):

@@ -48,7 +48,7 @@ def made():
     translator = Translator.from_pretrained("de-en", precision="fp32")
     options = TranslateOptions.of(beam_size=5, block_ngram_repeat=2)
     lines = [Line(i, text, traced=True) for i, text in enumerate(LINES)]
-    found = translator.translate_lines(lines, None, options)
+    found = translator.pipeline.translate_lines(lines, None, options)
     traces = [t.trace or Trace(t.id, t.src) for t in found]
     return traces, found, to_html(traces)
 

@@ -17,7 +17,8 @@ from onmt_lite.__main__ import main as translate
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionError
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
 from onmt_lite.train.batches import group, one_ahead, pad_batch
 from onmt_lite.train.loss import ROWS, smoothed_nll

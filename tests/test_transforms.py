@@ -443,7 +443,7 @@ class TestOwnSwitches:
         options = dict(transforms=["prefix", "suffix"], src_prefix="dog", src_suffix="</s>")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
         line = from_text("man " * (translator.model.max_positions + 5), 0)
-        example = translator.examples.make(line)
+        example = translator.pipeline.examples.make(line)
         assert len(example.src_ids) == translator.model.max_positions
         assert (example.src_ids[0], example.src_ids[-1]) == (5, 3)
         assert "truncated" in example.notes

@@ -10,7 +10,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
-from onmt_lite.inference import translator as translator_module
+from onmt_lite.inference import pipeline as pipeline_module
 from onmt_lite.text.line import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -105,7 +105,7 @@ class TestScores:
         targets = [*reversed(tiny.SENTENCES), "", "the dog", "a", "red", "book"]
         lines = [Line(i + 100, text) for i, text in enumerate(LINES)]
         references = [Line(i + 100, text) for i, text in enumerate(targets)]
-        found = translator.translate_lines(lines, references)
+        found = translator.pipeline.translate_lines(lines, references)
         for t, target in zip(found, targets, strict=True):
             tokens = translator.tokenizer.encode(target)
             known = [y if y in translator.checkpoint.tgt_vocab.ids else "<unk>" for y in tokens]
@@ -326,7 +326,7 @@ class TestMemory:
     @pytest.fixture
     def too_large(self, monkeypatch):
         """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
-        sizes, decode = [], translator_module.decode
+        sizes, decode = [], pipeline_module.decode
 
         def small(model, sentences, *plan, **more):
             sizes.append(len(sentences))
@@ -334,7 +334,7 @@ class TestMemory:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return decode(model, sentences, *plan, **more)
 
-        monkeypatch.setattr(translator_module, "decode", small)
+        monkeypatch.setattr(pipeline_module, "decode", small)
         return sizes
 
     @pytest.fixture
@@ -360,7 +360,7 @@ class TestMemory:
             calls.append(args)
             raise RuntimeError("sizes of tensors must match")
 
-        monkeypatch.setattr(translator_module, "decode", broken)
+        monkeypatch.setattr(pipeline_module, "decode", broken)
         with pytest.raises(RuntimeError, match="must match"):
             translator.translate(LINES)
         assert len(calls) == 1

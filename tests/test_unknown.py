@@ -11,7 +11,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.placeholders import Reader, Unknown
+from onmt_lite.text.placeholders import Extractor, Unknown
 from onmt_lite.text.tag_projection import Aligned, Units, put_back
 from tests.support import tables, tiny
 
@@ -25,7 +25,7 @@ def encode(text: str) -> list[str]:
 
 
 def read(line: str, unknown: Unknown = GERMAN):
-    return Reader(encode, lambda token: token in KNOWN, unknown).read(line)
+    return Extractor(encode, lambda token: token not in KNOWN, unknown).extract(line)
 
 
 READINGS = [
@@ -127,7 +127,7 @@ def test_what_the_model_reads(line, text, taken):
 )
 def test_lines_that_a_model_can_read_are_left_alone(line):
     known = KNOWN | {"%"}
-    reading = Reader(encode, lambda token: token in known, GERMAN).read(line)
+    reading = Extractor(encode, lambda token: token not in known, GERMAN).extract(line)
     assert reading is None or (reading.items, reading.text) == ((), line)
 
 
@@ -292,7 +292,7 @@ def test_markup_is_put_back_behind_bytes():
     def cut(text: str) -> list[str]:
         return [t for c in encode(text) for t in ([c] if c.isascii() or c == "▁" else bytes_of(c))]
 
-    reading = Reader(cut, lambda token: token in KNOWN or len(token) == 6, GERMAN).read(
+    reading = Extractor(cut, lambda token: token not in KNOWN and len(token) != 6, GERMAN).extract(
         "日本語 dog <b>red</b> cat."
     )
     tokens = cut(reading.text)
@@ -343,7 +343,7 @@ def copying(tiny_checkpoint):
 @given(line=odd_lines())
 def test_everything_comes_out_once_in_every_hypothesis(copying, line):
     (found,) = copying.translate([line])
-    reading = copying.examples.reader.read(line)
+    reading = copying.pipeline.examples.extractor.extract(line)
     if reading.passes:
         assert (found.text, found.notes) == (line, ("unknown-script",))
         return
@@ -389,7 +389,7 @@ def test_rules(tiny_checkpoint):
 def test_every_search(tiny_checkpoint, search):
     translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
     for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
-        reading = translator.examples.reader.read(found.src)
+        reading = translator.pipeline.examples.extractor.extract(found.src)
         assert all(hyp.text.count(item.text) == 1 for hyp in found.hyps for item in reading.items)
 
 

@@ -17,13 +17,7 @@ import torch
 
 from onmt_lite.config.cores import usable_cores
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import (
-    CheckpointError,
-    DataError,
-    MemoryExhausted,
-    OptionError,
-    WorkerLost,
-)
+from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import inputs as inputs_module
 from onmt_lite.jobs.fingerprint import fingerprint
@@ -32,7 +26,7 @@ from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
 from onmt_lite.jobs.reading import Bucket
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Done, Task
-from onmt_lite.jobs.worker import load, portable, translator_of
+from onmt_lite.jobs.worker import load, pipeline_of, portable
 from onmt_lite.jobs.workers import MAX_OPEN, READ_AHEAD, Workers
 from onmt_lite.text.line import Line
 from tests.support.deeds import Acting
@@ -340,7 +334,7 @@ def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
     options = dict(model=str(tiny_checkpoint), device="cpu")
     for n, given, threads in ((2, {}, 4), (3, {}, 2), (20, {}, 1), (2, dict(threads=5), 5)):
         shared = load(TranslateOptions.of(**options, **given), n)
-        translator = translator_of(shared, n - 1)
+        translator = pipeline_of(shared, n - 1)
         assert shared.options.speed.threads == threads
         assert translator.model is shared.parts[0].model
 

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 
 MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
 Model = TypeVar("Model", bound=nn.Module)

@@ -25,7 +25,8 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, FileError
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab

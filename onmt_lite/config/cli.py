@@ -1,6 +1,5 @@
-"""What every program of the project does around its work: help, errors, signals, exit codes."""
+"""What every program does around its work: help, errors, signals, exit codes."""
 
-import errno
 import os
 import platform
 import shlex
@@ -14,19 +13,13 @@ from typing import TypeVar
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.files import Stream, check_paths, save
+from onmt_lite.config.help import help_on, help_text, markdown_table
 from onmt_lite.config.interrupt import Interrupted, pending, stop_on_signals
-from onmt_lite.config.schema import (
-    META_NAMES,
-    Program,
-    Resolved,
-    Resolver,
-    help_on,
-    help_text,
-    json_schema,
-    markdown_table,
-    split_argv,
-)
-from onmt_lite.errors import FileError, OnmtLiteError, OptionError, refused
+from onmt_lite.config.json_schema import json_schema
+from onmt_lite.config.option import parse_words
+from onmt_lite.config.sources import Program, Resolved, split_argv
+from onmt_lite.errors import OnmtLiteError, OptionError
 
 T = TypeVar("T")
 
@@ -37,7 +30,7 @@ def run_program(
     load: Callable[[Sequence[str]], tuple[T, Resolved]],
     run: Callable[[T], None],
 ) -> int:
-    """Run a program on the words of `argv`, those of the command line by default.
+    """Run a program on the words of `argv`, by default those of the command line.
 
     Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
     7 some lines not translated, 128+N stopped by signal N.  An error of any other kind is a defect:
@@ -52,9 +45,10 @@ def run_program(
             return 0
         loaded, resolved = load(argv)
         if resolved.values["print_config"]:
-            print_out(resolved.configuration().to_yaml())
-        elif resolved.values["save_config"] is not None:
-            save_configuration(program, resolved)
+            print_out(resolved.to_yaml())
+        elif (path := resolved.values["save_config"]) is not None:
+            check_paths(list(files_named(program, resolved)), [("save_config", path)])
+            save(resolved.to_yaml(), path)
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -86,9 +80,9 @@ def run_program(
 
 
 def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
-    """The command that goes on with a job, for a shell: on a line of its own.
+    """Print the command that goes on with a job, for a shell: on a line of its own.
 
-    words  of the command line, behind the name of the interpreter
+    words  of the command line, after the name of the interpreter
     """
     if not getattr(error, "goes_on", False):
         return
@@ -100,30 +94,32 @@ def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
 
 
 def tell(argv: Sequence[str], program: Program) -> str:
-    """What the program says of itself, where the command line asks: then nothing else is done.
-    OptionError for a wrong question."""
+    """Return what the command line asks the program about itself; then nothing else is done.
+    Raises OptionError for a wrong question."""
     asked = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
     if (names := asked.get("help", asked.get("h"))) is not None:
         if names in ([], ["true"]):
             return help_text(program.options, f"{command()} {program.usage}", columns)
         return help_on(names, program.options, columns)
-    meta = Resolver({name: program.options[name] for name in META_NAMES})
-    for name in ("version", "print_schema"):
-        if name in asked:
-            meta.put_words(name, asked[name])
-    values = meta.result().values
-    if values["version"]:
+    switches = ("version", "print_schema")
+    wanted = [name for name in switches if name in asked and _is_on(program, name, asked[name])]
+    if "version" in wanted:
         return versions()
     if "md" in asked and "md" in program.foreign:  # OpenNMT-py's name
         return markdown_table(program.options)
-    if values["print_schema"]:
-        return json_schema(program)
-    return ""
+    return json_schema(program) if wanted else ""
+
+
+def _is_on(program: Program, name: str, words: list[str]) -> bool:
+    try:
+        return bool(parse_words(program.options[name], words))
+    except ValueError as error:
+        raise OptionError(f"{name}: {error} (command line)") from None
 
 
 def command() -> str:
-    """The words that started this program, as far as the first option."""
+    """Return the words that started this program, as far as the first option."""
     module = sys.modules["__main__"].__spec__  # None but for `python -m`
     if module is not None and module.origin == sys.argv[0]:
         return f"python -m {module.name.removesuffix('.__main__')}"
@@ -142,17 +138,8 @@ def versions() -> str:
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
-def save_configuration(program: Program, resolved: Resolved) -> None:
-    """Raises OptionError for a path that another option names, FileError."""
-    from onmt_lite.files import check_paths  # takes longer than reading the options
-
-    path = resolved.values["save_config"]
-    check_paths(list(files_named(program, resolved)), [("save_config", path)])
-    save(resolved.configuration().to_yaml(), path)
-
-
 def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
-    """Every file that the options name: which option, and its path; of a model all its files."""
+    """Yield every file that the options name: which option, and its path; of a model all files."""
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":
             continue
@@ -168,33 +155,10 @@ def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str
         yield from ((name, path) for path in paths)
 
 
-def save(text: str, path: str) -> None:
-    """Write all of a file, or leave what is there.  Raises FileError."""
-    from onmt_lite.files import Stream, replaces_a_file  # late, as above
-    from onmt_lite.text.whole import write_whole
-
-    data = text.encode("utf-8", "backslashreplace")
-    if replaces_a_file(path):
-        with refused(f"write {path}"):
-            write_whole(os.path.realpath(path), data)
-    else:
-        with Stream(path) as stream:
-            stream.append(data)
-            stream.finish()
-
-
 def print_out(text: str) -> None:
-    """Standard output, failing as a job's output does."""
-    if sys.stdout is None:
-        raise FileError("cannot write standard output: it is closed")
-    try:
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # whatever the locale
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is lost anyway
-        if error.errno == errno.EPIPE:
-            raise Interrupted(signal.SIGPIPE) from None
-        raise FileError(f"cannot write standard output: {error.strerror}") from None
+    """Print to standard output.  Raises FileError, and Interrupted if nobody reads a pipe."""
+    with Stream("-") as out:
+        out.append(text.encode("utf-8", "backslashreplace"))  # whatever the locale
 
 
 def _one_line(problem: str) -> str:

@@ -1,12 +1,12 @@
-"""The terminal: standard error as a place where nothing can go wrong, and who types."""
+"""The terminal: standard error that cannot fail, and whether a person types the input."""
 
 import os
 import sys
 
 
 class Console:
-    """Stands in for sys.stderr.  A full disk, or a reader that is gone, must not end a job whose
-    output is well."""
+    """Replaces sys.stderr: a full disk, or a reader that is gone, must not end a job whose output
+    is well."""
 
     encoding = "utf-8"  # tqdm asks
 
@@ -31,5 +31,5 @@ CONSOLE = Console()
 
 
 def is_typed(src: str) -> bool:
-    """Whether a person types the lines of `src`, and sees what is said about that."""
+    """Return whether a person types the lines of `src` and sees standard error."""
     return src == "-" and sys.stdin is not None and sys.stdin.isatty() and CONSOLE.isatty()

@@ -15,11 +15,8 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: of its affinity, within the quota of its control
-    groups, rounded up.
-
-    `root` is the folder that holds /proc and /sys.
-    """
+    """Return how many cores this process may keep busy: its affinity, within the quota of its
+    control groups, rounded up.  `root` holds /proc and /sys."""
     if hasattr(os, "sched_getaffinity"):
         limits = [float(len(os.sched_getaffinity(0)))]
     else:
@@ -29,26 +26,26 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def threads_wanted() -> float:
-    """Threads that the environment wants a program to have, as torch reads OMP_NUM_THREADS."""
+    """Return how many threads OMP_NUM_THREADS allows, read as torch reads it."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else math.inf
 
 
 def worker_room(root: Path = Path("/")) -> int:
-    """Workers that main memory has room for, at least 1."""
+    """Return how many workers main memory has room for, at least 1."""
     limits = [limit for limit, _ in memory_limits(root)] + available_memory(root)
     return max(1, min(limits) // WORKER_BYTES) if limits else 1
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of main memory that are left, of the machine and of this process's control groups;
-    None where that is not to be had."""
+    """Return how many bytes of main memory the machine and the control groups of this process have
+    left; None if unknown."""
     left = [max(0, limit - used) for limit, used in memory_limits(root)] + available_memory(root)
     return min(left, default=None)
 
 
 def available_memory(root: Path) -> list[int]:
-    """Bytes that the machine has left; none where the kernel does not say."""
+    """Return how many bytes the machine has left; an empty list if the kernel does not say."""
     with suppress(OSError, ValueError, IndexError):
         lines = read(root / "proc/meminfo").split("\n")
         (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
@@ -61,7 +58,7 @@ def may_have_gpu() -> bool:
 
 
 def cpu_quotas(root: Path) -> Iterator[float]:
-    """Seconds of processor time per second that control groups grant, of version 2 and 1."""
+    """Yield the processor seconds per second that control groups grant, of version 2 and 1."""
     for folder in control_groups(root, ""):
         with suppress(OSError, ValueError):  # "max 100000" is no limit
             quota, period = map(int, read(folder / "cpu.max").split())
@@ -74,8 +71,8 @@ def cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Bytes of main memory that control groups grant, of version 2 and 1, and bytes in use: without
-    what files left in memory, which the kernel takes back."""
+    """Yield the bytes of main memory that control groups grant, of version 2 and 1, and the bytes
+    in use, without cached files, which the kernel takes back."""
     versions = (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -93,11 +90,10 @@ def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and those above it.
+    """Yield the folders of this process's control group and of the groups above it, as in a
+    container only the upper ones may be mounted.
 
     controller  of version 1, such as cpu; "" is version 2
-
-    In a container the folder may lack: then those above it, which are mounted, say what is granted.
     """
     with suppress(OSError, ValueError):
         for line in read(root / "proc/self/cgroup").split("\n"):

@@ -24,9 +24,9 @@ PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML"
 
 
 def prepare_environment(*modules: str) -> None:
-    """End the program with one line on stderr and exit code 2 where something is missing.
+    """Set up the process; if packages are missing, end it with a line on stderr and exit code 2.
 
-    modules  those of PACKAGES that are needed so far; without any, all are
+    modules  of PACKAGES, the ones that are needed so far; by default all
     """
     problem = _problem(modules or tuple(PACKAGES))
     if problem:
@@ -38,6 +38,8 @@ def prepare_environment(*modules: str) -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    from onmt_lite.models.processor import processor_words  # late: not before Python is checked
+
     if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
         # Matrix products whose results depend neither on the number of threads nor on the number
         # of rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time);
@@ -47,9 +49,9 @@ def prepare_environment(*modules: str) -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep memory that is freed, for what is allocated next, which a search does again
-    and again: logits of 41 MB a step, whose fresh pages took a quarter of the processor's time (6
-    layers of 512, 32,000 words, int8).  Where MALLOC_... variables are set, they alone count."""
+    """Let glibc keep freed memory for the next allocation.  A search allocates logits of 41 MB at
+    each step, whose fresh pages took a quarter of the processor's time (6 layers of 512, 32,000
+    words, int8).  If MALLOC_... variables are set, they alone count."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
@@ -62,8 +64,8 @@ def keep_memory() -> None:
 
 
 def check_memory() -> None:
-    """Raise MemoryExhausted where `ulimit -v` has no room for torch, whose loading would then end
-    the process."""
+    """Raise MemoryExhausted if `ulimit -v` has no room for torch, whose loading would then end the
+    process."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_MEMORY:
         raise MemoryExhausted(
@@ -74,11 +76,9 @@ def check_memory() -> None:
 
 @contextlib.contextmanager
 def importing():
-    """Within, modules are imported for good: no garbage is looked for among their many objects,
-    now or later.  Saves a fifth of the time that torch takes, of processor time 1.2 s.
-
-    For programs: what they have made before is never looked through, either.
-    """
+    """Import modules within for good: the garbage collector ignores their many objects, and all
+    that the program made before.  Saves a fifth of the time that torch takes, 1.2 s of processor
+    time."""
     gc.disable()
     try:
         yield
@@ -87,17 +87,8 @@ def importing():
         gc.enable()
 
 
-def processor_words() -> set[str]:
-    """What Linux says of the processor, its maker and abilities among it; nothing elsewhere."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
-            return set(file.read(1 << 16).split())
-    except (OSError, ValueError):
-        return set()
-
-
 def _problem(modules: tuple[str, ...]) -> str:
-    """What is missing and the command that helps; "" where nothing is missing."""
+    """Return which packages are missing and the command that helps; "" if none."""
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
         return f"Python {version} is too old ({sys.executable}); run Python 3.10 or newer"
@@ -108,7 +99,7 @@ def _problem(modules: tuple[str, ...]) -> str:
 
 
 def _remedy(missing: list[str]) -> str:
-    """The command that makes the packages available."""
+    """Return the command that makes the packages available."""
     if not os.path.exists(os.path.join(ROOT, "translate.py")):
         return f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
     requirements = shlex.quote(os.path.relpath(os.path.join(ROOT, "requirements.txt")))

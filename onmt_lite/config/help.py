@@ -1,4 +1,4 @@
-"""Options as text for people: what -help prints, and the tables of the documentation."""
+"""Options as text: what -help prints, and the tables of the documentation."""
 
 import difflib
 import shlex
@@ -14,7 +14,7 @@ Options = Mapping[str, Option]
 
 WIDEST = 100  # columns; longer lines are hard to read
 NARROWEST = 40
-COLUMN = 26  # where descriptions begin
+COLUMN = 26  # at which descriptions begin
 MAX_CHOICES = 40  # characters; longer lists of choices go into the description
 BAR = "\\|"  # a bar inside a cell of a Markdown table
 
@@ -42,7 +42,7 @@ def help_text(options: Options, usage: str, columns: int = 80) -> str:
 def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
     """The options and groups of these names, with examples.  OptionError for unknown names.
 
-    Any word of a group's title names the group; where an option has the same name, both are shown.
+    Any word of a group's title names the group; if an option has the same name, both are shown.
     """
     width, groups = _width(columns), by_group(options)
     parts: list[str] = []
@@ -102,8 +102,8 @@ def _examples(members: Sequence[Option], options: Options, width: int) -> str:
 
 
 def example(option: Option, options: Options) -> tuple[str, list[str]]:
-    """An example of the option: words of a command line, and the lines of YAML that say the same;
-    none where a YAML file may not hold the option."""
+    """Return an example: words of a command line, and the lines of YAML that say the same; none if
+    a YAML file may not hold the option."""
     command = f"-{option.name} {option.example}".rstrip()
     if option.name in META_NAMES:
         return command, []
@@ -129,7 +129,7 @@ def _row(option: Option) -> str:
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
-# -- what both are made of ------------------------------------------------------------------------
+# -- parts of both --------------------------------------------------------------------------------
 
 
 def head_of(option: Option) -> str:
@@ -144,16 +144,12 @@ def head_of(option: Option) -> str:
 
 
 def description(option: Option, with_default: bool = True) -> str:
-    """What the option does, its choices, its default, what it needs: sentences."""
+    """Return sentences: what the option does, its choices, its default, what it needs."""
     sentences = [option.help]
     if option.choices and "{" not in head_of(option):
         sentences.append(f"One of {', '.join(option.choices)}")
     if with_default and option.default not in (None, (), "") and option.default is not False:
         sentences.append(f"Default: {_show(option.default)}")
-    if option.needs:
-        sentences.append(f"Effective only with {option.needs}")
-    if option.requires:
-        sentences.append(f"Requires {option.requires}")
     if option.remark:
         sentences.append(option.remark)
     return " ".join(f"{sentence}." for sentence in sentences)

@@ -1,4 +1,4 @@
-"""Signals that end a job in good order: files are closed and nothing half-written stays."""
+"""Signals that end a job in good order: files are closed, nothing half-written stays."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """Raised where a signal arrives; no `except Exception` takes it for an error."""
+    """Raised when a signal arrives; no `except Exception` takes it for an error."""
 
     def __init__(self, signum: int):
         super().__init__(signum)
@@ -23,7 +23,7 @@ pending: list[int] = []  # the signal that was raised and has not been answered 
 
 
 def stop_on_signals() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP raise Interrupted, those that are not ignored."""
+    """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
 
     stopped = False
 
@@ -50,15 +50,15 @@ def raise_pending() -> None:
 
 
 def ignore_signals() -> None:
-    """From now on these signals change nothing: all is done but for the end of the process, in
-    which Python would set the default back."""
+    """Ignore these signals from now on: only the end of the process is left, in which Python would
+    set the default back."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Within, a first signal is passed to `note`, and a second one ends the process at once."""
+    """Pass a first signal to `note`; a second one ends the process at once."""
     arrived = False
 
     def take(signum: int, frame: object) -> None:

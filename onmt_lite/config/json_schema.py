@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.help import description
-from onmt_lite.config.option import META_NAMES, Option
-from onmt_lite.config.program import Program
+from onmt_lite.config.option import META_NAMES, Foreign, Option
+from onmt_lite.config.sources import Program
 
 Schema = dict[str, Any]
 
@@ -16,8 +15,8 @@ BOUNDS = {"min": "minimum", "max": "maximum", "above": "exclusiveMinimum"}
 
 
 def json_schema(program: Program) -> str:
-    """The schema as JSON.  A value that the schema takes is one that the program takes, except
-    that in JSON 5.0 is a whole number, too."""
+    """Return the schema as JSON.  It takes the values that the program takes, except that in JSON
+    5.0 is a whole number, too."""
     options = program.options.items()
     known = {name: _property(option) for name, option in options if name not in META_NAMES}
     for name, other in program.foreign.items():
@@ -49,9 +48,9 @@ def _property(option: Option) -> Schema:
 
 
 def _shapes(option: Option) -> list[Schema]:
-    """What one value may be."""
+    """The types of one value."""
     if option.choices:
-        # YAML reads true, where a choice is "true", and 20 for "20"
+        # YAML reads true if a choice is "true", and 20 for "20"
         switches = [word == "true" for word in option.choices if word in ("true", "false")]
         numbers = [int(word) for word in option.choices if word.isdecimal()]
         return [{"enum": [*option.choices, *switches, *numbers]}]
@@ -69,7 +68,7 @@ def _foreign(other: Foreign, only_off: bool) -> Schema:
 
 
 def _with_foreign(own: Schema, other: Foreign) -> Schema:
-    """An option of ours where another program has values that ask for nothing."""
+    """An option of ours for which another program has values that ask for nothing."""
     return {**own, **_either([*own.pop("anyOf"), {"enum": _values(other)}])}
 
 

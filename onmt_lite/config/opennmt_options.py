@@ -1,10 +1,10 @@
-"""Options of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that have nothing to do here.
+"""Options of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that do nothing here.
 
 Values that ask for nothing are taken without a word, so that configurations work as they stand.
-Other values get a note, or are refused where the output would not be what was asked for.
+Other values get a note, or are refused if the output would not be what was asked for.
 """
 
-from onmt_lite.config.schema import Foreign
+from onmt_lite.config.option import Foreign
 
 ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
@@ -17,84 +17,59 @@ NOT_QUANTISED = "without effect here; weights are held in the type of -precision
 TRAINING = "for training only; leave it out"
 
 
-def _noted(**off: str) -> dict[str, Foreign]:
-    """Options without effect, each with the value that asks for nothing."""
-    return {name: Foreign((value,)) for name, value in off.items()}
+def _pairs(table: str) -> dict[str, tuple[str]]:
+    """Read `option value, option value`: each option with the value that asks for nothing."""
+    pairs = (pair.partition(" ") for pair in table.split(", "))
+    return {name: (value,) for name, _, value in pairs}
 
 
-def _of_training(transform: str, **off: str) -> dict[str, Foreign]:
-    """Options of a transform that does nothing in a translation: without effect where `transforms`
-    name it, refused elsewhere."""
-    unless = f"-transforms {transform}"
-    return {name: Foreign((v,), TRAINING, refused=True, unless=unless) for name, v in off.items()}
+def _noted(table: str) -> dict[str, Foreign]:
+    """Options without effect."""
+    return {name: Foreign(off) for name, off in _pairs(table).items()}
+
+
+def _of_training(transform: str, table: str) -> dict[str, Foreign]:
+    """Options of a transform that does nothing in a translation: without effect if `transforms`
+    name it, else refused."""
+    unless = ("transforms", transform)
+    pairs = _pairs(table).items()
+    return {name: Foreign(off, TRAINING, refused=True, unless=unless) for name, off in pairs}
 
 
 FOREIGN = {
     # Transforms that are not performed, or only in training
     **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(ALL)),
     **_noted(
-        src_lang="",
-        tgt_lang="",
-        reversible_tokenization="joiner",
-        doc_length="200",
-        max_context="1",
-        termbase_path="",
-        src_spacy_language_model="",
-        tgt_spacy_language_model="",
-        term_corpus_ratio="0.3",
-        term_example_ratio="0.2",
-        tm_path="",
-        fuzzy_corpus_ratio="0.1",
-        fuzzy_threshold="70",
-        tm_delimiter="\t",
-        fuzzymatch_min_length="4",
-        fuzzymatch_max_length="70",
+        "src_lang, tgt_lang, reversible_tokenization joiner, doc_length 200, max_context 1, "
+        "termbase_path, src_spacy_language_model, tgt_spacy_language_model, "
+        "term_corpus_ratio 0.3, term_example_ratio 0.2, tm_path, tm_delimiter \t, "
+        "fuzzy_corpus_ratio 0.1, fuzzy_threshold 70, fuzzymatch_min_length 4, "
+        "fuzzymatch_max_length 70"
     ),
     # Marks that those transforms put into the text
     **_noted(
-        src_term_stoken="｟src_term_start｠",
-        tgt_term_stoken="｟tgt_term_start｠",
-        tgt_term_etoken="｟tgt_term_end｠",
-        term_source_delimiter="｟fuzzy｠",
-        fuzzy_token="｟fuzzy｠",
+        "src_term_stoken ｟src_term_start｠, tgt_term_stoken ｟tgt_term_start｠, "
+        "tgt_term_etoken ｟tgt_term_end｠, term_source_delimiter ｟fuzzy｠, fuzzy_token ｟fuzzy｠"
     ),
     **_of_training(
         "bart",
-        permute_sent_ratio="0",
-        rotate_ratio="0",
-        insert_ratio="0",
-        random_ratio="0",
-        mask_ratio="0",
-        mask_length="subword",
-        poisson_lambda="3",
-        replace_length="-1",
+        "permute_sent_ratio 0, rotate_ratio 0, insert_ratio 0, random_ratio 0, mask_ratio 0, "
+        "mask_length subword, poisson_lambda 3, replace_length -1",
     ),
-    **_of_training("switchout", switchout_temperature="1"),
-    **_of_training("tokendrop", tokendrop_temperature="1"),
-    **_of_training("tokenmask", tokenmask_temperature="1"),
+    **_of_training("switchout", "switchout_temperature 1"),
+    **_of_training("tokendrop", "tokendrop_temperature 1"),
+    **_of_training("tokenmask", "tokenmask_temperature 1"),
     **_of_training(
         "clean",
-        src_eq_tgt="false",
-        same_char="false",
-        same_word="false",
-        scripts_ok="Latin Common",
-        scripts_nok="",
-        src_tgt_ratio="2",
-        avg_tok_min="3",
-        avg_tok_max="20",
-        langid="",
+        "src_eq_tgt false, same_char false, same_word false, scripts_ok Latin Common, scripts_nok, "
+        "src_tgt_ratio 2, avg_tok_min 3, avg_tok_max 20, langid",
     ),
     **_of_training(
         "inlinetags",
-        tags_dictionary_path="",
-        tags_corpus_ratio="0.1",
-        max_tags="12",
-        paired_stag="｟ph_#_beg｠",
-        paired_etag="｟ph_#_end｠",
-        isolated_tag="｟ph_#_std｠",
-        src_delimiter="｟fuzzy｠",
+        "tags_dictionary_path, tags_corpus_ratio 0.1, max_tags 12, paired_stag ｟ph_#_beg｠, "
+        "paired_etag ｟ph_#_end｠, isolated_tag ｟ph_#_std｠, src_delimiter ｟fuzzy｠",
     ),
-    **_of_training("response_patterns", response_patterns="Response : ｟newline｠"),
+    **_of_training("response_patterns", "response_patterns Response : ｟newline｠"),
     # Subwords are drawn in training; the best ones are what a translation reads
     "src_subword_nbest": Foreign(("1", "0")),
     "tgt_subword_nbest": Foreign(("1", "0")),

@@ -1,4 +1,4 @@
-"""What an option is, and which values it takes."""
+"""Options: how they are declared, what their values may be, and those of another program."""
 
 import dataclasses
 import difflib
@@ -6,19 +6,24 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
-# What YAML 1.1 and ConfigArgParse take for a switch
+# Words that YAML 1.1 and ConfigArgParse read as a switch
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 PATHS = ("FILE", "PATH")  # values that name what is on disk
 DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # see `form` below
+
+Group = TypeVar("Group")
+
+
+# -- declarations ---------------------------------------------------------------------------------
 
 
 def opt(
@@ -33,19 +38,15 @@ def opt(
     table: bool = False,
     value: str = "",
     example: str = "",
-    needs: str = "",
-    requires: str = "",
 ) -> Any:
-    """A dataclass field that is an option.  The type says what it may be.
+    """Declare an option as a dataclass field, whose annotation is its type.
 
     min, max  inclusive bounds; `above` is an exclusive one
-    choices   values of a text, where they are known only at run time
+    choices   values of a text, if they are known only at run time
     form      a pattern that the whole text must match, and how messages describe it
     table     a text that YAML may hold as a table, which becomes the text that Python would write
-    value     what help calls a value; FILE and PATH are completed as files
+    value     what help calls a value; FILE and PATH name what is on disk
     example   the words after the option in the example of -help NAME
-    needs     a condition without which the option has no effect, and a note says so
-    requires  a condition without which the option is refused
     """
     metadata = {key: value for key, value in locals().items() if key != "default"}
     return dataclasses.field(default=default, metadata=metadata)
@@ -68,7 +69,7 @@ class ConfigOptions:
 
 @dataclass(frozen=True)
 class MetaOptions:
-    """What every program tells of itself."""
+    """What every program tells about itself."""
 
     title: ClassVar[str] = "Information"
 
@@ -100,7 +101,7 @@ META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
 
 @dataclass(frozen=True)
 class Option:
-    """An option as the sources see it; see `opt`."""
+    """A declared option; see `opt`."""
 
     name: str
     group: str  # the title of the group that help shows it in
@@ -114,16 +115,14 @@ class Option:
     table: bool = False
     value: str = ""
     example: str = ""
-    needs: str = ""
-    requires: str = ""
-    remark: str = ""  # what else help says of it
+    remark: str = ""  # what help says besides, such as what the option needs
 
     @property
     def is_path(self) -> bool:
         return self.value in PATHS
 
     def expected(self) -> str:
-        """In words, what a value must be."""
+        """Describe valid values."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.form[1]:
@@ -145,9 +144,9 @@ class Option:
 def options_of(
     groups: tuple[type[Any], ...], remark: Callable[[str], str] = lambda name: ""
 ) -> dict[str, Option]:
-    """All options of the groups, by name, in order.  Each group has a `title`.
+    """Return the options of all groups by name, in order.  Each group has a `title`.
 
-    remark  gives what help says of an option besides
+    remark  what help says besides about the option of a name
     """
     found: dict[str, Option] = {}
     for group in groups:
@@ -163,6 +162,11 @@ def options_of(
     return found
 
 
+def build(group: type[Group], values: Mapping[str, Any]) -> Group:
+    """Build the dataclass of one group from the values of all options."""
+    return group(**{f.name: values[f.name] for f in dataclasses.fields(group)})  # type: ignore
+
+
 def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
     """int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> many str."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -175,8 +179,11 @@ def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
     return hint, (), False
 
 
+# -- values ---------------------------------------------------------------------------------------
+
+
 def parse_words(option: Option, words: list[str]) -> Any:
-    """Words of a command line as the option's value; ValueError says what was expected."""
+    """Read the words of a command line.  Raises ValueError that says what was expected."""
     if option.many:
         if not words:
             raise ValueError("needs at least one value")
@@ -190,7 +197,7 @@ def parse_words(option: Option, words: list[str]) -> Any:
 
 
 def _parse_word(option: Option, word: str) -> Any:
-    """5 -> 5 where a number is wanted; what is no number stays text, which `check` refuses."""
+    """5 -> 5 for a number; other words stay text, which `check` refuses if it must."""
     if option.kind is bool and word in ("true", "false"):
         return word == "true"
     if option.kind in (int, float) and NUMBER.fullmatch(word):
@@ -202,8 +209,8 @@ def _parse_word(option: Option, word: str) -> Any:
 
 
 def check_quoted(option: Option, value: Any) -> Any:
-    """A value from YAML whose quotes make no difference, as in files of programs that read all
-    values as words of a command line: "5" and 5 are the same number and the same text."""
+    """Check a value from YAML whose quotes make no difference: "5" and 5 are the same number and
+    the same text, as in files of programs that read all values as words of a command line."""
     if isinstance(value, (list, tuple)):
         return check(option, [_unquoted(option, item) for item in value])
     return check(option, _unquoted(option, value))
@@ -216,7 +223,8 @@ def _unquoted(option: Option, value: Any) -> Any:
 
 
 def check(option: Option, value: Any) -> Any:
-    """A value from YAML or Python, as it is used; ValueError says what was expected."""
+    """Return a value from YAML or Python as it is used.  Raises ValueError that says what was
+    expected."""
     if option.table and isinstance(value, dict):
         value = str(value)
     if not option.many:
@@ -229,7 +237,7 @@ def check(option: Option, value: Any) -> Any:
 def _check_one(option: Option, value: Any) -> Any:
     wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
     if option.choices:
-        if isinstance(value, (bool, int)):  # YAML reads true, where a choice is "true"
+        if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
             value = str(value).lower()
         if value not in option.choices or not isinstance(value, str):
             near = difflib.get_close_matches(str(value), option.choices, n=1)
@@ -255,9 +263,59 @@ def _check_one(option: Option, value: Any) -> Any:
 
 
 def _quote(value: Any) -> str:
-    """The value as it was given, but not pages of it."""
+    """The value as it was given, at most 100 characters of it."""
     try:
         text = repr(value)
     except ValueError:  # a number of thousands of digits
         return "a number too long to print"
     return text if len(text) <= 100 else text[:100] + "..."
+
+
+def as_words(value: Any) -> str:
+    """Write a value as on a command line: (0, 1) -> "0 1", True -> "true"."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(as_words, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value + 0.0:g}"
+    text = str(value)
+    return text.lower() if text in ("True", "False") else text
+
+
+# -- options of another program -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An option of another program that has nothing to do here, taken so that its files load.
+
+    off      values that ask for nothing, as words of a command line; None: all do
+    says     what a note says of any other value
+    refused  other values are refused, and `says` is the reason and the remedy
+    unless   an option and a value of it with which they are noted instead
+    renamed  our option that has the same values
+    switch   our option and its value that a switch stands for if it is on
+
+    An entry for an option that we have too says which values are as if it were not given, and what
+    to add to the message about a wrong value.
+    """
+
+    off: tuple[str, ...] | None
+    says: str = "without effect here"
+    refused: bool = False
+    unless: tuple[str, str] | None = None
+    renamed: str = ""
+    switch: tuple[str, Any] | None = None
+
+    def asks_for(self, words: str) -> bool:
+        """Return whether the value would have an effect in the other program."""
+        return self.off is not None and _plain(words) not in map(_plain, self.off)
+
+
+def _plain(words: str) -> str:
+    """.02 and 0.020 are the same number."""
+    try:
+        return f"{float(words) + 0.0:g}"
+    except ValueError:
+        return words

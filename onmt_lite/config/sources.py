@@ -1,89 +1,109 @@
-"""Command line, YAML files and keyword arguments, merged into one set of values."""
+"""Command line, YAML files and keyword arguments, merged into one set of values.
 
-import dataclasses
+Sources win in the order default < YAML files < command line.  Every problem in all of them is
+collected before anything is raised.
+"""
+
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from onmt_lite.checkpoints.shipped import find_config
-from onmt_lite.config.conditions import unmet
-from onmt_lite.config.foreign import Foreign, as_words
-from onmt_lite.config.option import META_NAMES, Option, check, check_quoted, parse_words
+from onmt_lite.config.option import (
+    META_NAMES,
+    Foreign,
+    Group,
+    Option,
+    as_words,
+    build,
+    check,
+    check_quoted,
+    parse_words,
+)
+from onmt_lite.config.rules import Rule, notes, refusals
 from onmt_lite.config.yamlfile import read_yaml
 from onmt_lite.errors import OptionError
 
-# From the values that are given to defaults that depend on them, and in words, of what; the last
-# ones win
-Defaults = Callable[[dict[str, Any]], list[tuple[Mapping[str, Any], str]]]
-Read = Callable[[Option, Any], Any]  # the value of an option; ValueError says what was expected
-Remark = Callable[[str], str | None]  # what to say of a name that no option has
+Given = Mapping[str, Any]
+Defaults = list[tuple[Mapping[str, Any], str]]  # values, and what they are defaults of
+Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
 
 
-def no_defaults(given: dict[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
-    return []
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A program, as far as its options go.
 
+    name      the command that it is installed as, or a name of that kind
+    usage     what follows the command in the help
+    rules     about options that do not go together
+    foreign   options of another program that its YAML files may hold
+    remark    what to say about a name that no option has; None for nothing
+    defaults  from the given values, the defaults that depend on them; the last ones win
+    quoted    whether quotes around a value in YAML make no difference
+    """
 
-def no_remark(name: str) -> str | None:
-    return None
+    name: str
+    usage: str
+    options: Mapping[str, Option]
+    rules: Sequence[Rule] = ()
+    foreign: Mapping[str, Foreign] = field(default_factory=dict)
+    remark: Callable[[str], str | None] = lambda name: None
+    defaults: Callable[[Given], Defaults] = lambda given: []
+    quoted: bool = False
 
 
 @dataclass(frozen=True)
 class Resolved:
     """Values of all options, with where each came from: default, FILE:LINE, command line.
 
-    `notes` names options of other programs that were taken without effect.
+    `notes` names options without effect, and what became of options of other programs.
     """
 
     values: dict[str, Any]
     origins: dict[str, str]
     notes: tuple[str, ...] = ()
 
-    def build(self, group: type) -> Any:
+    def build(self, group: type[Group]) -> Group:
         """The dataclass of one group."""
-        return group(**{f.name: self.values[f.name] for f in dataclasses.fields(group)})
+        return build(group, self.values)
+
+    def given(self) -> dict[str, Any]:
+        """Values of a configuration that are not defaults."""
+        return {n: self.values[n] for n, o in self._origins() if not o.startswith("default")}
 
     def to_yaml(self) -> str:
         """A configuration that gives these values again, the origins as comments."""
         lines = []
-        for name, value in self.values.items():
+        for name, origin in self._origins():
             # A file's name may hold a line feed, and an origin must stay a comment
-            origin = " ".join(self.origins[name].split())
-            lines.append(f"{name}: {dump(value)}  # {origin}\n")
+            lines.append(f"{name}: {dump(self.values[name])}  # {' '.join(origin.split())}\n")
         return "".join(lines)
 
-    def given(self) -> dict[str, Any]:
-        """The values that no default has given."""
-        return {n: v for n, v in self.values.items() if not self.origins[n].startswith("default")}
-
-    def notes_on(self, reasons: Mapping[str, str]) -> list[str]:
-        """A note for each given option without effect, from why it has none."""
-        given = self.configuration().given()
-        return [
-            f"{name}: without effect; {why} ({self.origins[name]})"
-            for name, why in reasons.items()
-            if name in given
-        ]
-
-    def configuration(self) -> "Resolved":
-        """What a YAML file may hold: all but the options of the command line alone."""
-        names = [name for name in self.values if name not in META_NAMES]
-        return Resolved({n: self.values[n] for n in names}, {n: self.origins[n] for n in names})
+    def _origins(self) -> list[tuple[str, str]]:
+        """Of what a YAML file may hold: all but the options of the command line alone."""
+        return [(name, o) for name, o in self.origins.items() if name not in META_NAMES]
 
 
-def _without_paths(value: Any) -> Any:
-    """Paths as text, those in a list too."""
-    if isinstance(value, (list, tuple)):
-        return [_without_paths(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+def notes_on(program: Program, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """Return what the rules of a program note about values.
+
+    An option that is given what holds anyway, as in a printed configuration, asks for nothing.
+    """
+    given = Resolved(dict(values), dict(origins)).given()
+    usual = {name: option.default for name, option in program.options.items()}
+    for defaults, _ in program.defaults(given):
+        usual |= defaults
+    asked = {name: origins[name] for name, value in given.items() if value != usual[name]}
+    return notes(program.rules, {**values, "given": given}, asked)
 
 
 def dump(value: Any) -> str:
-    """A value on one line of YAML."""
+    """Write a value on one line of YAML."""
     plain = list(value) if isinstance(value, tuple) else value
     texts = [item for item in (plain if isinstance(plain, list) else [plain]) if type(item) is str]
     style = None if all(text.isprintable() for text in texts) else '"'
@@ -96,51 +116,95 @@ def dump(value: Any) -> str:
 class Resolver:
     """Takes values from one source after another, collecting problems on the way."""
 
-    def __init__(
-        self,
-        options: dict[str, Option],
-        remark: Remark = no_remark,
-        foreign: Mapping[str, Foreign] | None = None,
-        quoted: bool = False,
-    ):
-        self.options = options
-        self.quoted = quoted
-        self.remark = remark
-        self.foreign = foreign or {}
-        self.values = {name: option.default for name, option in options.items()}
-        self.origins = dict.fromkeys(options, "default")
+    def __init__(self, program: Program):
+        self.program, self.options, self.foreign = program, program.options, program.foreign
+        self.values = {name: option.default for name, option in self.options.items()}
+        self.origins = dict.fromkeys(self.options, "default")
         self.asked: dict[str, tuple[str, str]] = {}  # foreign options: words and origin
         self.problems: list[str] = []
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
-    def put(self, name: str, value: Any, origin: str, read: Read = check) -> None:
-        """Take a value from YAML or Python; None is as if it were not there."""
-        if value is None and (name in self.options or name in self.foreign):
-            return
+    # -- sources ----------------------------------------------------------------------------------
+
+    def yaml_file(self, path: str) -> None:
+        path = find_config(path)
+        read = check_quoted if self.program.quoted else check
+        try:
+            for name, value, line in read_yaml(path, self._is_text):
+                self.put(name, value, f"{path}:{line}", read)
+        except ValueError as error:
+            self.problems.append(f"config: {error}")
+
+    def _is_text(self, name: str, kind: str) -> bool:
+        """Return whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
         known = self.foreign.get(name)
-        if known and name in self.options and not known.asks_for(as_words(value)):
-            self._unset(name)  # what "not given" is in the other program
+        if known and known.switch and kind == "bool":  # a switch of the other program
+            return False
+        option = self.options.get(known.renamed if known and known.renamed else name)
+        is_text = option is not None and option.kind is str and not option.choices
+        return self.program.quoted and is_text
+
+    def command_line(self, argv: Sequence[str]) -> None:
+        given, stray = split_argv(argv)
+        for word in stray:
+            self.problems.append(
+                f"{word!r} belongs to no option; name the input with -src (command line)"
+            )
+        configs: list[str] = []
+        for name, words in given:
+            if name == "config":  # -config a -config b reads both; of others the last one counts
+                configs += words
+                words = configs
+            self.put(name, words, "command line", parse_words)
+
+    def keywords(self, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            self.put(name, _without_paths(value), "keyword argument")
+
+    def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
+        """Take a value, or the words of a command line; None is as if it were not there."""
+        known, typed = self.foreign.get(name), read is parse_words
+        if raw is None and (name in self.options or known):
             return
-        if name in META_NAMES and name in self.options:
+        words = as_words(raw or True) if typed else as_words(raw)
+        # What "not given" is in the other program; nobody types "" to say nothing
+        if known and name in self.options and not known.asks_for(words) and (words or not typed):
+            self.values[name], self.origins[name] = self.options[name].default, "default"
+        elif name in META_NAMES and name in self.options and not typed:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
-        elif not self._take_foreign(name, value, as_words(value), origin, read):
-            self._take(name, value, origin, read)
+        elif not self._take_foreign(name, raw, words, origin, read):
+            self._take(name, raw, origin, read)
 
-    def put_words(self, name: str, words: list[str]) -> None:
-        """Take words of the command line."""
-        shown, known = as_words(words or True), self.foreign.get(name)
-        if known and shown and name in self.options and not known.asks_for(shown):
-            self._unset(name)  # as in YAML, but for "", which nobody types to say nothing
+    # -- options ----------------------------------------------------------------------------------
+
+    def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
+        if name not in self.options:
+            self.problems.append(f"{self._unknown(name)} ({origin})")
             return
-        if not self._take_foreign(name, words, shown, "command line", parse_words):
-            self._take(name, words, "command line", parse_words)
+        try:
+            self.values[name] = read(self.options[name], raw)
+            self.origins[name] = origin
+        except ValueError as error:
+            known = self.foreign.get(name)
+            hint = f"; {known.says}" if known and known.refused else ""
+            self.problems.append(f"{name}: {error}{hint} ({origin})")
 
-    def _unset(self, name: str) -> None:
-        """As if no earlier source had given the option."""
-        self.values[name], self.origins[name] = self.options[name].default, "default"
+    def _unknown(self, name: str) -> str:
+        shown = name[:50]
+        if (plain := name.replace("-", "_")) in self.options:
+            return f"unknown option {shown}; here it is {plain}"
+        if remark := self.program.remark(plain):
+            return f"unknown option {shown}; {remark}"
+        if plain in self.foreign:
+            return f"unknown option {shown}; it is spelt {plain}"
+        starts = [known for known in self.options if name and known.startswith(name)]
+        near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
+        if not near:
+            return f"unknown option {shown}; -help lists all"
+        return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
     def _take_foreign(self, name: str, raw: Any, words: str, origin: str, read: Read) -> bool:
-        """Whether nothing is left to do for the option, as it is another program's."""
+        """Take an option of another program; return whether nothing is left to do for it."""
         known = self.foreign.get(name)
         if known is None:
             return False
@@ -163,90 +227,43 @@ class Resolver:
             shown = "" if words == "true" else f" {words[:50]}"
             self.notes[name] = f"{name}{shown}: {says} ({origin})"
 
+    # -- the result -------------------------------------------------------------------------------
+
+    def result(self) -> Resolved:
+        """Return all values, checked by the rules.  Raises OptionError with every problem."""
+        self._apply_defaults()
+        self._judge_foreign()
+        self.problems += refusals(self.program.rules, self.values)
+        if self.problems:
+            raise OptionError(*self.problems)
+        said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
+        return Resolved(self.values, self.origins, tuple(said))
+
+    def _apply_defaults(self) -> None:
+        """Apply defaults that depend on what was given."""
+        given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
+        for found, origin in self.program.defaults(given):
+            for name in found.keys() - given.keys():
+                self.values[name], self.origins[name] = found[name], f"default {origin}"
+
     def _judge_foreign(self) -> None:
-        """Say what becomes of options of another program, once for each."""
+        """Refuse or note options of another program, once for each."""
         for name, (words, origin) in self.asked.items():
             known = self.foreign[name]
             if not known.asks_for(words):
                 continue
-            if known.refused and (not known.unless or unmet(known.unless, self.values)):
+            excused = known.unless and known.unless[1] in self.values[known.unless[0]]
+            if known.refused and not excused:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
             else:
                 self._note(name, words, known.says, origin)
 
-    def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
-        if name not in self.options:
-            self.problems.append(f"{self._unknown(name)} ({origin})")
-            return
-        try:
-            self.values[name] = read(self.options[name], raw)
-            self.origins[name] = origin
-        except ValueError as error:
-            known = self.foreign.get(name)
-            hint = f"; {known.says}" if known and known.refused else ""
-            self.problems.append(f"{name}: {error}{hint} ({origin})")
 
-    def _unknown(self, name: str) -> str:
-        shown = name[:50]
-        if (plain := name.replace("-", "_")) in self.options:
-            return f"unknown option {shown}; here it is {plain}"
-        if remark := self.remark(plain):
-            return f"unknown option {shown}; {remark}"
-        if plain in self.foreign:
-            return f"unknown option {shown}; it is spelt {plain}"
-        starts = [known for known in self.options if name and known.startswith(name)]
-        near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
-        if not near:
-            return f"unknown option {shown}; -help lists all"
-        return f"unknown option {shown}; did you mean {' or '.join(near)}?"
-
-    def command_line(self, argv: Sequence[str]) -> None:
-        given, stray = split_argv(argv)
-        for word in stray:
-            self.problems.append(
-                f"{word!r} belongs to no option; name the input with -src (command line)"
-            )
-        configs: list[str] = []
-        for name, words in given:
-            if name == "config":  # -config a -config b reads both; of others the last one counts
-                configs += words
-                words = configs
-            self.put_words(name, words)
-
-    def yaml_file(self, path: str) -> None:
-        path = find_config(path)
-        read = check_quoted if self.quoted else check
-        try:
-            for name, value, line in read_yaml(path, self._is_text):
-                self.put(name, value, f"{path}:{line}", read)
-        except ValueError as error:
-            self.problems.append(f"config: {error}")
-
-    def _is_text(self, name: str, kind: str) -> bool:
-        """Whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
-        known = self.foreign.get(name)
-        if known and known.switch and kind == "bool":  # a switch of the other program
-            return False
-        option = self.options.get(known.renamed if known and known.renamed else name)
-        return self.quoted and option is not None and option.kind is str and not option.choices
-
-    def keywords(self, given: dict[str, Any]) -> None:
-        for name, value in given.items():
-            self.put(name, _without_paths(value), "keyword argument")
-
-    def apply(self, defaults: Defaults) -> None:
-        """Defaults that depend on what has been given."""
-        given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
-        for found, origin in defaults(given):
-            for name in found.keys() - given.keys():
-                self.values[name], self.origins[name] = found[name], f"default {origin}"
-
-    def result(self) -> Resolved:
-        """Raises OptionError with every problem found so far."""
-        self._judge_foreign()
-        if self.problems:
-            raise OptionError(*self.problems)
-        return Resolved(self.values, self.origins, tuple(self.notes.values()))
+def _without_paths(value: Any) -> Any:
+    """Turn paths into text, those in a list too."""
+    if isinstance(value, (list, tuple)):
+        return [_without_paths(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
@@ -264,23 +281,11 @@ def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[s
     return given, stray
 
 
-def load(
-    argv: Sequence[str],
-    options: dict[str, Option],
-    cross_check: Callable[[dict[str, Any]], list[str]],
-    remark: Remark = no_remark,
-    defaults: Defaults = no_defaults,
-    foreign: Mapping[str, Foreign] | None = None,
-    quoted: bool = False,
-) -> Resolved:
-    """The command line and the YAML files that it names.  OptionError lists all problems.
-
-    quoted  whether quotes around a value in YAML make no difference
-    """
-    resolver = Resolver(options, remark, foreign, quoted)
+def load(argv: Sequence[str], program: Program) -> Resolved:
+    """Load a command line and the YAML files that it names.  Raises OptionError with every
+    problem."""
+    resolver = Resolver(program)
     for path in [path for name, words in split_argv(argv)[0] if name == "config" for path in words]:
         resolver.yaml_file(path)
     resolver.command_line(argv)
-    resolver.apply(defaults)
-    resolver.problems += cross_check(resolver.values)
     return resolver.result()

@@ -1,4 +1,4 @@
-"""YAML as far as a flat configuration needs it: keys, plain values, lists of them."""
+"""Reads a flat YAML configuration: keys, plain values, lists of plain values."""
 
 import re
 from collections.abc import Callable
@@ -11,19 +11,17 @@ from onmt_lite.checkpoints.shipped import config_names
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
 TAG = "tag:yaml.org,2002:"
-# Whether a value of this option, as which YAML takes this kind, is text as it is written
+# Of an option's name and a kind of YAML (bool, int, float, timestamp): whether such a value is
+# taken as text, as it is written
 IsText = Callable[[str, str], bool]
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
 
 
 def read_yaml(path: str, is_text: IsText = lambda name, kind: False) -> list[tuple[str, Any, int]]:
-    """(key, value, line) of each option in the file.
+    """Return (key, value, line) of each option in the file.
 
-    is_text  of an option's name and a kind of YAML's (bool, int, float, timestamp), whether such a
-             value is taken as it is written
-
-    Raises ValueError, naming file and line, for what is no YAML and for what YAML allows but
-    no configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
+    Raises ValueError, naming file and line, for a file that is not YAML and for YAML that no
+    configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
     """
     text = _read_text(path)
     try:
@@ -64,7 +62,7 @@ def _read_text(path: str) -> str:
 
 
 def _refuse_surprises(text: str, path: str) -> None:
-    """Look at the events alone: values are made only of what passes here."""
+    """Check the events; values are made only if they pass."""
     depth = 0
     event: Any  # every event has a start_mark, which the type stubs leave open
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.config.attention_options import AttentionOptions
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.search_options import AttentionOptions
 from onmt_lite.inference.batching import longer_side, make_batches, pad_batch
 from onmt_lite.inference.budget import Budget, Room
 from onmt_lite.inference.fallbacks import Decode

@@ -15,8 +15,8 @@ Phrases = str | Iterable[str | Sequence[str] | None] | None
 def with_phrases(lines: Iterable[Line], forced: Phrases, banned: Phrases) -> Iterator[Line]:
     """The lines with their phrases.
 
-    DataError where there are more or fewer entries than lines, or a phrase is forced and banned;
-    TypeError for what is no phrase.
+    Raises DataError if there are more or fewer entries than lines, or a phrase is forced and
+    banned; TypeError for an entry that holds no phrases.
     """
     of_forced, of_banned = Entries("force_words", forced), Entries("ban_words", banned)
     n = 0
@@ -40,7 +40,7 @@ def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line
 
 
 def parsed(phrases: str) -> tuple[str, ...]:
-    """Phrases with TAB between them.  What UTF-8 cannot encode is replaced, as it is in lines."""
+    """Phrases with TAB between them.  As in lines, lone surrogates are replaced."""
     return parse_phrases(from_text(phrases, 0).text)
 
 
@@ -57,7 +57,7 @@ class Entries:
             self.each = iter(phrases)
 
     def take(self, n: int) -> tuple[str, ...]:
-        """Those of line n, from 1."""
+        """The phrases of line n, from 1."""
         if self.of_all is not None:
             return self.of_all
         try:

@@ -7,12 +7,11 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.inference.languages import read_tag
 from onmt_lite.inference.records import Example
-from onmt_lite.text.copying import extended_ids
 from onmt_lite.text.json_lines import INVALID
-from onmt_lite.text.line import CAPITALS, Line, Reading
+from onmt_lite.text.line import CAPITALS, Line
 from onmt_lite.text.lines import in_capitals
 from onmt_lite.text.phrases import occurs
-from onmt_lite.text.placeholders import SPACER, Reader, UnknownRule
+from onmt_lite.text.placeholders import SPACER, Extractor, Reading, UnknownRule
 from onmt_lite.text.tokenizers import LINE_BREAKS
 from onmt_lite.text.vocab import Vocab
 
@@ -30,7 +29,7 @@ class ExampleMaker:
         """rule: what becomes of characters that the model does not know.  OptionError where the
         tokenizer or the model is not made for it."""
         self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
-        self.reader = None if rule == "model" else build_reader(checkpoint, rule)
+        self.extractor = None if rule == "model" else build_extractor(checkpoint, rule)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
 
@@ -104,7 +103,7 @@ class ExampleMaker:
 
     def _read(self, text: str) -> Reading:
         """The line without what is taken out of it, if the rule takes something out."""
-        reading = None if self.reader is None else self.reader.read(text)
+        reading = None if self.extractor is None else self.extractor.extract(text)
         return reading or Reading(text, (text,))
 
     @staticmethod
@@ -127,7 +126,7 @@ class ExampleMaker:
     def _n_unknown(self, tokens: list[str]) -> int:
         """How many tokens the model does not know; of a line's start, if it is too long."""
         vocab = self.checkpoint.src_vocab
-        return sum(not is_known(vocab, token) for token in tokens[: self.max_positions])
+        return sum(map(vocab.lacks, tokens[: self.max_positions]))
 
     def _copying(
         self, tokens: list[str], before: list[int], after: list[int]
@@ -135,7 +134,7 @@ class ExampleMaker:
         """For a model that copies: see `Example`."""
         if not tokens or not self.checkpoint.copies:
             return None, ()
-        ids, own_words = extended_ids(tokens, self.checkpoint.tgt_vocab)
+        ids, own_words = self.checkpoint.tgt_vocab.encode_copied(tokens)
         return self._as_target(before) + ids + self._as_target(after), tuple(own_words)
 
     def _as_target(self, src_ids: list[int]) -> list[int]:
@@ -178,7 +177,7 @@ def is_cut(line: Line | None) -> bool:
     return line is not None and "truncated" in line.notes and INVALID not in line.notes
 
 
-def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:
+def build_extractor(checkpoint: Checkpoint, rule: UnknownRule) -> Extractor:
     """OptionError unless the tokenizer is one of characters and the model attends."""
     tokenizer = next(iter(checkpoint.tokenizers.values()))
     if SPACER not in "".join(tokenizer.encode("a a")):
@@ -188,13 +187,7 @@ def build_reader(checkpoint: Checkpoint, rule: UnknownRule) -> Reader:
     unknown = checkpoint.unknown
     if rule == "drop":
         unknown = replace(unknown, names=(), numbers=())
-    return Reader(tokenizer.encode, lambda token: is_known(checkpoint.src_vocab, token), unknown)
-
-
-def is_known(vocab: Vocab, token: str) -> bool:
-    """Whether the model reads it as something else than the unknown token."""
-    i = vocab.ids.get(token, vocab.unk_id)
-    return i != vocab.unk_id and not (i is not None and vocab.is_control(i))
+    return Extractor(tokenizer.encode, checkpoint.src_vocab.lacks, unknown)
 
 
 def encode(

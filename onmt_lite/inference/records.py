@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.inference.trace import Trace
-from onmt_lite.text.line import CAPITALS, Line, Reading
+from onmt_lite.text.line import CAPITALS, Line
+from onmt_lite.text.placeholders import Reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ class Example:
     """A line ready for the model: its source ids, and its reference's ids if there is one.
 
     For a model that copies: `copy_ids`, what each source id is in the target vocabulary, and
-    `own_words`, which follow that vocabulary; see `onmt_lite.text.copying`.
+    `own_words`, which follow that vocabulary; see `Vocab.encode_copied`.
     """
 
     line: Line

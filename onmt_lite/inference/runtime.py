@@ -10,7 +10,7 @@ import torch
 
 from onmt_lite.config.cores import usable_cores
 from onmt_lite.config.environment import keep_memory
-from onmt_lite.config.options import SpeedOptions
+from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.models.base import EncoderDecoder

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.config.options import TranslateOptions, no_such_option
-from onmt_lite.config.phrase_options import FORCED_AND_DRAWN
+from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import Example, Found
 from onmt_lite.inference.runtime import precision_of
@@ -19,7 +19,7 @@ from onmt_lite.search.policy import Exhausted, Full, Policy, Preset, Sampling, S
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.line import Line
-from onmt_lite.text.phrase_automaton import Wishes
+from onmt_lite.text.phrase_automaton import PhraseAutomaton
 
 UNLIMITED = 1 << 30
 
@@ -48,7 +48,7 @@ class SearchRules:
             self.n_kept, self.policy = UNLIMITED, replace(self.policy, distinct="tokens")
         self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
         self.plan = self._as_drawn(self._plan(options.text.replace_unk and not self.unk_later))
-        self.wishes: dict[tuple[Any, ...], Wishes] = {}
+        self.automata: dict[tuple[Any, ...], PhraseAutomaton] = {}
 
     @property
     def copies_are_equal(self) -> bool:
@@ -194,20 +194,20 @@ class SearchRules:
             raise OptionError(FORCED_AND_DRAWN)
 
     def sentence(self, example: Example) -> Sentence:
-        limits, wishes = self.limits(example), self._wishes(example)
-        return Sentence(example.src_ids, limits, example.copy_ids, wishes)
+        limits, phrases = self.limits(example), self._phrases(example)
+        return Sentence(example.src_ids, limits, example.copy_ids, phrases)
 
-    def _wishes(self, example: Example) -> Wishes | None:
+    def _phrases(self, example: Example) -> PhraseAutomaton | None:
         """The phrases of its line, which lines with the same ones share."""
         line = example.line
         if not (line.forced or line.banned):
             return None
         key = line.forced, line.banned, example.own_words, example.in_capitals
-        if key not in self.wishes:
+        if key not in self.automata:
             known = self.checkpoint
             surfaces = known.surfaces_in_capitals if example.in_capitals else known.surfaces
-            self.wishes[key] = Wishes(surfaces, *key[:3])
-        return self.wishes[key]
+            self.automata[key] = PhraseAutomaton(surfaces, *key[:3])
+        return self.automata[key]
 
     def limits(self, example: Example) -> Limits:
         """What the options are for this line."""

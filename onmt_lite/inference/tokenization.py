@@ -8,9 +8,10 @@ from typing import NoReturn
 from onmt_lite.checkpoints.record import Checkpoint, of_text
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.text_options import SUBWORDS, SubwordFile, TextOptions, parse_kwargs
+from onmt_lite.config.text_options import TextOptions
+from onmt_lite.config.transforms import SUBWORDS, parse_kwargs
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.text.bpe import join_bpe
+from onmt_lite.text.bpe import SubwordFile, join_bpe
 from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
 from onmt_lite.text.rewriting import Punctuation, Rewrite, RewritingTokenizer, Steps, uppercase
 from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from onmt_lite.config.cores import threads_wanted, usable_cores, worker_room
 from onmt_lite.config.environment import importing
@@ -11,9 +11,6 @@ from onmt_lite.jobs.inputs import expects_gpu
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Done, Progress, Task
 from onmt_lite.jobs.workers import Workers
-
-if TYPE_CHECKING:
-    from onmt_lite.inference.translator import Translator
 
 MAX_WORKERS = 256  # as -workers takes
 
@@ -26,9 +23,11 @@ class Engine(Protocol):
     """
 
     notes: list[str]
-    machine: dict[str, str] | None
 
-    def __enter__(self) -> "Engine": ...
+    @property
+    def machine(self) -> dict[str, str] | None: ...
+
+    def __enter__(self) -> Any: ...
 
     def __exit__(self, *error: Any) -> None: ...
 
@@ -57,12 +56,8 @@ class Idle:
         return iter(())
 
 
-def choose_engine(
-    options: TranslateOptions, translator: "Translator | None", n_buckets: int | None
-) -> Engine:
+def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
     """What does the tasks of a job, of so many buckets; None if they cannot be counted."""
-    if translator is not None:
-        return translator.engine(options)
     n = options.n_workers
     if n is None:
         n = workers_that_pay(options, n_buckets)

@@ -8,10 +8,10 @@ from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.interrupt import raise_pending
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import model_notes
 from onmt_lite.inference.tokenization import fit, read_own
-from onmt_lite.inference.translator import Translator
 from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.tasks import Progress
 
@@ -30,17 +30,17 @@ def describe_models(options: TranslateOptions) -> str:
 class InProcess:
     """The engine of this process; see `onmt_lite.jobs.engine.Engine`."""
 
-    def __init__(self, options: TranslateOptions, translator: Translator | None = None):
-        """With a `translator`, nothing is loaded."""
-        self.options, self.given, self.reader = options, translator, Reader()
+    def __init__(self, options: TranslateOptions, pipeline: Pipeline | None = None):
+        """With a `pipeline`, nothing is loaded."""
+        self.options, self.given, self.reader = options, pipeline, Reader()
 
     def __enter__(self) -> "InProcess":
-        self.translator = translator = self.given or Translator.load(self.options)
-        precision = precision_of(translator.model)
-        self.machine = {"device": translator.device.type, "precision": precision}
-        self.notes = model_notes(self.options, translator.checkpoint, translator.device)
+        self.pipeline = pipeline = self.given or Pipeline.load(self.options)
+        precision = precision_of(pipeline.model)
+        self.machine = {"device": pipeline.device.type, "precision": precision}
+        self.notes = model_notes(self.options, pipeline.checkpoint, pipeline.device)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
-            self.notes += translator.budget.notes(self.options.search.beam_size)
+            self.notes += pipeline.budget.notes(self.options.search.beam_size)
         if precision == "int8" and self.options.speed.precision == "auto":
             self.notes.append(
                 "precision int8, for which this processor is made; -precision fp32 is slower and "

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 from onmt_lite.config.cores import may_have_gpu
+from onmt_lite.config.files import rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
-from onmt_lite.files import rereads
 from onmt_lite.jobs.ranges import Range, Role, Span, cut, max_bytes_of
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import count_ahead

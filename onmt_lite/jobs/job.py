@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, is_typed
+from onmt_lite.config.files import check_paths, name_of, replaces_a_file, rereads
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.files import check_paths, name_of, replaces_a_file, rereads
 from onmt_lite.jobs import bleu
 from onmt_lite.jobs.dump import Dump
 from onmt_lite.jobs.engine import Engine, Idle, choose_engine
@@ -29,9 +28,6 @@ from onmt_lite.jobs.reading import Bucket, StreamReader, check_phrases, note_enc
 from onmt_lite.jobs.reports import LOG, Summary
 from onmt_lite.jobs.tasks import Done, Progress, Task
 
-if TYPE_CHECKING:
-    from onmt_lite.inference.translator import Translator
-
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
 
 Choose = Callable[[int | None], Engine]  # by the number of buckets; None: nobody knows it
@@ -39,21 +35,21 @@ Choose = Callable[[int | None], Engine]  # by the number of buckets; None: nobod
 
 def run_job(
     options: TranslateOptions,
-    translator: "Translator | None" = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
     if the error `goes_on`, the same job with -resume goes on from what is written.
 
-    With a `translator` that is loaded already, the log stays as the caller has set it up, and
+    With an `engine` that has the model already, the log stays as the caller has set it up, and
     nothing goes on.  `progress` is called after each batch with the lines and target tokens that
     are done.
     """
     check_job(options)
-    resumable = translator is None and not why_not_resumed(options)
+    resumable = engine is None and not why_not_resumed(options)
     run = Run(options, [options.data.src], resumable, progress)
-    with logging_to(options.jobs) if translator is None else contextlib.nullcontext():
-        return run.translate(lambda n_buckets: choose_engine(options, translator, n_buckets))
+    with logging_to(options.jobs) if engine is None else contextlib.nullcontext():
+        return run.translate(lambda n_buckets: engine or choose_engine(options, n_buckets))
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""A Translator whose calls are done by worker processes: `Translator.from_pretrained(workers=2)`.
+"""The worker processes of a Translator: `Translator.from_pretrained(workers=2)`.
 
 The processes are those of -workers: one loads the model, the others are its forks.  The caller's
 process loads no model, and what it has done with torch before does not matter.  A call is cut into
@@ -16,9 +16,8 @@ from itertools import count
 from typing import Any
 
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Translation
-from onmt_lite.inference.translator import Translator
-from onmt_lite.jobs.engine import Engine
 from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.jobs.tasks import Done, Place, Progress, Task
 from onmt_lite.jobs.workers import Workers
@@ -34,7 +33,7 @@ class Call:
     """A part of a call: `method`, a function of this module, with some of the lines."""
 
     number: int
-    method: Callable[["Call", Translator, Progress], list[Any]]
+    method: Callable[["Call", Pipeline, Progress], list[Any]]
     lines: list[Line]
     tgt_lines: list[Line] | None
     options: TranslateOptions
@@ -48,29 +47,29 @@ class Call:
 
     def do(self, place: Place, progress: Progress) -> tuple[int, list[Any]]:
         """The number of the part, and what has become of each of its lines."""
-        return self.number, self.method(self, place.translator, progress)
+        return self.number, self.method(self, place.pipeline, progress)
 
 
-def translate(call: Call, translator: Translator, progress: Progress) -> list[Translation]:
-    return translator.translate_lines(
+def translate(call: Call, pipeline: Pipeline, progress: Progress) -> list[Translation]:
+    return pipeline.translate_lines(
         call.lines, call.tgt_lines, call.options, progress, call.prefixes
     )
 
 
-def score(call: Call, translator: Translator, progress: Progress) -> list[float | None]:
-    return translator.score_lines(call.lines, call.tgt_lines or [])
+def score(call: Call, pipeline: Pipeline, progress: Progress) -> list[float | None]:
+    return pipeline.score_lines(call.lines, call.tgt_lines or [])
 
 
-def tell_notes(call: Call, translator: Translator, progress: Progress) -> list[str]:
-    return translator.notes_on(call.options)
+def tell_notes(call: Call, pipeline: Pipeline, progress: Progress) -> list[str]:
+    return pipeline.notes_on(call.options)
 
 
-class Pool(Translator):
-    """A Translator without a model: its workers have one."""
+class Pool:
+    """Workers that have the model and do calls, with the methods of a Pipeline."""
 
     def __init__(self, options: TranslateOptions):
         """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""
-        self.options, self.warned = options, set()
+        self.options = options
         self.process = os.getpid()
         self._lock = threading.Lock()  # the workers do the calls of several threads in turn
         self._caller: int | None = None  # the thread whose call is being done
@@ -100,9 +99,6 @@ class Pool(Translator):
     def notes_on(self, options: TranslateOptions) -> list[str]:
         return self._joined(self._calls(tell_notes, [], None, options))
 
-    def engine(self, options: TranslateOptions) -> Engine:
-        return PoolEngine(self)
-
     def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
         """Yield what the tasks return, as they are done.  Raises what they raise.
 
@@ -131,7 +127,7 @@ class Pool(Translator):
 
     def _calls(
         self,
-        method: Callable[[Call, Translator, Progress], list[Any]],
+        method: Callable[[Call, Pipeline, Progress], list[Any]],
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None,
         options: TranslateOptions,

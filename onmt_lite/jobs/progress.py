@@ -11,9 +11,9 @@ from io import TextIOWrapper
 from tqdm import tqdm
 
 from onmt_lite.config.console import CONSOLE
-from onmt_lite.config.options import JobOptions
+from onmt_lite.config.files import descriptor_of, name_of
+from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError
-from onmt_lite.files import descriptor_of, name_of
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.search.clock import Clock
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
 
-from onmt_lite.config.options import DataOptions, TranslateOptions
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
 from onmt_lite.inference.glossary import marked
 from onmt_lite.jobs.inputs import MATCH, MATCH_OR_ONE, changed, open_input, roles_of

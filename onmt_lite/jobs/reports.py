@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onmt_lite.config.options import DataOptions
+from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
 from onmt_lite.jobs import bleu

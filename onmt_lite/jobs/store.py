@@ -27,8 +27,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from onmt_lite.checkpoints.shipped import LABEL
+from onmt_lite.config.files import name_of, parts_of
 from onmt_lite.errors import FileError, OptionError, refused
-from onmt_lite.files import name_of, parts_of
 from onmt_lite.jobs.fingerprint import Job, differences, digest
 from onmt_lite.jobs.reports import LOG, Summary, read_summary
 from onmt_lite.text.whole import create, put_in_place, write_all, write_whole

@@ -17,7 +17,7 @@ from onmt_lite.jobs.reports import Summary, build_writer, one_line, sentence_log
 from onmt_lite.jobs.store import Parts
 
 if TYPE_CHECKING:
-    from onmt_lite.inference.translator import Translator
+    from onmt_lite.inference.pipeline import Pipeline
 
 Progress = Callable[[int, int], object]  # of the lines and target tokens that a batch has added
 
@@ -47,7 +47,7 @@ class Done:
 class Place(Protocol):
     """The process in which a task is done."""
 
-    translator: "Translator"
+    pipeline: "Pipeline"
     reader: Reader
 
 
@@ -84,8 +84,8 @@ class Task:
         if isinstance(bucket, Range):
             bucket = place.reader.bucket(bucket, self.options.data)
         bucket = bucket.traced(self.n_traced)
-        done = translate_bucket(place.translator, self.options, bucket, progress)
-        clock = place.translator.clock
+        done = translate_bucket(place.pipeline, self.options, bucket, progress)
+        clock = place.pipeline.clock
         if self.parts is None:
             return replace(done, seconds=clock.take())
         with clock.phase("write"):
@@ -94,16 +94,16 @@ class Task:
 
 
 def translate_bucket(
-    translator: "Translator", options: TranslateOptions, bucket: Bucket, progress: Progress
+    pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: Progress
 ) -> Done:
     """Translate the lines of a bucket and format them as the options say."""
     data = options.data
     gold_lines, prefixes = bucket.tgt_lines, None
     if data.tgt_file_prefix:
         gold_lines, prefixes = None, bucket.tgt_lines
-    translations = translator.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
+    translations = pipeline.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
     if data.token_scores and data.output_format == "jsonl":
-        translations = [*map(translator.renderer.by_words, translations)]
+        translations = [*map(pipeline.renderer.by_words, translations)]
     writer = build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
@@ -111,7 +111,7 @@ def translate_bucket(
         told = gold_lines is not None and (options.information.verbose or not data.score_only)
         gold = gold_lines[i].text if gold_lines is not None and told else None
         log += sentence_log(translation, gold, options.information.verbose)
-    if bucket.number == 0 and next(iter(translator.checkpoint.tokenizers)) == "space":
+    if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)
     summary = Summary.of(translations)
     if gold_lines is not None and bleu.is_wanted(options) and bleu.is_installed():

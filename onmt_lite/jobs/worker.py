@@ -29,8 +29,8 @@ from onmt_lite.config.cores import free_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
-from onmt_lite.inference.translator import Translator
 from onmt_lite.jobs.inprocess import InProcess
 
 BEAT = 1.0  # seconds between signs of life
@@ -81,7 +81,7 @@ class Shared:
 
 
 def load(options: TranslateOptions, n: int) -> Shared:
-    """For n workers.  Raises what a Translator raises."""
+    """For n workers.  Raises what a Pipeline raises."""
     speed = replace(options.speed, threads=threads_of_each(options.speed, n))
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
@@ -169,7 +169,7 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
 
     threading.Thread(target=live, daemon=True).start()
     try:
-        with InProcess(shared.options, translator_of(shared, place)) as engine:
+        with InProcess(shared.options, pipeline_of(shared, place)) as engine:
             say("ready", (engine.notes, engine.machine))
             while True:
                 try:
@@ -182,12 +182,12 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
         raise
 
 
-def translator_of(shared: Shared, place: int) -> Translator:
-    """The translator of a worker: on a CPU, with the weights that all share."""
+def pipeline_of(shared: Shared, place: int) -> Pipeline:
+    """The Pipeline of a worker: on a CPU, with the weights that all share."""
     (device, precision), (checkpoint, own, phrases) = shared.machines[place], shared.parts
     placed(checkpoint.model, device, precision, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
-    return Translator(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
+    return Pipeline(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 
 
 def end_with(parent: int) -> None:

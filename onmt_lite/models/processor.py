@@ -8,8 +8,6 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
 
-from onmt_lite.config.environment import processor_words
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -61,3 +59,12 @@ def kernels_for(precision: str, is_wide: bool, features: Set[str]) -> list[str]:
     if not is_wide and precision != "int8":
         return []
     return [kernel for kernel in by_precision.get(precision, []) if fits(kernel, features)]
+
+
+def processor_words() -> set[str]:
+    """Return what Linux says about the processor, such as maker and abilities; else nothing."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
+            return set(file.read(1 << 16).split())
+    except (OSError, ValueError):
+        return set()

@@ -44,17 +44,17 @@ class TranslateRows:
     """Adds the columns of a translation to tables.  An instance is an actor."""
 
     def __init__(self, options: TranslateOptions, column: str):
-        from onmt_lite.inference.translator import Translator
+        from onmt_lite.inference.pipeline import Pipeline
 
         self.options, self.column = options, column
-        self.translator = Translator.load(options)
+        self.pipeline = Pipeline.load(options)
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         from onmt_lite.ray import tables
 
         tables.check_columns(table.schema, self.column)
         bucket = Bucket(0, tables.lines_of(table, self.column))
-        done = translate_bucket(self.translator, self.options, bucket, lambda *more: None)
+        done = translate_bucket(self.pipeline, self.options, bucket, lambda *more: None)
         return tables.with_translations(table, done.data)
 
 

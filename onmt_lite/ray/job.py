@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.config.files import check_paths
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, OptionError
-from onmt_lite.files import check_paths
 from onmt_lite.jobs.engine import Engine, Idle
 from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
 from onmt_lite.jobs.progress import logging_to

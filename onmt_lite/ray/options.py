@@ -3,27 +3,21 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import OPTIONS as TRANSLATE
-from onmt_lite.config.options import (
-    JobOptions,
-    ModelOptions,
-    SamplingOptions,
-    SearchOptions,
-    SpeedOptions,
-    TextOptions,
-    TranslateOptions,
-    build,
-    preset_defaults,
-    search_remark,
-)
-from onmt_lite.config.options import cross_check as check_translation
+from onmt_lite.config.options import PROGRAM as TRANSLATION
+from onmt_lite.config.options import TranslateOptions, build_options, help_besides, preset_defaults
 from onmt_lite.config.peers import remark_on
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.rules import Values, missing, refusals, refuse, refuse_all
+from onmt_lite.config.search_options import SamplingOptions, SearchOptions
+from onmt_lite.config.sources import Program, Resolved, load, notes_on
+from onmt_lite.config.text_options import ModelOptions, TextOptions
 
 T = TypeVar("T", ModelOptions, TextOptions)
 
@@ -123,7 +117,7 @@ GROUPS = (
     *(SamplingOptions, SpeedOptions, JobOptions, *META),
 )
 OPTIONS: dict[str, Option] = options_of(
-    GROUPS, lambda name: search_remark(name) if name in TRANSLATE else ""
+    GROUPS, lambda name: help_besides(name) if name in TRANSLATE else ""
 )
 OPTIONS["device"] = dataclasses.replace(
     OPTIONS["device"],
@@ -139,30 +133,57 @@ NOT_HERE = {
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
 }
-PROGRAM = Program("onmt_ray", USAGE, OPTIONS, FOREIGN)
 
 
-def remark(name: str) -> str | None:
-    """What to say of a name that no option has."""
-    return NOT_HERE.get(name) or remark_on(name, OPTIONS)
+def problems_of_translation(v: Values) -> list[str]:
+    defaults = {name: option.default for name, option in TRANSLATE.items()}
+    shared = {name: value for name, value in v.items() if name in SHARED_NAMES}
+    return refusals(TRANSLATION.rules, {**defaults, **shared})
+
+
+RULES = (
+    missing("src", "output"),
+    refuse(lambda v: "" in v.src, "src is empty; give a path"),
+    refuse(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
+    refuse(lambda v: v.text_field == "", "text_field is empty; give the name of a field"),
+    refuse(
+        lambda v: v.device not in ("auto", "cuda" if v.gpus_per_actor else "cpu"),
+        lambda v: (
+            f"device {v.device}: with gpus_per_actor {v.gpus_per_actor:g} actors run on "
+            f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
+        ),
+    ),
+    refuse_all(problems_of_translation),
+)
+PROGRAM = Program(
+    name="onmt_ray",
+    usage=USAGE,
+    options=OPTIONS,
+    rules=RULES,
+    foreign=FOREIGN,
+    remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
+    defaults=preset_defaults,
+    quoted=True,
+)
 
 
 def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check, remark, preset_defaults, FOREIGN, True)
-    files, cluster = map(resolved.build, (FilesOptions, ClusterOptions))
-    translation = of_actors(build(of_translation(resolved)), cluster)
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
+    files, cluster = resolved.build(FilesOptions), resolved.build(ClusterOptions)
+    translation = of_actors(build_options(of_translation(resolved)), cluster)
     return RayOptions(files, cluster, translation), resolved
 
 
 def of_translation(resolved: Resolved) -> Resolved:
-    """Values of all options of translate.py: here its own for those that only it has."""
+    """Values of all options of translate.py: defaults for those that Ray has not, or otherwise."""
     names = [name for name in TRANSLATE if name in OPTIONS and name in (*SHARED_NAMES, "config")]
     values = {name: option.default for name, option in TRANSLATE.items()}
     values |= {name: resolved.values[name] for name in names}
     origins = dict.fromkeys(TRANSLATE, "default")
     origins |= {name: resolved.origins[name] for name in names}
-    return Resolved(values, origins, resolved.notes)
+    notes = (*resolved.notes, *notes_on(TRANSLATION, values, origins))
+    return Resolved(values, origins, notes)
 
 
 def of_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
@@ -188,23 +209,3 @@ def whole(paths: Any) -> Any:
     if isinstance(paths, tuple):
         return tuple(map(whole, paths))
     return os.path.abspath(paths) if os.path.lexists(paths) else paths
-
-
-def cross_check(v: Mapping[str, Any]) -> list[str]:
-    defaults = {name: option.default for name, option in TRANSLATE.items()}
-    shared = {name: value for name, value in v.items() if name in SHARED_NAMES}
-    problems = [f"{name} is missing; give a path" for name in ("src", "output") if not v[name]]
-    problems += check_translation({**defaults, **shared})
-    if v["src"] and "" in v["src"]:
-        problems.append("src is empty; give a path")
-    if "-" in v["src"]:
-        problems.append("src -: actors cannot read standard input; give files")
-    if v["text_field"] == "":
-        problems.append("text_field is empty; give the name of a field")
-    wanted = "cuda" if v["gpus_per_actor"] else "cpu"
-    if v["device"] not in ("auto", wanted):
-        problems.append(
-            f"device {v['device']}: with gpus_per_actor {v['gpus_per_actor']:g} actors run on "
-            f"{wanted}; give another gpus_per_actor"
-        )
-    return problems

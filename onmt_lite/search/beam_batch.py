@@ -12,7 +12,7 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.constraints import Held, keeper_of
+from onmt_lite.search.constraints import Held, constraints_of
 from onmt_lite.search.events import Event
 from onmt_lite.search.masks import ANY, Demands, Masks, Scored, Seen
 from onmt_lite.search.plan import Plan, Sentence
@@ -41,7 +41,7 @@ class Frontier:
         self.ranker = Ranker(plan, self.feed.n_words, n_slots, self.device)
         self.rows = torch.arange(n_slots * plan.beam_size, device=self.device).view(n_slots, -1)
         self.log = Log(plan, n_slots, self.device)
-        self.keeper = keeper_of(plan, sentences, self.feed.n_words, self.device)
+        self.constraints = constraints_of(plan, sentences, self.feed.n_words, self.device)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
@@ -248,7 +248,7 @@ class Frontier:
             too_early = self._of_rows(self._steps() < table.min_end)
         if self.plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots):
             last = self._of_rows(self._steps() >= table.max_steps)
-        held = self.keeper.tell(self.slots, self.n_steps) if self.keeper else None
+        held = self.constraints.tell(self.slots, self.n_steps) if self.constraints else None
         return Demands(too_early, last, held)
 
     def _candidates(self, scored: Scored, scores: Tensor, held: Held | None) -> Ranked:
@@ -313,8 +313,8 @@ class Frontier:
         nothing can follow.  One whose scores are NaN or infinite fails at once.  A limit may lie
         behind: what a sentence is given may fill it."""
         n_steps, all_lowest = self.n_steps, self.log.lowest()
-        if self.keeper is not None:
-            self.keeper.follow(self.slots, n_steps, self.log.newest)
+        if self.constraints is not None:
+            self.constraints.follow(self.slots, n_steps, self.log.newest)
         self.visited = [
             b
             for b, (slot, lowest) in enumerate(zip(self.slots, all_lowest))

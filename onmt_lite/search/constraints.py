@@ -1,8 +1,8 @@
 """Phrases that a search must say, or must not.
 
-What a phrase is, only the sentence's `Wishes` know: they read the tokens of each row and say which
-may follow, and which bring a phrase further.  The host asks them between two steps; the device
-forbids tokens and chooses rows for the whole batch.
+A `PhraseAutomaton` reads the tokens of each row, and says which may follow and which bring a forced
+phrase further.  The host asks it between two steps; the device forbids tokens and chooses rows for
+the whole batch.
 
 Forced phrases are met by dynamic beam allocation (Post and Vilar 2018; vectorised by Hu et al.
 2019): the rows of a sentence are dealt out in turn among its banks, a bank being the candidates
@@ -11,8 +11,8 @@ that hold equally many tokens of its phrases.  The end token comes when all are 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,11 @@ from onmt_lite.models.selection import sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked
-from onmt_lite.text.effects import Effects
+from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
 
-ENDING = 2  # the first class of tokens before which no word ends
-# How a word that begins like a banned one may go on: with a probability of 2 % at least.  What is
-# less likely is no word, but a way around the ban
+# A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
+# tokens make no word, but a way around the ban
 DOUBTFUL = math.log(0.02)
-
-State = Any  # what `Wishes` know of a row
 
 
 class Slot(Protocol):
@@ -41,98 +38,56 @@ class Slot(Protocol):
     last: int
 
 
-class Wishes(Protocol):
-    """What a sentence asks of the text of its hypotheses; see `onmt_lite.text.phrase_automaton`."""
-
-    start: State
-    says: list[int]  # tokens of its forced phrases
-    classes: list[list[bool]]  # see `onmt_lite.text.surfaces`
-
-    @property
-    def steers(self) -> bool: ...
-
-    def after(self, state: State, token: int) -> State: ...
-
-    def effects(self, state: State) -> Effects: ...
-
-
-@dataclass
-class Told:
-    """What the host tells a step: each list for the whole batch, rows by their place in it.
-
-    forbidden   (row, token) that may not be
-    completing  (sentence, row, token): of each sentence the best one alone may be
-    closed      (row, class) of tokens that may not follow
-    steered     sentences with forced phrases
-    banks       of their rows
-    wanted      of each such sentence, its (row, token, bank)
-    """
-
-    forbidden: list[tuple[int, int]] = field(default_factory=list)
-    completing: list[tuple[int, int, int]] = field(default_factory=list)
-    closed: list[tuple[int, int]] = field(default_factory=list)
-    steered: list[int] = field(default_factory=list)
-    banks: list[list[int]] = field(default_factory=list)
-    wanted: list[list[tuple[int, int, int]]] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Held:
-    """The same on the device: pairs (2, N), triples (3, N) and classes (C, W) of tokens.
+    """Constraints of one step, on the device: N of rows, C classes of tokens, Z sentences with
+    forced phrases, P tokens that bring a phrase further, of the sentence with the most.
 
-    steered (Z,), banks (Z, K), wanted (Z, P, 3): P is that of the sentence with the most; the rows
-    of the others are -1
+    forbidden (2, N)   rows of the batch, and tokens that may not follow
+    closed (3, N)      rows of the batch, classes of tokens that may not follow, and 1 if unlikely
+                       tokens may not follow either
+    classes (C, W)     see `onmt_lite.text.surfaces`
+    steered (Z,)       places of sentences in the batch
+    banks (Z, K)       of their rows
+    wanted (Z, P, 3)   rows of the sentence, or -1; tokens; and their banks
     """
 
-    beam_size: int
     forbidden: Tensor
-    completing: Tensor
     closed: Tensor
+    classes: Tensor
     steered: Tensor
     banks: Tensor
     wanted: Tensor
-    classes: Tensor
 
     @property
     def steers(self) -> bool:
         """Whether any sentence has forced phrases."""
         return len(self.steered) > 0
 
-    def forbid(self, values: Tensor, norm: Tensor, scores: Tensor) -> None:
-        """Write -inf into values (R, W) where tokens may not follow.
-
-        norm, scores (R,): what is taken off the values of a row, and what the row has already.
-        """
+    def forbid(self, values: Tensor, norm: Tensor) -> None:
+        """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
         if self.closed.size(1):
-            rows, kinds = self.closed
-            these = F.pad(self.classes, (0, values.size(1) - self.classes.size(1)))[kinds]
-            alive = (scores > -math.inf).view(-1, self.beam_size).sum(1)
-            spared = (kinds < ENDING) & (alive[rows // self.beam_size] > 1)
-            doubtful = values[rows] < (norm[rows] + DOUBTFUL)[:, None]
-            these |= doubtful & spared[:, None]
-            values[rows] = values[rows].masked_fill(these, -math.inf)
+            rows, kinds, firm = self.closed
+            spare = values.size(1) - self.classes.size(1)
+            closed = F.pad(self.classes, (0, spare))[kinds]  # (N, W)
+            closed |= (values[rows] < norm[rows, None] + DOUBTFUL) & (firm[:, None] > 0)
+            values[rows] = values[rows].masked_fill(closed, -math.inf)
         if self.forbidden.size(1):
             values[self.forbidden[0], self.forbidden[1]] = -math.inf
-        if self.completing.size(1):
-            sentences, rows, tokens = self.completing
-            totals = values[rows, tokens] - norm[rows] + scores[rows]
-            best = totals.new_full((len(scores),), -math.inf)
-            best = best.scatter_reduce(0, sentences, totals, "amax")
-            lost = totals < best[sentences]
-            values[rows, tokens] = values[rows, tokens].masked_fill(lost, -math.inf)
 
     def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> Ranked:
-        """The candidates (B, N) with those of sentences with forced phrases dealt out among banks.
+        """Deal out the candidates (B, N) of sentences with forced phrases among banks.
 
-        values (B, K, W), norm (B, K), scores (B, K): what the candidates were ranked by.
+        values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
         z, k, n = len(self.steered), scores.size(1), ranked.score.size(1)
         first = self.steered[:, None] * k
         own = Ranked(*(part[self.steered] for part in vars(ranked).values()))
-        best = values.max(2).indices[self.steered]  # of each row: no row is left without heir
+        best = values.max(2).indices[self.steered]  # (Z, K): no row is left without heir
         rows = torch.arange(k, device=best.device).expand(z, k)
         row, token, bank = self.wanted.unbind(2)
-        of_row = torch.cat([own.row - first, rows, row.clamp(min=0)], 1)  # of what is none, any
+        # Candidates, the best of each row, and wanted tokens: each (Z, N + K + P)
+        of_row = torch.cat([own.row - first, rows, row.clamp(min=0)], 1)
         tokens = torch.cat([own.token, best, token], 1)
         banks = torch.cat([self.banks.gather(1, of_row[:, : n + k]), bank], 1)
         log_prob = values[self.steered[:, None], of_row, tokens]
@@ -175,125 +130,138 @@ def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:
     return order.gather(1, taken.gather(1, banks.argsort(dim=1, descending=True, stable=True)))
 
 
-class Keeper:
-    """The wishes of the sentences of a search and the states of their rows, on the host."""
+class Constraints:
+    """The phrases of the sentences of a search, and the states of their rows, on the host."""
 
     def __init__(
-        self, plan: Plan, wishes: Sequence[Wishes | None], n_words: int, device: torch.device
+        self,
+        plan: Plan,
+        phrases: Sequence[PhraseAutomaton | None],
+        n_words: int,
+        device: torch.device,
     ):
-        """wishes: of each sentence of the search, None where it has none.
+        """phrases: of each sentence of the search, None if it has none.
         n_words: V, and words of the sentences' own."""
-        self.plan, self.wishes, self.device = plan, wishes, device
-        self.states: dict[int, list[State]] = {}
-        some = next(w for w in wishes if w is not None)
-        both = torch.tensor(some.classes)
-        classes, own = both[:, :-1], both[:, -1:]
-        n_own = max(0, n_words - classes.size(1))
-        self.classes = torch.cat([classes, own.expand(-1, n_own)], 1).to(device)
-        # Where one row cannot be spared, or what is forbidden makes the rest more likely, no word
+        self.plan, self.phrases, self.device = plan, phrases, device
+        self.states: dict[int, list[State | None]] = {}  # by the sentence's number; None: no row
+        self.best: dict[int, int] = {}  # the row with the highest score
+        some = next(each for each in phrases if each is not None)
+        classes = torch.tensor(some.surfaces.classes)
+        own = classes[:, -1:].expand(-1, max(0, n_words + 1 - classes.size(1)))
+        self.classes = torch.cat([classes[:, :-1], own], 1).to(device)  # (C, V + own words)
+        # If no row can be spared, or forbidden tokens make the others more likely, no word
         # begins like a banned one
-        logits = plan.policy.masks == "logits"
         apart = plan.beam_size == 1 or plan.beam_groups > 1 or plan.sampling is not None
-        self.strict = logits or apart
-        self.told = Told()
+        self.strict = plan.policy.masks == "logits" or apart
+        self.forbidden: list[tuple[int, int]] = []
+        self.closed: list[tuple[int, int, int]] = []
 
     def tell(self, slots: Sequence[Slot], n_steps: int) -> Held | None:
-        """What step n_steps is told of rows beyond their prefixes: None where nothing is."""
-        self.told = told = Told()
+        """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
+        self.forbidden, self.closed = [], []
+        steered: list[int] = []
+        banks: list[list[int]] = []
+        wanted: list[list[tuple[int, int, int]]] = []
         for b, slot in enumerate(slots):
-            wishes, step = self.wishes[slot.number], n_steps - slot.started
-            if wishes is not None and step > len(slot.beam.limits.prefix):
-                states = self._states(slot, wishes)
-                self._tell(told, b, wishes, states, n_steps >= slot.last - 1)
-        if not (told.forbidden or told.completing or told.closed or told.steered):
+            phrases, step = self.phrases[slot.number], n_steps - slot.started
+            if phrases is None or step <= len(slot.beam.limits.prefix):
+                continue
+            effects = self._effects(b, slot, phrases, n_steps >= slot.last - 1)
+            if phrases.steers:
+                steered.append(b)
+                banks.append([each.bank for each in effects])
+                wanted.append(
+                    [(k, *pair) for k, each in enumerate(effects) for pair in each.wanted]
+                )
+        if not (self.forbidden or self.closed or steered):
             return None
-        return self._sent(told)
+        return self._sent(steered, banks, wanted)
 
-    def _states(self, slot: Slot, wishes: Wishes) -> list[State]:
+    def _effects(self, b: int, slot: Slot, phrases: PhraseAutomaton, at_end: bool) -> list[Effects]:
+        """The effects on the rows of sentence b; notes the tokens that they forbid.
+
+        at_end: the next token may be the last"""
+        states, plan = self._states(slot, phrases), self.plan
+        found = [Effects() if state is None else phrases.effects(state) for state in states]
+        some_free = any(s is not None and e.closed is None for s, e in zip(states, found))
+        for k, effects in enumerate(found):
+            row, tokens = b * plan.beam_size + k, [*effects.forbidden]
+            # A word of one row alone may begin like a banned one, so that the others are spared
+            if self.strict or at_end or k != self.best[slot.number]:
+                tokens += effects.completing
+            if not effects.may_end:
+                tokens.append(plan.eos_id)
+            self.forbidden += [(row, token) for token in tokens]
+            if effects.closed is not None:
+                firm = some_free and effects.closed != GOES_ON
+                self.closed.append((row, effects.closed, int(firm)))
+        return found
+
+    def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[State | None]:
         """Of the rows of a sentence; at first they have read its prefix."""
         if slot.number not in self.states:
-            state = wishes.start
+            state = phrases.start
             for token in slot.beam.limits.prefix:
-                state = wishes.after(state, token)
+                state = phrases.after(state, token)
             self.states[slot.number] = [state] * self.plan.beam_size
+            self.best[slot.number] = 0
         return self.states[slot.number]
 
-    def _tell(
-        self, told: Told, slot: int, wishes: Wishes, states: list[State], at_end: bool
-    ) -> None:
-        k, first = self.plan.beam_size, slot * self.plan.beam_size
-        banks, wanted = [0] * k, list[tuple[int, int, int]]()
-        for row, state in enumerate(states):
-            if state is None:
-                continue
-            effects = wishes.effects(state)
-            told.forbidden += [(first + row, t) for t in effects.forbidden]
-            if self.strict or at_end:
-                told.forbidden += [(first + row, t) for t in effects.completing]
-            else:
-                told.completing += [(slot, first + row, t) for t in effects.completing]
-            told.closed += [(first + row, kind) for kind in effects.closed]
-            if not effects.may_end:
-                told.forbidden.append((first + row, self.plan.eos_id))
-            banks[row] = effects.bank
-            wanted += [(row, token, bank) for token, bank in effects.wanted]
-        if wishes.steers:
-            told.steered.append(slot)
-            told.banks.append(banks)
-            told.wanted.append(wanted)
-
-    def _sent(self, told: Told) -> Held:
+    def _sent(
+        self,
+        steered: list[int],
+        banks: list[list[int]],
+        wanted: list[list[tuple[int, int, int]]],
+    ) -> Held:
         """On the device, in one transfer."""
-        most = max(map(len, told.wanted), default=0)
-        wanted = [[*each, *[(-1, 0, -1)] * (most - len(each))] for each in told.wanted]
-        k, z = self.plan.beam_size, len(told.steered)
-        parts: list[tuple[Any, tuple[int, ...]]] = [
-            (told.forbidden, (-1, 2)),
-            (told.completing, (-1, 3)),
-            (told.closed, (-1, 2)),
-            (told.steered, (z,)),
-            (told.banks, (z, k)),
-            (wanted, (z, most, 3)),
+        most = max(map(len, wanted), default=0)
+        filled = [[*each, *[(-1, 0, -1)] * (most - len(each))] for each in wanted]
+        k, z = self.plan.beam_size, len(steered)
+        parts = [
+            torch.tensor(part, dtype=torch.long).flatten()
+            for part in (self.forbidden, self.closed, steered, banks, filled)
         ]
-        flat = [torch.tensor(part, dtype=torch.long).flatten() for part, _ in parts]
-        sizes = [len(part) for part in flat]
-        there = sent(torch.cat(flat), self.device)
-        pairs, triples, closed, steered, banks, then = (
-            part.view(*(len(part) // shape[1] if n == -1 else n for n in shape))
-            for part, (_, shape) in zip(torch.split(there, sizes), parts)
+        there = sent(torch.cat(parts), self.device)
+        pairs, closed, places, of_rows, then = torch.split(there, [len(part) for part in parts])
+        return Held(
+            pairs.view(-1, 2).T,
+            closed.view(-1, 3).T,
+            self.classes,
+            places,
+            of_rows.view(z, k),
+            then.view(z, most, 3),
         )
-        return Held(k, pairs.T, triples.T, closed.T, steered, banks, then, self.classes)
 
     def forbade(self, row: int, token: int) -> bool:
         """Whether phrases kept a token from following a row of the batch in the newest step."""
-        completing = [(r, t) for _, r, t in self.told.completing]
-        closed = any(r == row for r, _ in self.told.closed)
-        return closed or (row, token) in {*self.told.forbidden, *completing}
+        return (row, token) in self.forbidden or any(row == closed for closed, *_ in self.closed)
 
     def follow(self, slots: Sequence[Slot], n_steps: int, newest: Tensor) -> None:
         """Follow the rows of sentences in their slots; newest (B, M): see `Log`."""
         lines = newest[:, : 3 * self.plan.beam_size].tolist()
         for b, (slot, line) in enumerate(zip(slots, lines)):
-            wishes = self.wishes[slot.number]
-            if wishes is not None and n_steps > slot.started:  # others read start tokens
-                self._read(b, slot, wishes, line)
+            phrases = self.phrases[slot.number]
+            if phrases is not None and n_steps > slot.started:  # others read start tokens
+                self._read(b, slot, phrases, line)
 
-    def _read(self, b: int, slot: Slot, wishes: Wishes, line: list[float]) -> None:
+    def _read(self, b: int, slot: Slot, phrases: PhraseAutomaton, line: list[float]) -> None:
         """Follow the rows of a sentence: `line` has their scores, parents and tokens."""
         k = self.plan.beam_size
-        old = self._states(slot, wishes)
-        states: list[State] = []
-        for score, parent, token in zip(line[:k], line[k : 2 * k], line[2 * k : 3 * k]):
+        old = self._states(slot, phrases)
+        scores, parents, tokens = line[:k], line[k : 2 * k], line[2 * k : 3 * k]
+        states: list[State | None] = []
+        for score, parent, token in zip(scores, parents, tokens):
             alive = score > -math.inf and token != self.plan.eos_id
             # A place that no candidate has taken may name a token that there is not
             before = old[int(parent) - b * k] if alive else None
-            states.append(None if before is None else wishes.after(before, int(token)))
+            states.append(None if before is None else phrases.after(before, int(token)))
         self.states[slot.number] = states
+        self.best[slot.number] = max(range(k), key=scores.__getitem__)
 
 
-def keeper_of(
+def constraints_of(
     plan: Plan, sentences: Sequence[Sentence], n_words: int, device: torch.device
-) -> Keeper | None:
-    """What keeps the wishes of the sentences; None where they have none."""
-    wishes = [sentence.wishes for sentence in sentences]
-    return Keeper(plan, wishes, n_words, device) if any(w is not None for w in wishes) else None
+) -> Constraints | None:
+    """The constraints of the sentences; None if they have none."""
+    phrases = [sentence.phrases for sentence in sentences]
+    return Constraints(plan, phrases, n_words, device) if any(phrases) else None

@@ -113,7 +113,7 @@ class Masks:
         if demands.too_early is not None:
             values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
         if demands.held is not None:
-            demands.held.forbid(values, plain_norm, scores)
+            demands.held.forbid(values, plain_norm)
         if plan.blocks_ngrams and history is not None:  # last: see whether anything else is left
             self._block_ngrams(values, scores, history)
         if end_value is not None and demands.last is not None:

@@ -1,10 +1,11 @@
 """The plan of a search: every decision of a job, made once and given to both sides of the loop."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from onmt_lite.search.clock import Clock
 from onmt_lite.search.policy import Policy, Sampling, Stop
+from onmt_lite.text.phrase_automaton import PhraseAutomaton
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,10 @@ class Sentence:
     limits    see `Limits`
     copy_ids  for a model that copies: the target id of each source token, from V on words of the
               sentence's own
-    wishes    phrases that it is to say or must not, see `onmt_lite.search.constraints`
+    phrases   those that it must say or must not, see `onmt_lite.search.constraints`
     """
 
     src: list[int]
     limits: Limits
     copy_ids: list[int] | None = None
-    wishes: Any = None
+    phrases: PhraseAutomaton | None = None

@@ -142,10 +142,10 @@ def choice(frontier: Frontier, b: int) -> Choice:
     scores = seen.scores[b][:, None]
     log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
     values = seen.scored.values[of_rows, : log_probs.size(1)]
-    keeper = frontier.keeper
+    constraints = frontier.constraints
 
     def of_phrases(parent: int, token: int) -> bool:
-        return keeper is not None and keeper.forbade(b * k + parent, token)
+        return constraints is not None and constraints.forbade(b * k + parent, token)
 
     totals = values - seen.scored.norm[of_rows, None] + scores
     return Choice(log_probs, totals, scores, of_phrases)

@@ -2,10 +2,10 @@
 
 A codes file lists merges in the order in which they were learned.  A word starts as its characters;
 of all merges of two neighbours the earliest learned is made first, until none is left.  Every piece
-but the last of a word is written with `@@` behind it.
+but the last of a word is written with `@@` after it.
 
 Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units",
-ACL 2016; the pieces are those of their package subword-nmt 0.3.8.
+ACL 2016; the pieces equal the ones of their package subword-nmt 0.3.8.
 """
 
 import heapq
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 SEPARATOR = "@@"
 END = "</w>"  # marks the end of a word in a codes file
@@ -20,6 +21,15 @@ VERSIONS = {"0.1": False, "0.2": True}  # whether the mark belongs to the last c
 CACHED_WORDS = 1 << 16
 
 Pair = tuple[str, str]
+
+
+class SubwordFile(NamedTuple):
+    """A file that cuts one language: subwords that `vocabulary` counts less than `threshold` times
+    are cut further; "" and 0 are no such limit."""
+
+    path: str
+    vocabulary: str
+    threshold: int
 
 
 @dataclass(frozen=True)

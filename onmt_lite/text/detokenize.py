@@ -1,4 +1,4 @@
-"""Tokens to text, for each way of marking where words were cut.
+"""Joins tokens to text, for each way to mark that a word was cut.
 
 | rule | tokens | text |
 |---|---|---|
@@ -7,8 +7,8 @@
 | `joiner` | `Mor￭ gen ￭!` | `Morgen!` |
 | `spacer` | `Mor gen ! ▁Ja` | `Morgen! Ja` |
 
-`bpe` and `sentencepiece` are fairseq's `--post-process` (0.12.2).  `joiner` and `spacer` are those
-of the OpenNMT Tokenizer (pyonmttok 1.38.1), with its marks for capitals.
+`bpe` and `sentencepiece` are fairseq's `--post-process` (0.12.2).  `joiner` and `spacer` come
+from the OpenNMT Tokenizer (pyonmttok 1.38.1), with its marks for capitals.
 """
 
 import re
@@ -70,7 +70,7 @@ def unescaped(token: str) -> str:
 def _in_case(token: str, mark: str, capital: bool, capitals: bool) -> str:
     if not capital:
         return token.upper() if capitals else token
-    first = len(mark) if token.startswith(mark) else 0  # where the first letter is
+    first = len(mark) if token.startswith(mark) else 0  # index of the first letter
     return token[:first] + token[first : first + 1].upper() + token[first + 1 :]
 
 

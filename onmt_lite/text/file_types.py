@@ -49,7 +49,7 @@ CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 
 
 def remedy(kind: Kind, name: str, packed: bool = False) -> str:
-    """What to do with data of a kind; `packed`: its file `name` is gzip data that holds it."""
+    """Tell how to convert data of a kind; `packed`: its file `name` is gzip data that holds it."""
     text = kind.remedy
     if packed:
         text = re.sub(r"(iconv .*) {}", r"zcat {} | \1", text)
@@ -79,7 +79,7 @@ def kind_of(head: bytes) -> Kind | None:
     return BINARY if binary else None
 
 
-# Encodings of Western Europe; the first one is chosen where several fit equally well
+# Encodings of Western Europe; the first one is chosen if several fit equally well
 WESTERN = ("latin1", "windows-1252", "cp850")
 LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
 SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
@@ -87,7 +87,7 @@ WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
 
 
 def guess_encoding(data: bytes) -> str:
-    """Guess the encoding of text that is not UTF-8; "" where none of WESTERN is likely.
+    """Guess the encoding of text that is not UTF-8; "" if none of WESTERN is likely.
 
     Most letters of Western European text are ASCII, and nearly all others are in WESTERN_CHARS.
     """

@@ -21,7 +21,7 @@ MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their e
 
 @dataclass(frozen=True)
 class Window:
-    """Lines in a row; `lines` is empty where they are passed over."""
+    """Lines in a row; `lines` is empty if they are passed over."""
 
     number: int
     n_lines: int
@@ -55,7 +55,7 @@ class LineReader:
     def windows(self) -> Iterator[list[Line]]:
         """Yield lists of lines, numbered from 0.
 
-        Raises FileError where reading fails, DataError for an input that is not text.
+        Raises FileError if reading fails, DataError for an input that is not text.
         """
         return (window.lines for window in self.cut())
 

@@ -7,6 +7,7 @@ words have no such borders: there a phrase may stand anywhere.
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 
 SPACES = re.compile(r"\s+")
@@ -31,21 +32,28 @@ def borders(before: str, after: str) -> bool:
     return not (is_word(before) and is_word(after))
 
 
-def occurs(text: str, phrase: str, alone: bool = False) -> bool:
-    """Whether a phrase stands in a text as whole words.
+def neighbours(text: str, phrase: str) -> Iterator[tuple[str, str]]:
+    """The characters before and after a phrase, each time that it begins a word of a text.
 
-    alone: no letter stands beside it, either, where it begins or ends with a mark.
+    The first character of the text stands before all else; after its end is "".
     """
-    text = f" {text} "
     start = text.find(phrase, 1)
     while start > 0:
         end = start + len(phrase)
-        before, after = text[start - 1], text[end]
-        if borders(before, phrase[0]) and borders(phrase[-1], after):
-            if not alone or not (is_word(before) or is_word(after)):
-                return True
+        if borders(text[start - 1], phrase[0]):
+            yield text[start - 1], text[end : end + 1]
         start = text.find(phrase, start + 1)
-    return False
+
+
+def occurs(text: str, phrase: str, alone: bool = False) -> bool:
+    """Whether a phrase stands in a text as whole words.
+
+    alone: no letter stands beside it, even if it begins or ends with a mark.
+    """
+    return any(
+        borders(phrase[-1], after) and not (alone and (is_word(before) or is_word(after)))
+        for before, after in neighbours(f" {text} ", phrase)
+    )
 
 
 def parse_phrases(line: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ words.  So the model reads the line without such characters:
      or, for numbers, a number, which the model is known to copy.
    - Marks, all other items, are removed.
 3. The items are put back into the translation.
-   - A word replaces its stand-in.  Where the stand-in is missing in the translation, the word
+   - A word replaces its stand-in.  If the stand-in is missing in the translation, the word
      follows the translation of the stand-in.
    - A mark follows the translation of the word before it; a mark glued to the next word precedes
      that word's translation.  A pair of tags or brackets encloses the translation of its content.
@@ -29,108 +29,16 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from onmt_lite.text.line import Item, Reading
+from onmt_lite.text import markup
 from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]
 SPACER = "▁"  # what sentencepiece writes for a space
-BREAKS = ("Cc", "Zl", "Zp")  # where a line may be taken to end, and what is no text
-
-# Patterns of items that are taken out whole
-# A tag has attributes or one word beside its name ("x <y und y> z" is text); comments may hold tags
-TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
-ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
-URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
-SITE = (
-    r"(?<![\w.@-])\w+(?:[.-]\w+)*\.(?:at|ch|com|de|edu|eu|fr|gov|info|io|net|org|tv|uk)"
-    r"(?:/[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»'])?(?![\w-]|\.\w)"
-)  # uni-jena.de/hilfe
-MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
-BRACES = r"[$#%]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
-PRINTF = (
-    r"(?<![\d%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
-    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?"
-    r"(?:hh?|ll?|[jqtzL])?[sSdiuoxXfFgGeEcp@](?!\w)"
-)
-VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
-PATH = r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
-CODE = (
-    rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
-    r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
-)
-WORD_PATTERNS = "|".join((URL, MAIL, SITE, BRACES, PRINTF, VARIABLE, PATH, CODE))
-PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
-# No pattern is without one of these
-HINT = re.compile(r"[<&{%$@_=#\\~|]|\+\+|://|www\.|mailto:|\w\.[a-z]{2}")
-
-# Patterns of unknown items in a line given as classes of characters: a known letters, d known
-# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
-# unknown characters, _ spaces
-OPERAND = "(?<![adU])(?:d+(?:\\.d+){0,9}|a)(?![adU])o{0,4}"
-FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+"  # bounded, as time would grow with the square
-UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
-UNKNOWN = re.compile(f"(?P<word>{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xo][xom]*)")
-
-PLAIN = {
-    **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63\uff0d–—―", "-"),
-    **dict.fromkeys("„“”‟«»″〝〞", '"'),
-    **dict.fromkeys("‚‘’‛‹›′ʼ´", "'"),
-    "…": "...",
-    "ẞ": "ß",
-}
-PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
-SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
-# What is replaced by plain text, but inside items, which come first
-ITEM = f"(?P<item>{TAG}|{WORD_PATTERNS})"
-MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
-ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
-ITEMS = re.compile(ITEM)
-LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
-LANGUAGE = re.compile(r">>[^<>\s]+<<")
-# Items that stand for a number
-NUMBER = re.compile(
-    r"%[^s@c]*[difu]$|[$#%]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
-    r"|[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b]+$",
-    re.IGNORECASE,
-)
-NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
-BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
-CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
-# A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
-# break.  No words end where a part of a formula begins or ends, nor before a punctuation mark.
-NEXT_CELL = re.compile(
-    r"(?:</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>|(?<!\s)<br\s*/?>(?!\s|$))"
-    r"(?![.,;:!?…)\]}])",
-    re.IGNORECASE,
-)
-
-
-@dataclass
-class Span:
-    """Span of an item in a line.
-
-    is_word  a stand-in takes the place of the item
-    touches  characters before and behind the item and adjacent items
-    partner  index of the span that closes the pair opened by this one
-    closes   this span closes a pair
-    """
-
-    start: int
-    end: int
-    is_word: bool
-    touches: tuple[str, str] = ("", "")
-    partner: int | None = None
-    closes: bool = False
-
-    @property
-    def glued(self) -> tuple[bool, bool]:
-        """Whether words touch the item, before and behind."""
-        before, after = self.touches
-        return before.isalnum(), after.isalnum()
+BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 
 
 @dataclass(frozen=True)
@@ -157,8 +65,85 @@ def is_one_word(text: object) -> bool:
     return not any(char.isspace() or unicodedata.category(char) == "Cs" for char in text)
 
 
+@dataclass(frozen=True)
+class Item:
+    """An item that was taken out of a line.
+
+    stand_in  a word that the model reads in its place; "" for a mark
+    side      "left": it follows the translation of the word before it; "right": it precedes that of
+              the word after it; or it stays at the "start" or the "end" of the line, or before the
+              marks with which the line "closes"
+    spaced    whether a space stood before it, and after it
+    joins     it stood between two words without a space
+    partner   the number of the item that closes the pair which this one opens
+    """
+
+    text: str
+    stand_in: str
+    side: str
+    spaced: tuple[bool, bool]
+    joins: bool = False
+    partner: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A line as the model reads it: `parts` of text and, between each two of them, an item.
+
+    plain   the line before anything was taken out
+    passes  it is not to be translated but passed through
+    """
+
+    plain: str
+    parts: tuple[str, ...]
+    items: tuple[Item, ...] = ()
+    passes: bool = False
+
+    @property
+    def text(self) -> str:
+        stand_ins = [item.stand_in for item in self.items]
+        return "".join(part + name for part, name in zip(self.parts, [*stand_ins, ""]))
+
+    def of_target(self, text: str) -> str:
+        """A translation as it would be without the items: a reference, or its beginning."""
+        for item in self.items:
+            text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
+        return text
+
+    def lower(self) -> "Reading":
+        """In small letters, but for the stand-ins."""
+        return replace(self, parts=tuple(part.lower() for part in self.parts))
+
+
+@dataclass
+class Span:
+    """Span of an item in a line.
+
+    is_word  a stand-in takes the place of the item
+    touches  characters before and after the item and adjacent items
+    partner  index of the span that closes the pair opened by this one
+    closes   this span closes a pair
+    """
+
+    start: int
+    end: int
+    is_word: bool
+    touches: tuple[str, str] = ("", "")
+    partner: int | None = None
+    closes: bool = False
+
+    def of(self, line: str) -> str:
+        return line[self.start : self.end]
+
+    @property
+    def glued(self) -> tuple[bool, bool]:
+        """Whether words touch the item, before and after."""
+        before, after = self.touches
+        return before.isalnum(), after.isalnum()
+
+
 def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
-    """With the plain equivalents of what the pattern finds beside its items."""
+    """Replace all that the pattern finds beside its items by plain equivalents."""
     return pattern.sub(lambda found: found[0] if found["item"] else plain(found[0]), line)
 
 
@@ -166,33 +151,31 @@ def _unescaped(mark: str) -> str:
     return html.unescape(mark) if mark[-1] == ";" else mark
 
 
-class Reader:
+class Extractor:
     """Takes unknown characters, markup and placeholders out of lines."""
 
     def __init__(
         self,
         encode: Callable[[str], list[str]],
-        is_known: Callable[[str], bool],
+        lacks: Callable[[str], bool],
         unknown: Unknown,
     ):
-        """encode cuts text into tokens; is_known says whether the model knows a token."""
-        self.encode, self.is_known, self.unknown = encode, is_known, unknown
+        """encode cuts text into tokens; lacks says whether the model does not know a token."""
+        self.encode, self.lacks, self.unknown = encode, lacks, unknown
         self.knows = lru_cache(maxsize=None)(self._knows)
 
     def _knows(self, char: str) -> bool:
         tokens = self.encode(char)
         changed = char not in "".join(tokens)
-        shaped = unicodedata.decomposition(char).startswith(SHAPED)
-        known = all(self.is_known(token) for token in tokens if token != SPACER)
-        bad = (
-            char in self.unknown.rare or unicodedata.category(char) == "Cf" or (changed and shaped)
-        )
-        return known and not bad
+        shaped = unicodedata.decomposition(char).startswith(markup.SHAPED)
+        if any(self.lacks(token) for token in tokens if token != SPACER) or changed and shaped:
+            return False
+        return char not in self.unknown.rare and unicodedata.category(char) != "Cf"
 
-    def read(self, line: str) -> Reading | None:
+    def extract(self, line: str) -> Reading | None:
         """Take the items out of a line; None for a line without items."""
         has_words = any(map(str.isalnum, line))
-        if has_words and all(map(self.knows, set(line))) and not HINT.search(line):
+        if has_words and all(map(self.knows, set(line))) and not markup.HINT.search(line):
             return None
         if not has_words and not self.encode(line):  # blank
             return None
@@ -207,10 +190,10 @@ class Reader:
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents, but inside items."""
         words = self._words(line)
-        line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
-        line = _replaced(ENTITY_OF_TEXT, self._character, line)
-        line = _replaced(LOOSE_ACCENTS, self._composed, line)
-        inside = {i for item in ITEMS.finditer(line) for i in range(*item.span())}
+        line = _replaced(markup.MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
+        line = _replaced(markup.ENTITY_OF_TEXT, self._character, line)
+        line = _replaced(markup.LOOSE_ACCENTS, self._composed, line)
+        inside = {i for item in markup.ITEMS.finditer(line) for i in range(*item.span())}
         chars: list[str] = []
         for i, char in enumerate(line):
             whole = i in inside and unicodedata.category(char) not in BREAKS
@@ -219,9 +202,9 @@ class Reader:
         return "".join(chars)
 
     def _words(self, line: str) -> Mapping[str, str]:
-        """Words for marks, in capitals where the text of the line is."""
+        """Words for marks, in capitals if the text of the line is."""
         words = self.unknown.words
-        capitals = bool(words) and in_capitals(PATTERNS.sub("", line))
+        capitals = bool(words) and in_capitals(markup.PATTERNS.sub("", line))
         return {mark: word.upper() for mark, word in words.items()} if capitals else words
 
     def _character(self, entity: str) -> str:
@@ -239,28 +222,28 @@ class Reader:
         category, form = unicodedata.category(char), unicodedata.decomposition(char)
         if category in BREAKS or category == "Zs":
             return " "
-        if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of an emoji, behind one
+        if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of the emoji before it
             return char if before and not self.knows(before) else ""
         if self.knows(char):
             return char
-        plain = PLAIN.get(char, char)
-        if plain == char and form.startswith(PLAIN_FORMS):
+        plain = markup.PLAIN.get(char, char)
+        if plain == char and form.startswith(markup.PLAIN_FORMS):
             plain = unicodedata.normalize("NFKC", char)
         return plain if all(map(self.knows, plain)) else char
 
     def _n_of_language(self, line: str) -> int:
         """Length of a known token such as >>deu<< at the start of the line, else 0."""
         tokens = self.encode(line[:50])[:1]
-        named = [t for t in tokens if LANGUAGE.fullmatch(t) and line.startswith(t)]
-        return sum(len(token) for token in named if self.is_known(token))
+        named = [t for t in tokens if markup.LANGUAGE.fullmatch(t) and line.startswith(t)]
+        return sum(len(token) for token in named if not self.lacks(token))
 
     def _spans(self, line: str) -> list[Span]:
         """Find the items of a line, in order."""
         classes, spans = list(map(self._class, line)), []
-        for match in PATTERNS.finditer(line):
+        for match in markup.PATTERNS.finditer(line):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
             classes[match.start() : match.end()] = "#" * len(match[0])
-        for match in UNKNOWN.finditer("".join(classes)):
+        for match in markup.UNKNOWN.finditer("".join(classes)):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
         _take_brackets(line, spans)
@@ -293,38 +276,37 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
     ends, starts = [0] + [s.end for s in spans], [s.start for s in spans] + [len(line)]
     for span, first, last in zip(spans, ends, starts[1:]):
         while not span.is_word and first < span.start and span.end < last:
-            if BRACKETS.get(line[span.start - 1]) != line[span.end]:
+            if markup.BRACKETS.get(line[span.start - 1]) != line[span.end]:
                 break
             span.start, span.end = span.start - 1, span.end + 1
 
 
 def _look_around(line: str, spans: list[Span]) -> None:
     """Set `touches` of each span; spans that touch each other have the same."""
-    start = 0
-    befores = []
-    for i, span in enumerate(spans):
-        if not i or spans[i - 1].end < span.start:
-            start = span.start
-        befores.append(line[start - 1 : start])
-    end = 0
-    for i in range(len(spans) - 1, -1, -1):
-        if i + 1 == len(spans) or spans[i].end < spans[i + 1].start:
-            end = spans[i].end
-        spans[i].touches = befores[i], line[end : end + 1]
+    runs: list[list[Span]] = []
+    for span in spans:
+        if runs and runs[-1][-1].end >= span.start:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    for run in runs:
+        start, end = run[0].start, run[-1].end
+        for span in run:
+            span.touches = line[start - 1 : start], line[end : end + 1]
 
 
 def _pair(line: str, spans: list[Span]) -> None:
     """Pair opening and closing tags, brackets, and marks as in *this*."""
     opened: list[tuple[str, int]] = []  # text of the closing mark, index of the opening span
     for i, span in enumerate(spans):
-        text, glued = line[span.start : span.end], span.glued
-        tag = NAME.match(text)
-        closing = BRACKETS.get(text, text)
+        text, glued = span.of(line), span.glued
+        tag = markup.NAME.match(text)
+        closing = markup.BRACKETS.get(text, text)
         opens, closes = glued == (False, True), glued == (True, False)
         if tag is not None:
             opens, closes = not tag[1] and not text.endswith("/>"), bool(tag[1])
             closing = tag[2].lower()
-        elif text in BRACKETS.values():
+        elif text in markup.BRACKETS.values():
             closing = text
         if span.is_word:
             continue
@@ -338,29 +320,39 @@ def _pair(line: str, spans: list[Span]) -> None:
 
 def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str], list[Item]]:
     """Split a line into the parts between the spans, as the model reads them, and the items."""
+    names = _stand_ins(line, spans, unknown)
+    ends, starts = [0, *(s.end for s in spans)], [*(s.start for s in spans), len(line)]
+    parts = [line[end:start] for end, start in zip(ends, starts)]
+    before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
+    items = [_item(line, *each) for each in zip(spans, names, before, after)]
+    return _respaced(parts, items), items
+
+
+def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
+    """A stand-in for each word, while there are some that the line does not hold; "" for others."""
     lower = line.lower()
     free = {
         of_number: iter([name for name in stand_ins if name.lower() not in lower])
         for of_number, stand_ins in ((False, unknown.names), (True, unknown.numbers))
     }
-    of_number = [bool(NUMBER.match(line[span.start : span.end])) for span in spans]
-    names = [next(free[n], "") if span.is_word else "" for n, span in zip(of_number, spans)]
-    ends = [0, *(span.end for span in spans)]
-    parts = [line[end : span.start] for end, span in zip(ends, spans)] + [line[ends[-1] :]]
-    before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
-    items = []
-    for span, name, *fillings in zip(spans, names, before, after):
-        text, glued = line[span.start : span.end], span.glued
-        spaced = (
-            line[span.start - 1 : span.start].isspace(),
-            line[span.end : span.end + 1].isspace(),
-        )
-        in_pair = span.closes or span.partner is not None
-        joins = glued == (True, True) and not in_pair or bool(NEXT_CELL.match(line, span.start))
-        follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-        side = _side(text, span, follows_number, *fillings)
-        items.append(Item(text, name, side, spaced, joins, span.partner))
-    last = ""
+    of_number = [bool(markup.NUMBER.match(span.of(line))) for span in spans]
+    return [next(free[n], "") if span.is_word else "" for n, span in zip(of_number, spans)]
+
+
+def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item:
+    """Make the item of a span; before, after: classes of `_fillings` on either side."""
+    spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
+    in_pair = span.closes or span.partner is not None
+    next_cell = markup.NEXT_CELL.match(line, span.start) is not None
+    joins = span.glued == (True, True) and not in_pair or next_cell
+    follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
+    side = _side(span.of(line), span, follows_number, before, after)
+    return Item(span.of(line), stand_in, side, spaced, joins, span.partner)
+
+
+def _respaced(parts: list[str], items: Sequence[Item]) -> list[str]:
+    """Parts with the spaces that stand-ins need, without spaces that marks leave over."""
+    parts, last = [*parts], ""
     for i, item in enumerate(items):
         last = parts[i][-1:] or last
         if item.stand_in:
@@ -371,9 +363,9 @@ def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str
             parts[i + 1] = " " * bool(last and not last.isspace()) + parts[i + 1]
         elif not last or last.isspace():
             parts[i + 1] = parts[i + 1].lstrip()
-            if CLOSING.match(parts[i + 1][:1]) and parts[i + 1]:
+            if markup.CLOSING.match(parts[i + 1][:1]) and parts[i + 1]:
                 parts[i] = parts[i].rstrip()
-    return parts, items
+    return parts
 
 
 def _fillings(parts: Sequence[str], names: Sequence[str]) -> list[int]:
@@ -388,7 +380,7 @@ def _fillings(parts: Sequence[str], names: Sequence[str]) -> list[int]:
 
 def _side(text: str, span: Span, follows_number: bool, before: int, after: int) -> str:
     """Choose the side of an `Item`; before, after  classes of `_fillings` on either side"""
-    glued, of_tag = span.glued, NAME.match(text) is not None
+    glued, of_tag = span.glued, markup.NAME.match(text) is not None
     if not before and (of_tag or not glued[1]):
         return "start"
     if not after and (of_tag or not glued[0]) and not follows_number:

@@ -1,6 +1,6 @@
 """Text that is rewritten before it is cut: OpenNMT-py's transforms `normalize` and `uppercase`.
 
-The rules of `normalize` are those of Moses' punctuation normaliser, as OpenNMT-py 3.5.1 orders and
+The rules of `normalize` come from Moses' punctuation normaliser, as OpenNMT-py 3.5.1 orders and
 spells them; its transforms never write the output back, and neither is that done here.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onmt_lite.text.tokenizers import Tokenizer
 
 Rewrite = Callable[[str], str]
-Rules = list[tuple[str, str]]  # patterns and what takes the place of a match, one after the other
+Rules = list[tuple[str, str]]  # patterns and their replacements, one after the other
 
 NBSP = "\u00a0"
 
@@ -46,7 +46,7 @@ NO_BREAK: Rules = [
     (f"{NBSP}(?=ºC|cm)|(?<=,){NBSP}", " "),
     (" +", " "),
 ]
-# Where a quotation ends: after the comma or full stop in English, before it elsewhere; a full stop
+# A quotation ends after the comma or full stop in English, before it elsewhere; a full stop
 # that ends the line stays
 QUOTED_IN = {"en": [(r'"([,.]+)', r'\1"')]}
 QUOTED_IN |= dict.fromkeys(("de", "es", "fr"), [(',"', '",'), (r'(\.+)"(\s*[^<])', r'"\1\2')])
@@ -65,9 +65,9 @@ WIDE_STOPS: Rules = [(r"[。．]\s*", ". ")]
 
 @dataclass(frozen=True)
 class Punctuation:
-    """What `normalize` does to the punctuation of a line.
+    """Normalises the punctuation of a line, as the transform `normalize`.
 
-    lang          decides on the ends of quotations and on what parts the digits of a number
+    lang          decides on the ends of quotations and on the mark between digits of a number
     penn          quotation marks of the Penn Treebank become others
     quote_commas  quotations end as is usual in the language
     numbers       a space inside a number that does not break becomes a comma or a point
@@ -113,13 +113,13 @@ def uppercase(text: str) -> str:
 
 @dataclass(frozen=True)
 class Steps:
-    """What rewrites lines of one side: their text before they are cut, their tokens after it."""
+    """Rewriting of lines of one side: of text before they are cut, and of tokens afterwards."""
 
     before: tuple[Rewrite, ...]
     after: tuple[Rewrite, ...]
 
     def tokens(self, text: str, cut: Callable[[str], list[str]]) -> list[str]:
-        """What `cut` makes of the line, rewritten."""
+        """Cut a line, rewritten before and after."""
         for rewrite in self.before:
             text = rewrite(text)
         tokens = cut(text)

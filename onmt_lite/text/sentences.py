@@ -3,12 +3,12 @@
 import re
 from bisect import bisect
 
-from onmt_lite.text.placeholders import BRACES, TAG
+from onmt_lite.text.markup import BRACES, TAG
 
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
-NO_WORD = re.compile(r"[^\w.]")  # what may stand before a word without a space, such as a tag
+NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
 # Tags, comments and placeholders, in which no sentence ends
 ITEM = re.compile(f"{TAG}|{BRACES}")
 # Longer abbreviations that have a vowel
@@ -50,7 +50,7 @@ def begins(word: str, before: str, small: bool) -> bool:
 
 
 def is_abbreviation(word: str, small: bool) -> bool:
-    """Whether the point behind a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Nouns of three
+    """Whether the point after a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Nouns of three
     letters count as such, too, so that two sentences may be taken for one ("Guten Tag. Ich gehe.").
     """
     if not word.isalpha() or len(word) == 1 or word.lower() in SHORTENED:

@@ -19,13 +19,13 @@ class Stream:
     """Bytes with a `peek` before they are read."""
 
     def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
-        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True where `read` would
+        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True if `read` would
         return at once."""
         self._read, self._waits = read, waits
         self._seen, self._over = b"", False
 
     def peek(self) -> bytes:
-        """The next LOOKED_AT bytes, fewer where the input ends or pauses before."""
+        """The next LOOKED_AT bytes, fewer if the input ends or pauses before."""
         while not self._over and len(self._seen) < LOOKED_AT:
             if not (self._seen in (b"", GZIP[:1]) or self._waits()):
                 break
@@ -48,7 +48,7 @@ class Stream:
 def text_stream(fd: int, name: str) -> Stream:
     """Bytes of a file descriptor, unpacked if they are gzip data.
 
-    Raises FileError where reading fails, DataError for data that is not text.  `name` is the name
+    Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
     of the input in messages.
     """
 

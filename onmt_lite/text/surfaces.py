@@ -3,40 +3,44 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import product
 
-from onmt_lite.text.phrases import UNREADABLE, is_word
+from onmt_lite.text.phrases import UNREADABLE, is_word, occurs
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
-ANCHOR = "a"  # a word beside which tokens are looked at, if it is one
+ANCHOR = "a"  # a word beside which tokens are looked at
 LAST = chr(0x10FFFF)
 
 
 class Surfaces:
-    """What each token of a vocabulary adds to a text.
+    """The text that each token of a vocabulary adds.
 
     A space stands between two tokens unless one of them is glued to the other: to its left as `s`
-    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  Where no token is glued to its left,
-    the space is counted to the token before it, so that the text shows at once that a word has
-    ended: `cat` is "cat " and `cat@@` is "cat".
+    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  If no token is glued to its left, the
+    space is counted to the token before it, so that the text shows at once that a word has ended:
+    `cat` is "cat " and `cat@@` is "cat".
 
     Pieces are asked for with `joined`: whether the token before glues them to itself, or they begin
     the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
-        """`case`: what is done to the text that the tokens make."""
+        """case: turns the text of the tokens into that of the translation."""
         self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
         self.anchor, self.word = self._anchored()
         self.parts = [self._look_at(token) for token in vocab.tokens]
-        self.spaced_behind = not any(glued for _, glued, _ in self._told())
+        texts = [part for i, part in enumerate(self.parts) if not vocab.is_special(i)]
+        self.spaced_behind = not any(
+            glued for core, glued, _ in texts if core not in ("", UNREADABLE)
+        )
 
     def _anchored(self) -> tuple[list[str], str]:
         """Tokens that are a word wherever they stand, and the word.
 
-        Where text is cut by other rules than it is joined by, as with `-tokenizer space
-        -detokenizer sentencepiece`, a word that was cut is none: "a" stays `a`, without the mark
-        of a word.  A token of the vocabulary has its marks.
+        If text is cut by other rules than it is joined by, as with `-tokenizer space -detokenizer
+        sentencepiece`, a word that was cut is none: "a" stays `a`, without the mark of a word.  A
+        token of the vocabulary has its marks.
         """
         own = ([t] for i, t in enumerate(self.vocab.tokens) if not self.vocab.is_special(i))
         cut = self.tokenizer.encode_target(ANCHOR)
@@ -47,20 +51,14 @@ class Surfaces:
                 return tokens, word
         return cut, ANCHOR
 
-    def _told(self) -> Iterator[tuple[str, bool, bool]]:
-        """The parts of tokens that are text."""
-        told = (i for i in range(len(self.parts)) if not self.vocab.is_special(i))
-        return (self.parts[i] for i in told if self.parts[i][0] not in ("", UNREADABLE))
-
     def _look_at(self, token: str) -> tuple[str, bool, bool]:
-        """The text of a token between two words, and whether it is glued to its left and glues what
-        is to its right; an unreadable mark where that cannot be told."""
+        """The text of a token between two words, and whether it is glued to its left and glues the
+        token to its right; UNREADABLE if that cannot be told."""
         text = self.tokenizer.decode([*self.anchor, token, *self.anchor]).strip()
         word, n = self.word, len(self.word)
         inner = text[n:-n]
-        if not (text.startswith(word) and text.endswith(word)) or len(text) < 2 * n:
-            return UNREADABLE, True, False
-        if UNREADABLE in inner:
+        framed = text.startswith(word) and text.endswith(word) and len(text) >= 2 * n
+        if not framed or UNREADABLE in inner:
             return UNREADABLE, True, False
         if inner == " ":  # it says nothing
             return "", True, False
@@ -69,39 +67,40 @@ class Surfaces:
         return self.case(core), glued, glues
 
     def piece(self, token: str | int, joined: bool) -> tuple[str, bool]:
-        """What a token adds, by its id or, for a word of the line's own, by itself; and whether it
-        joins the next one."""
+        """Return the text that a token adds and whether it joins the next token.
+
+        token: its id, or a word of the line's own that a model copies
+        """
         core, glued, glues = self.parts[token] if isinstance(token, int) else self._look_at(token)
         if self.spaced_behind:
             return (core if glues or not core else f"{core} "), True
         return (core if glued or joined else f" {core}"), glues
 
+    # ---- Tokens by their text ----
+
     @cached_property
-    def pieces(self) -> list[tuple[str, int]]:
-        """All that tokens can add, in alphabetical order, and the tokens."""
-        found = set()
+    def adding(self) -> dict[str, list[int]]:
+        """Tokens by the texts that they may add, in alphabetical order."""
+        found: dict[str, list[int]] = {}
         for i in range(len(self.parts)):
             if not self.vocab.is_special(i):
-                found |= {(self.piece(i, joined)[0], i) for joined in (False, True)}
-        return sorted(each for each in found if each[0])
+                for text in {self.piece(i, joined)[0] for joined in (False, True)}:
+                    found.setdefault(text, []).append(i)
+        found.pop("", None)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return list(self.adding)
 
     def beginning(self, text: str) -> Iterator[int]:
-        """Tokens that may add this text and perhaps more behind it."""
-        start = bisect_left(self.pieces, (text, -1))
-        end = bisect_left(self.pieces, (text + LAST, -1))
-        return (token for _, token in self.pieces[start:end])
-
-    def longest(self, text: str) -> int | None:
-        """The token that adds most of the beginning of a text, and nothing else."""
-        for n in range(len(text), 0, -1):
-            at = bisect_left(self.pieces, (text[:n], -1))
-            if at < len(self.pieces) and self.pieces[at][0] == text[:n]:
-                return self.pieces[at][1]
-        return None
+        """Tokens that may add this text and perhaps more after it."""
+        start, end = bisect_left(self.texts, text), bisect_left(self.texts, text + LAST)
+        return (token for each in self.texts[start:end] for token in self.adding[each])
 
     @cached_property
     def several(self) -> list[int]:
-        """Tokens inside of which a word may end: those with a space or a mark between letters."""
+        """Tokens inside of which a word may end: a space or a mark is between letters."""
         return [
             i
             for i, (core, _, _) in enumerate(self.parts)
@@ -110,25 +109,32 @@ class Surfaces:
 
     @cached_property
     def classes(self) -> list[list[bool]]:
-        """Classes of tokens, which belong to one or not: 0 and 1, those that begin with no letter,
-        so that the word before them has ended, behind a token that joins the next one in class 1;
-        2, those that begin with a letter of the word before them.  The last column is of words that
-        are the line's own."""
-        pieces = [[self.piece(i, j)[0] for i in range(len(self.parts))] for j in (False, True)]
-        ends = [[p != "" and not is_word(p[0]) for p in each] for each in pieces]
-        apart = [not self.spaced_behind, False]
-        ends = [[*each, own] for each, own in zip(ends, apart)]
-        return [*ends, [*(p != "" and is_word(p[0]) for p in pieces[0]), False]]
+        """Three classes of tokens (3, V + 1); the last column is of words of the line's own.
 
-    def spelt(self, phrase: str) -> list[tuple[int, int]]:
-        """The tokens of a phrase and, for each, how many characters of it are spelt then; none
-        where the model cannot say it."""
-        path = self._path(self._encoded(phrase), phrase)
-        begins_word = path and (self.spaced_behind or not self.parts[path[0][0]][1])
-        if begins_word or (path and not is_word(phrase[0])):
-            return path
-        # The tokenizer does not know the vocabulary, as where lines hold tokens
-        return self._path(self._composed(phrase), phrase) or path
+        0 and 1  end the word before them, after a token that joins none (0) or joins them (1)
+        2        go on with the word before them, after a token that joins none
+        """
+        ids = range(len(self.parts))
+        apart, joined = ([self.piece(i, joins)[0] for i in ids] for joins in (False, True))
+        ends = [[text != "" and not is_word(text[0]) for text in each] for each in (apart, joined)]
+        goes_on = [text != "" and is_word(text[0]) for text in apart]
+        return [[*ends[0], not self.spaced_behind], [*ends[1], False], [*goes_on, False]]
+
+    # ---- Phrases by their tokens ----
+
+    def spelt(self, phrase: str) -> list[int]:
+        """The tokens that say a phrase as whole words; none if the model cannot say it."""
+        ids = self._encoded(phrase)
+        return ids if self._says(ids, phrase) else self._composed(phrase)
+
+    def _says(self, ids: Sequence[int], phrase: str) -> bool:
+        """Whether tokens between two words are a phrase, of whole words."""
+        text, joined = ANCHOR + " " * self.spaced_behind, self.spaced_behind
+        for token in ids:
+            piece, joined = self.piece(token, joined)
+            text += piece
+        text += ANCHOR if joined else f" {ANCHOR}"
+        return text[1:-1].strip() == phrase and occurs(text, phrase)
 
     def _encoded(self, phrase: str) -> list[int]:
         """The tokenizer's tokens of a phrase, if the model has them all."""
@@ -142,45 +148,24 @@ class Surfaces:
         return ids
 
     def _composed(self, phrase: str) -> list[int]:
-        """The fewest tokens that spell a phrase so that its words begin and end where it does."""
-        if self.spaced_behind:
-            texts = [f"{phrase} ", *([] if is_word(phrase[-1]) else [phrase])]
-        else:
-            texts = [*([] if is_word(phrase[0]) else [phrase]), f" {phrase}"]
-        may_join = self.spaced_behind or not is_word(phrase[-1])
-        return next(filter(None, (self._fewest(text, may_join) for text in texts)), [])
+        """The fewest tokens that say a phrase, if the tokenizer does not know the vocabulary."""
+        for text in (phrase, f" {phrase}", f"{phrase} "):
+            for ids in self._fewest(text):
+                if self._says(ids, phrase):
+                    return ids
+        return []
 
-    def _fewest(self, text: str, may_join: bool) -> list[int]:
-        """The fewest tokens that add a text behind one that joins nothing; of equally many, those
-        of which the first is longest.  `may_join`: the last may join the next one."""
-        most = max((len(piece) for piece, _ in self.pieces), default=0)
-        found = {(len(text), False): list[int]()}  # by place and whether the token before joins
-        if may_join:
-            found[len(text), True] = []
-        for n in range(len(text) - 1, -1, -1):
-            for joined in (False, True):
-                ways = [
-                    [token, *found[end, joins]]
-                    for end in range(min(len(text), n + most), n, -1)
-                    for token in self._adding(text[n:end])
-                    for piece, joins in [self.piece(token, joined)]
-                    if piece == text[n:end] and (end, joins) in found
-                ]
-                if ways:
-                    found[n, joined] = min(ways, key=len)
-        return found.get((0, False), [])
-
-    def _adding(self, text: str) -> Iterator[int]:
-        """Tokens that may add this text and nothing else."""
-        start = bisect_left(self.pieces, (text, -1))
-        end = bisect_left(self.pieces, (text, len(self.parts)))
-        return (token for _, token in self.pieces[start:end])
-
-    def _path(self, ids: Sequence[int], phrase: str) -> list[tuple[int, int]]:
-        """See `spelt`; none where these tokens do not spell the phrase."""
-        text, joined, path = "", False, list[tuple[int, int]]()
-        for token in ids:
-            piece, joined = self.piece(token, joined)
-            text += piece
-            path.append((token, min(len(text.lstrip()), len(phrase))))
-        return path if text.strip() == phrase else []
+    def _fewest(self, text: str) -> Iterator[list[int]]:
+        """The fewest tokens that add a text after a word; of those that join the next token, and of
+        the others."""
+        ways: dict[tuple[int, bool], list[int]] = {(0, self.spaced_behind): []}
+        most = max(map(len, self.texts), default=0)
+        for n, joined in product(range(len(text)), (False, True)):
+            for end in range(n + 1, min(len(text), n + most) + 1) if (n, joined) in ways else ():
+                for token in self.adding.get(text[n:end], ()):
+                    piece, joins = self.piece(token, joined)
+                    way = [*ways[n, joined], token]
+                    best = ways.get((end, joins))
+                    if piece == text[n:end] and (best is None or len(way) < len(best)):
+                        ways[end, joins] = way
+        return (ways[end] for end in ((len(text), False), (len(text), True)) if end in ways)

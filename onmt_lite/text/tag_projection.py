@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
-from onmt_lite.text.line import Item, Reading
-from onmt_lite.text.placeholders import CLOSING, SPACER
+from onmt_lite.text.markup import CLOSING
+from onmt_lite.text.placeholders import SPACER, Item, Reading
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
-STOPS = (".", "!", "?")  # what ends a sentence
+STOPS = (".", "!", "?")  # ends of sentences
 UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
 
@@ -61,7 +61,7 @@ def _as_combining(char: str) -> str:
 
 
 def texts_of(tokens: Sequence[str]) -> list[str]:
-    """What each token adds to the text; of a character that bytes spell, all is its first byte's.
+    """The text that each token adds; of a character that bytes spell, the first byte adds all.
 
     Bytes that spell nothing are a mark each, as sentencepiece has them.
     """
@@ -116,8 +116,8 @@ class Aligned:
         for j, u in stops.items():
             self.first[u] = self.last[u] = j
 
-    def behind(self, place: int) -> int:
-        """Place in the translation behind the unit for the source word before `place`.
+    def after(self, place: int) -> int:
+        """Place in the translation after the unit for the source word before `place`.
 
         A source word without a unit gives way to the nearest word before.
         """
@@ -175,7 +175,7 @@ class Editor:
         name = re.compile(rf"(?<!\w){re.escape(item.stand_in)}\w{{0,2}}(?!\w)", re.IGNORECASE)
         spans = [match.span() for match in name.finditer(self.text)]
         if not spans:
-            index = self._behind(self.aligned.behind(place + 1))
+            index = self._after(self.aligned.after(place + 1))
             return [self._insertion(replace(item, side="left", spaced=(True, True)), index)]
         edits = [(*spans[0], item.text)]
         for start, end in spans[1:]:
@@ -183,33 +183,33 @@ class Editor:
         return edits
 
     def _pair(self, i: int, j: int) -> dict[int, int]:
-        """Indices for a pair of items; empty where each item is placed alone."""
+        """Indices for a pair of items; empty if each item is placed alone."""
         if (self.items[i].side, self.items[j].side) == ("start", "end"):
             return {}
         span = self.aligned.span(self.places[i], self.places[j])
         if span is None:
             index = self._index(replace(self.items[i], side="left"), self.places[i])
             return {i: index, j: index}
-        return {i: self._before(span[0]), j: self._behind(span[1])}
+        return {i: self._before(span[0]), j: self._after(span[1])}
 
     def _index(self, item: Item, place: int) -> int:
         if item.side == "left":
-            return self._behind(self.aligned.behind(place))
+            return self._after(self.aligned.after(place))
         if item.side == "right":
             return self._before(self.aligned.before(place))
         if item.side == "closes":
             return len(self.text) - len(CLOSING.findall(self.text)[0])
         return 0 if item.side == "start" else len(self.text)
 
-    def _behind(self, place: int) -> int:
-        """Index in the text behind `place` characters without spaces."""
+    def _after(self, place: int) -> int:
+        """Index in the text after `place` characters without spaces."""
         return self.full[min(place, len(self.full)) - 1] + 1 if place and self.full else 0
 
     def _before(self, place: int) -> int:
         return self.full[place] if place < len(self.full) else len(self.text)
 
     def _insertion(self, item: Item, index: int) -> Edit:
-        """Insert the item with the spaces it had in the source, where there are none yet."""
+        """Insert the item with the spaces it had in the source, if there are none yet."""
         before, after = self.text[index - 1 : index] if index else "", self.text[index : index + 1]
         ahead = item.side in ("start", "right")
         lead = before.isalnum() if ahead else item.spaced[0] and before and not before.isspace()

@@ -44,7 +44,7 @@ class SpaceTokenizer:
 
 
 def pieces_of(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
-    """CheckpointError where the model is damaged in a way that only a line brings to light."""
+    """Cut text.  Raises CheckpointError if the model is damaged as only a line brings to light."""
     try:
         return processor.encode(text, out_type=str)
     except UnicodeDecodeError:
@@ -71,8 +71,8 @@ class SentencePieceTokenizer:
 class PieceTokenizer(SentencePieceTokenizer):
     """Pieces of a sentencepiece model, between tokens that are cut out of the line before.
 
-    cut     tokens of their own, wherever they stand; what is between two is a line of its own
-    silent  tokens that are no text in an output; nor is what is no piece
+    cut     tokens of their own, wherever they stand; the text between two is a line of its own
+    silent  tokens that are no text in an output; other tokens that are no pieces are none either
     """
 
     def __init__(

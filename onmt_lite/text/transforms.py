@@ -1,7 +1,7 @@
 """Transforms of OpenNMT-py: prefix, suffix, and the tokenizer between them.
 
 A prefix or suffix before the tokenizer in the list of transforms is text, cut with the line.  One
-after the tokenizer is tokens, given to the model whole even where a long line is cut; they may be
+after the tokenizer is tokens, given to the model whole even if a long line is cut; they may be
 control tokens, which text never becomes.
 
 Four differences to OpenNMT-py 3.5.1 are on purpose.  OpenNMT-py detokenizes in the order of the
@@ -40,7 +40,7 @@ class Affixes:
         return " ".join(filter(None, (self.text_before, line, self.text_after)))
 
     def remove_from(self, text: str) -> str:
-        """Remove the text affixes, where they are whole words of `text`."""
+        """Remove the text affixes if they are whole words of `text`."""
         head, tail = self.text_before, self.text_after
         if head and f"{text} ".startswith(f"{head} "):
             text = text[len(head) + 1 :]

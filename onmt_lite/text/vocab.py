@@ -9,7 +9,7 @@ from onmt_lite.errors import DataError
 
 @dataclass(frozen=True)
 class Vocab:
-    """A list of tokens, and the ids of special tokens, None for those that are missing.
+    """A list of tokens, and the ids of special tokens, None if missing.
 
     language_ids  tokens that name the language to translate from or to
     """
@@ -48,25 +48,36 @@ class Vocab:
         """Whether i is a control token or the unknown token."""
         return self.is_control(i) or i == self.unk_id
 
-    def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
-        """Ids of text tokens; a token that is missing, or equal to a control token, becomes unk.
+    def lacks(self, token: str) -> bool:
+        """Whether a token of text is missing; one that equals a control token is."""
+        i = self.ids.get(token)
+        return i is None or self.is_special(i)
 
-        A word of `own_words` that would be unk gets an id after those of the vocabulary.  Raises
-        DataError where a token should become unk and the vocabulary has none.
+    def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
+        """Ids of text tokens.
+
+        Tokens that the vocabulary lacks become unk, or, if they are in `own_words`, get ids after
+        the vocabulary's.  Raises DataError if a token must become unk and the vocabulary has none.
         """
         extension = {word: len(self) + i for i, word in enumerate(own_words)}
-        ids = [self._encode_one(token) for token in tokens]
-        return [extension.get(t, i) if i == self.unk_id else i for t, i in zip(tokens, ids)]
+        ids = []
+        for token in tokens:
+            i = extension.get(token, self.unk_id) if self.lacks(token) else self.ids[token]
+            if i is None:
+                raise DataError(
+                    f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones"
+                )
+            ids.append(i)
+        return ids
 
-    def _encode_one(self, token: str) -> int:
-        i = self.ids.get(token)
-        if i is not None and not self.is_control(i):
-            return i
-        if self.unk_id is None:
-            raise DataError(
-                f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones"
-            )
-        return self.unk_id
+    def encode_copied(self, tokens: list[str]) -> tuple[list[int], list[str]]:
+        """Ids of the source tokens that a model may copy, and the own words among them.
+
+        Own words are all that the vocabulary lacks: a copied word that equals the end token must
+        not end a translation.
+        """
+        own_words = list(dict.fromkeys(filter(self.lacks, tokens)))
+        return self.encode(tokens, own_words), own_words
 
     def decode(self, ids: list[int], own_words: Sequence[str] = ()) -> list[str]:
         n = len(self)

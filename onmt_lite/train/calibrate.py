@@ -30,12 +30,15 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.confidence import Confidence, mean_log_prob
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.rules import Values, missing, refuse_all
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
-from onmt_lite.inference.translator import Translator
 from onmt_lite.text.line import Line
+from onmt_lite.text.lines import from_texts
 from onmt_lite.text.placeholders import is_one_word
 from onmt_lite.text.tag_projection import Units
 from onmt_lite.train.data import read_pairs
@@ -90,27 +93,28 @@ class CalibrateOptions:
     )
 
 
-OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
-PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS)
-
-
-def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
-    return resolved.build(CalibrateOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("model", "valid") if not v[name]]
+def wrong_words(v: Values) -> list[str]:
+    """Stand-ins and marks that are not single words."""
     wrong = [(n, word) for n in ("names", "numbers") for word in v[n] if not is_one_word(word)]
-    problems += [
+    problems = [
         f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
     ]
-    for pair in v["words"]:
+    for pair in v.words:
         sides = pair.split("=")
         if len(sides) != 2 or not all(map(is_one_word, sides)):
             problems.append(f"words: {pair!r} is not of the form mark=word")
     return problems
+
+
+OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
+RULES = (missing("model", "valid"), refuse_all(wrong_words))
+PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS, RULES)
+
+
+def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
+    return resolved.build(CalibrateOptions), resolved
 
 
 def calibrate(options: CalibrateOptions) -> None:
@@ -120,9 +124,9 @@ def calibrate(options: CalibrateOptions) -> None:
         raise CheckpointError(f"{path}: not a model of our format, which alone can be calibrated")
     pairs = [pair for file in options.valid for pair in read_pairs(file)]
     checkpoint = with_wishes(native.load(path), options)
-    translator = Translator(checkpoint, TranslateOptions.of())
-    made = translator.translate([src for src, _ in pairs])
-    config, n_found, n_shared = best_attention(translator, made)
+    pipeline = Pipeline(checkpoint, TranslateOptions.of())
+    made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
+    config, n_found, n_shared = best_attention(pipeline, made)
     points = [
         Point(mean_log_prob(t.hyps[0]), chrf(t.text, ref) >= RIGHT)
         for t, (_, ref) in zip(made, pairs)
@@ -252,7 +256,7 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 # -- attention ------------------------------------------------------------------------------------
 
 
-def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
+def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
     """Find the head, and whether it is late, that finds most of the words that both sides share.
 
     Returns its fields of the model's configuration, the number of words it finds, and the number of
@@ -261,11 +265,11 @@ def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[s
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
     for translation in made:
-        example = translator.examples.make(Line(translation.id, translation.src))
+        example = pipeline.examples.make(Line(translation.id, translation.src))
         tokens = translation.hyps[0].tokens
         source, target = Units(example.src_tokens), Units(tokens)
         shared = source.unique.keys() & target.unique.keys()
-        places = attended(translator, example, tokens) if shared else []
+        places = attended(pipeline, example, tokens) if shared else []
         for word in shared:
             if target.unique[word] not in target.of_token:
                 continue  # it begins inside a token, which has no step of its own for it
@@ -283,22 +287,22 @@ def best_attention(translator: Any, made: Sequence[Translation]) -> tuple[dict[s
     return config, n_found, n_shared
 
 
-def attended(translator: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
+def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
     """Return by layer and head the source token that each step attends to most.
 
     The first step is that of the start token, which makes the first token.
     """
     maps: list[Any] = []  # of the layers, (1, H, T, S)
-    model, device = translator.model, translator.device
+    model, device = pipeline.model, pipeline.device
     hooks = [
         layer.cross_attn.register_forward_hook(lambda module, inputs, out: maps.append(out[1]))
         for layer in model.decoder
     ]
     src = torch.tensor([example.src_ids], device=device)
-    ids = translator.checkpoint.tgt_vocab.encode(tokens)
+    ids = pipeline.checkpoint.tgt_vocab.encode(tokens)
     with torch.inference_mode():
         memory = model.encode(src, torch.tensor([src.size(1)], device=device))
-        model.forward(memory, torch.tensor([[translator.checkpoint.start_id, *ids]], device=device))
+        model.forward(memory, torch.tensor([[pipeline.checkpoint.start_id, *ids]], device=device))
     for hook in hooks:
         hook.remove()
     return [m[0, :, :, : len(example.src_tokens)].argmax(-1).tolist() for m in maps]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import model_files
+from onmt_lite.config.files import check_paths
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.files import check_paths
 from onmt_lite.train.options import TrainOptions
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import OptionError
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.options import ModelOptions
 
 # Fields in which a Transformer of Marian differs from the default

@@ -2,21 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
-from onmt_lite.config.schema import (
-    DEVICE,
-    META,
-    Option,
-    Program,
-    Resolved,
-    idle,
-    load,
-    opt,
-    options_of,
-    refusals,
-)
+from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
+from onmt_lite.config.rules import absent, given, help_of, missing, needs, refuse, requires
+from onmt_lite.config.sources import Program, Resolved, load
 
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
@@ -50,14 +42,12 @@ class DataOptions:
         (),
         "Learn to copy the lines of these files unchanged, plain or .gz",
         value="FILE",
-        requires="-same_lines",
         example="names.txt -same_lines 1000",
     )
     same_lines: int = opt(
         0,
         "Take N lines of train_same in each epoch",
         min=0,
-        requires="-train_same",
         example="1000 -train_same names.txt",
     )
     valid: tuple[str, ...] = opt(
@@ -93,14 +83,12 @@ class DataOptions:
         "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
         min=16,
         max=500_000,
-        needs="no -init_from",
         example="8000",
     )
     all_characters: bool = opt(
         False,
         "Make pieces for the letters of Europe and for common signs and emoji, and 256 for the "
         "bytes of any other character, so that none is unknown",
-        needs="no -init_from",
     )
     src_sampling: float = opt(
         0.2,
@@ -120,41 +108,31 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    d_model: int = opt(
-        192, "Set the width of the model", min=8, needs="no -init_from", example="256"
-    )
+    d_model: int = opt(192, "Set the width of the model", min=8, example="256")
     heads: int = opt(
         4,
         "Set the number of attention heads, which must divide d_model",
         min=1,
-        needs="no -init_from",
         example="8",
     )
     d_ff: int = opt(
         768,
         "Set the width inside feed-forward layers",
         min=8,
-        needs="no -init_from",
         example="1024",
     )
-    enc_layers: int = opt(
-        3, "Set the number of encoder layers", min=1, needs="no -init_from", example="6"
-    )
-    dec_layers: int = opt(
-        1, "Set the number of decoder layers", min=1, needs="no -init_from", example="3"
-    )
+    enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
+    dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
         "Normalise before each sublayer, or after it, as Marian does: such a model can be "
         "exported to a Marian directory",
-        needs="no -init_from",
         example="after",
     )
     max_positions: int = opt(
         512,
         "Leave out pairs with a line of more than N tokens",
         min=8,
-        needs="no -init_from",
         example="256",
     )
     dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
@@ -267,8 +245,44 @@ ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
     "save_model": "name the directory with output",
 }
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
-OPTIONS: dict[str, Option] = options_of((*GROUPS, *META))
-PROGRAM = Program("onmt_train", USAGE, OPTIONS)
+RULES = (
+    missing("train", "output"),
+    refuse(lambda v: v.log_file == "", "log_file is empty; give a path"),
+    requires("train_same", given("same_lines")),
+    requires("same_lines", given("train_same")),
+    needs(
+        "vocab_size all_characters d_model heads d_ff enc_layers dec_layers norm max_positions",
+        absent("init_from"),
+    ),
+    refuse(
+        lambda v: v.d_model % (2 * v.heads),
+        "d_model {d_model} is not an even multiple of heads {heads}; change one",
+    ),
+    refuse(
+        lambda v: v.train_weights and len(v.train_weights) != len(v.train),
+        lambda v: (
+            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train"
+        ),
+    ),
+    refuse(
+        lambda v: any(weight <= 0 for weight in v.train_weights),
+        "train_weights: each must be above 0; leave the file out instead",
+    ),
+    refuse(
+        lambda v: any(weight > MAX_WEIGHT for weight in v.train_weights),
+        f"train_weights: each must be at most {MAX_WEIGHT:,}",
+    ),
+    refuse(
+        lambda v: v.save_bits not in (8, 16),
+        "save_bits {save_bits} is not 8 or 16; give one of these",
+    ),
+    refuse(
+        lambda v: not v.train_steps and not v.train_minutes,
+        "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)",
+    ),
+)
+OPTIONS: dict[str, Option] = options_of((*GROUPS, *META), partial(help_of, RULES))
+PROGRAM = Program("onmt_train", USAGE, OPTIONS, RULES, remark=ELSEWHERE.get)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
@@ -281,36 +295,9 @@ def as_table(options: TrainOptions) -> dict[str, Any]:
 
 def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
     """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check, ELSEWHERE.get)
-    usual = {name: option.default for name, option in OPTIONS.items()}
-    notes = tuple(resolved.notes_on(idle(OPTIONS, resolved.values, usual)))
-    data, model, learning = map(resolved.build, GROUPS)
+    resolved = load(argv, PROGRAM)
+    data = resolved.build(DataOptions)
     if data.init_from is not None:  # may be the name of a shipped model
         data = replace(data, init_from=str(find_model(data.init_from)))
-    return TrainOptions(data, model, learning, notes), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("train", "output") if not v[name]]
-    if v["log_file"] == "":
-        problems.append("log_file is empty; give a path")
-    problems += refusals(OPTIONS, v)
-    if v["d_model"] % (2 * v["heads"]):
-        problems.append(
-            f"d_model {v['d_model']} is not an even multiple of heads {v['heads']}; change one"
-        )
-    if v["train_weights"] and len(v["train_weights"]) != len(v["train"]):
-        problems.append(
-            f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
-        )
-    if any(weight <= 0 for weight in v["train_weights"]):
-        problems.append("train_weights: each must be above 0; leave the file out instead")
-    if any(weight > MAX_WEIGHT for weight in v["train_weights"]):
-        problems.append(f"train_weights: each must be at most {MAX_WEIGHT:,}")
-    if v["save_bits"] not in (8, 16):
-        problems.append(f"save_bits {v['save_bits']} is not 8 or 16; give one of these")
-    if not v["train_steps"] and not v["train_minutes"]:
-        problems.append(
-            "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)"
-        )
-    return problems
+    model, learning = resolved.build(ModelOptions), resolved.build(LearningOptions)
+    return TrainOptions(data, model, learning, resolved.notes), resolved

@@ -23,7 +23,7 @@ from onmt_lite.checkpoints import native
 from onmt_lite.config.cli import command
 from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.interrupt import Interrupted, noted_signals
-from onmt_lite.config.options import JobOptions, SpeedOptions
+from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.inference.runtime import DTYPES, choose

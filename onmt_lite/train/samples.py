@@ -7,8 +7,9 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import native
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.translator import Translator
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.lines import from_texts
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None
 
@@ -19,7 +20,8 @@ def translate(
     """Translate greedily, in single precision."""
     options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
     model.eval()
-    translations = Translator(native.checkpoint(model, sp), options).translate(lines)
+    pipeline = Pipeline(native.checkpoint(model, sp), options)
+    translations = pipeline.translate_lines(list(from_texts(lines, "lines")))
     model.train()
     return [translation.hyps[0].text for translation in translations]
 

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from onmt_lite.config.environment import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
 
+from onmt_lite.api import Translator
 from onmt_lite.config.cli import print_out, run_program
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.rules import refuse
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import FileError
-from onmt_lite.inference.translator import Translator
 from onmt_lite.train.data import Pair, read_pairs
 from onmt_lite.train.samples import HAS_SACREBLEU
 
@@ -135,21 +137,18 @@ class EvaluateOptions:
     threads: int = opt(1, "Use N CPU threads", min=1, example="2")
 
 
+RULES = (
+    refuse(lambda v: not v.test, "test is missing; give a file of pairs"),
+    refuse(lambda v: not HAS_SACREBLEU, "no scores without sacrebleu; pip install sacrebleu"),
+)
 OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
-PROGRAM = Program("onmt_evaluate", USAGE, OPTIONS)
+PROGRAM = Program("onmt_evaluate", USAGE, OPTIONS, RULES)
 
 
 def load_evaluate_options(argv: Sequence[str]) -> tuple[EvaluateOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
     return resolved.build(EvaluateOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [] if v["test"] else ["test is missing; give a file of pairs"]
-    if not HAS_SACREBLEU:
-        problems.append("no scores without sacrebleu; pip install sacrebleu")
-    return problems
 
 
 def joined(pairs: Sequence[Pair], n: int) -> list[Pair]:

@@ -8,8 +8,9 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from onmt_lite.config.environment import prepare_environment
 
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of, refusals
+from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.rules import given, help_of, missing, refuse, requires
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import OptionError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.data import COMMON_CHARACTERS, read_pairs, train_sentencepiece
@@ -65,7 +68,7 @@ class GrowOptions:
         example="runs/text-4/01.tsv.gz",
     )
     vocab_size: int | None = opt(
-        None, "Make N new pieces", min=16, requires="-train", example="8000 -train my.train.tsv"
+        None, "Make N new pieces", min=16, example="8000 -train my.train.tsv"
     )
     all_characters: bool = opt(
         False,
@@ -79,21 +82,19 @@ class GrowOptions:
     )
 
 
-OPTIONS: dict[str, Option] = options_of((GrowOptions, *META))
-PROGRAM = Program("onmt_grow", USAGE, OPTIONS)
+RULES = (
+    missing("model", "output"),
+    requires("vocab_size", given("train")),
+    refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+)
+OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), partial(help_of, RULES))
+PROGRAM = Program("onmt_grow", USAGE, OPTIONS, RULES)
 
 
 def load_grow_options(argv: Sequence[str]) -> tuple[GrowOptions, Resolved]:
     """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
+    resolved = load(argv, PROGRAM)
     return resolved.build(GrowOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("model", "output") if not v[name]]
-    problems += refusals(OPTIONS, v)
-    problems += [] if v["save_bits"] in (8, 16) else ["save_bits is not 8 or 16; give one of these"]
-    return problems
 
 
 def grow(options: GrowOptions) -> None:

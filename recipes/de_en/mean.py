@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from onmt_lite.config.environment import prepare_environment
 
@@ -16,7 +16,9 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of
+from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.rules import missing, refuse
+from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import OptionError
 from recipes.de_en.models import check_new, read_model, write_model
 
@@ -45,26 +47,27 @@ class MeanOptions:
     save_bits: int = opt(16, "Write weights in 16 or 8 bits, as the trainer does", example="8")
 
 
+RULES = (
+    missing("output"),
+    refuse(lambda v: len(v.models) < 2, "models: give two models or more"),
+    refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+    refuse(
+        lambda v: v.weights and len(v.weights) != len(v.models),
+        lambda v: f"weights: {len(v.weights)} weights for {len(v.models)} models",
+    ),
+    refuse(
+        lambda v: v.weights and (min(v.weights) < 0 or sum(v.weights) <= 0),
+        "weights: none may be below 0, and one must be above",
+    ),
+)
 OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
-PROGRAM = Program("onmt_mean", USAGE, OPTIONS)
+PROGRAM = Program("onmt_mean", USAGE, OPTIONS, RULES)
 
 
 def load_mean_options(argv: Sequence[str]) -> tuple[MeanOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
     return resolved.build(MeanOptions), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    models, weights = v["models"], v["weights"]
-    problems = [] if len(models) > 1 else ["models: give two models or more"]
-    problems += [] if v["save_bits"] in (8, 16) else ["save_bits is not 8 or 16; give one of these"]
-    problems += [] if v["output"] else ["output is missing; give a path"]
-    if weights and len(weights) != len(models):
-        problems.append(f"weights: {len(weights)} weights for {len(models)} models")
-    if weights and (min(weights) < 0 or sum(weights) <= 0):
-        problems.append("weights: none may be below 0, and one must be above")
-    return problems
 
 
 def write_mean(options: MeanOptions) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
-from onmt_lite.config.schema import META, Option, Program, Resolved, load, opt, options_of, refusals
+from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.rules import Values, given, help_of, missing, refuse, refuse_all, requires
+from onmt_lite.config.sources import Program, Resolved, load
 
 USAGE = """\
 -train PAIRS.tsv -epochs N -output DIR [options]
@@ -29,23 +32,17 @@ class FileOptions:
         (),
         "Read lines that a translation leaves as they are from these files",
         value="FILE",
-        requires="-same_lines",
         example="names.txt",
     )
-    same_lines: int = opt(
-        0, "Take N lines of train_same in each epoch", min=0, requires="-train_same", example="500"
-    )
+    same_lines: int = opt(0, "Take N lines of train_same in each epoch", min=0, example="500")
     made: tuple[str, ...] = opt(
         (),
         "Read pairs of which a machine made one side from these files; no names, numbers or "
         "words are taken from them",
         value="FILE",
-        requires="-made_lines",
         example="back.tsv.gz",
     )
-    made_lines: int = opt(
-        0, "Take N pairs of made in each epoch", min=0, requires="-made", example="1000"
-    )
+    made_lines: int = opt(0, "Take N pairs of made in each epoch", min=0, example="1000")
     held_out: tuple[str, ...] = opt(
         (),
         "Leave out every pair that shares a side with one of these files' pairs, small letters and "
@@ -59,14 +56,12 @@ class FileOptions:
         "name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, "
         "field",
         value="FILE",
-        requires="-slot_lines",
         example="recipes/de_en/slots.tsv",
     )
     slot_lines: int = opt(
         0,
         "Make N lines in each epoch by filling the pairs of slots",
         min=0,
-        requires="-slots",
         example="2000",
     )
     epochs: int = opt(8, "Write N files", min=1, max=99, example="10")
@@ -92,7 +87,6 @@ class ChangeOptions:
     conjunctions: tuple[str, ...] = opt(
         (),
         "Join by these pairs `source|target`, such as `, und |, and `",
-        requires="-conjunction",
         example='", und |, and "',
     )
     conjunction: float = opt(
@@ -100,13 +94,11 @@ class ChangeOptions:
         "Make this share of the joins with a conjunction",
         min=0,
         max=1,
-        requires="-join and -conjunctions",
         example="0.5",
     )
     quotes: tuple[str, ...] = opt(
         (),
         'Quote by these pairs, such as `„…“|"…"`',
-        requires="-quote",
         example="'„…“|\"…\"'",
     )
     quote: float = opt(
@@ -114,7 +106,6 @@ class ChangeOptions:
         "Put this share of lines into quotation marks",
         min=0,
         max=1,
-        requires="-quotes",
         example="0.02",
     )
     no_final: float = opt(
@@ -167,29 +158,46 @@ class TextOptions:
     changes: ChangeOptions
 
 
-OPTIONS: dict[str, Option] = options_of((FileOptions, ChangeOptions, *META))
-PROGRAM = Program("onmt_text", USAGE, OPTIONS)
+def wrong_pairs(v: Values) -> list[str]:
+    return [
+        f"{name}: {pair!r} is not of the form in -help"
+        for name, marks in (("conjunctions", 0), ("quotes", 1))
+        for pair in v[name]
+        if [side.count("…") for side in pair.split("|")] != [marks, marks]
+    ]
+
+
+RULES = (
+    missing("train", "output"),
+    requires("train_same", given("same_lines")),
+    requires("same_lines", given("train_same")),
+    requires("made", given("made_lines")),
+    requires("made_lines", given("made")),
+    requires("slots", given("slot_lines")),
+    requires("slot_lines", given("slots")),
+    requires("conjunctions", given("conjunction")),
+    requires("conjunction", given("join") | given("conjunctions")),
+    requires("quotes", given("quote")),
+    requires("quote", given("quotes")),
+    refuse(
+        lambda v: v.train_weights and len(v.train_weights) != len(v.train),
+        lambda v: (
+            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train"
+        ),
+    ),
+    refuse(
+        lambda v: any(weight <= 0 for weight in v.train_weights),
+        "train_weights: each must be above 0; leave the file out instead",
+    ),
+    refuse_all(wrong_pairs),
+)
+OPTIONS: dict[str, Option] = options_of(
+    (FileOptions, ChangeOptions, *META), partial(help_of, RULES)
+)
+PROGRAM = Program("onmt_text", USAGE, OPTIONS, RULES)
 
 
 def load_text_options(argv: Sequence[str]) -> tuple[TextOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, OPTIONS, cross_check)
-    files, changes = map(resolved.build, (FileOptions, ChangeOptions))
-    return TextOptions(files, changes), resolved
-
-
-def cross_check(v: dict[str, Any]) -> list[str]:
-    problems = [f"{name} is missing; give a path" for name in ("train", "output") if not v[name]]
-    problems += refusals(OPTIONS, v)
-    if v["train_weights"] and len(v["train_weights"]) != len(v["train"]):
-        problems.append(
-            f"train_weights: {len(v['train_weights'])} weights for {len(v['train'])} files of train"
-        )
-    if any(weight <= 0 for weight in v["train_weights"]):
-        problems.append("train_weights: each must be above 0; leave the file out instead")
-    for name, marks in (("conjunctions", 0), ("quotes", 1)):
-        for pair in v[name]:
-            sides = pair.split("|")
-            if len(sides) != 2 or any(side.count("…") != marks for side in sides):
-                problems.append(f"{name}: {pair!r} is not of the form in -help")
-    return problems
+    """Load the options of a command line.  Raises OptionError with all problems."""
+    resolved = load(argv, PROGRAM)
+    return TextOptions(resolved.build(FileOptions), resolved.build(ChangeOptions)), resolved

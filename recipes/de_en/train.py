@@ -15,7 +15,7 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.schema import Program, Resolved
+from onmt_lite.config.sources import Program, Resolved
 from onmt_lite.errors import OptionError
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import OPTIONS, TrainOptions, load_train_options

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from onmt_lite import Translator
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
@@ -28,7 +28,7 @@ def broken(request, monkeypatch):
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(Translator, "translate_lines", fail)
+    monkeypatch.setattr(Pipeline, "translate_lines", fail)
     return error
 
 
@@ -55,9 +55,10 @@ def test_an_error_of_the_translation_stays_itself(main, src, tmp_path, broken, o
 
 def test_a_defect_ends_in_its_traceback_and_exit_code_1(table, tmp_path, env):
     program = (
-        "import sys; from onmt_lite.__main__ import main; from onmt_lite import Translator\n"
+        "import sys; from onmt_lite.__main__ import main\n"
+        "from onmt_lite.inference.pipeline import Pipeline\n"
         "def translate_lines(*args): raise ValueError('two\\nlines')\n"
-        "Translator.translate_lines = translate_lines; sys.exit(main())"
+        "Pipeline.translate_lines = translate_lines; sys.exit(main())"
     )
     words = ["-model", table, "-output", "out"]
     env = {**env, "PYTHONPATH": str(ROOT)}

@@ -8,12 +8,15 @@ import re
 import shutil
 import zipfile
 
+import onmt_lite.job
 import pytest
 
 import onmt_lite.jobs.job
-from onmt_lite import TranslateOptions, Translator
+from onmt_lite import TranslateOptions
 from onmt_lite.checkpoints.shipped import DATA as MODELS
 from onmt_lite.errors import FileError
+from onmt_lite.inference.pipeline import Pipeline
+from onmt_lite.jobs.inprocess import InProcess
 from onmt_lite.jobs.job import run_job
 from tests.support.files import DATA
 
@@ -172,11 +175,12 @@ class TestAnInputThatChanges:
             (tmp_path / name).write_bytes(line * 10)
         src, tgt, out = (str(tmp_path / name) for name in ("src", "tgt", "out"))
         given = dict(src=src, tgt=tgt, tgt_file_prefix=True, output=out, bucket_lines=2)
-        translator = Translator.from_pretrained(self.TOY)
+        pipeline = Pipeline.load(TranslateOptions.of(model=self.TOY))
 
         def run(progress):
             with pytest.raises(FileError) as caught:
-                run_job(TranslateOptions.of(model=self.TOY, **given), translator, progress)
+                options = TranslateOptions.of(model=self.TOY, **given)
+                run_job(options, InProcess(options, pipeline), progress)
             assert not (tmp_path / "out").exists()
             return str(caught.value)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from onmt_lite.config.options import JobOptions
+from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.progress import add_log_file, logging_to
 from onmt_lite.jobs.reports import LOG

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
-from onmt_lite.files import descriptor_of, is_device
+from onmt_lite.config.files import descriptor_of, is_device
 from tests.cli.conftest import redirected
 from tests.support.files import DATA
 from tests.support.stops import stopped_before_part

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
+from onmt_lite.config.files import Stream
 from onmt_lite.errors import FileError
-from onmt_lite.files import Stream
 from onmt_lite.jobs.inputs import open_input
 from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import StrictFileHandler

@@ -287,7 +287,7 @@ MATRIX = {
         "SIGKILL, power cuts",
         "test_output.py::test_each_call_before_which_the_job_is_killed",
         "test_output.py::test_a_power_cut_after_each_call",
-        "test_output.py::test_damaged_journals_and_parts",
+        "test_output.py::test_damaged_stores",
         KIT,
     ),
     77: (

@@ -59,7 +59,8 @@ def test_n_best_lists(name, seed):
     translator = Translator.from_pretrained(
         ROOT / name, device="cpu", precision="fp32", threads=1, tgt_lang=recorded["target"]
     )
-    make, direction = translator.examples.make, translator._direction(translator.options)
+    pipeline = translator.pipeline
+    make, direction = pipeline.examples.make, pipeline.direction(translator.options)
     ids = [make(line, direction=direction).src_ids for line in from_texts(LINES, "lines")]
     if OLD:
         tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / name, use_fast=False)

@@ -9,15 +9,9 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.fairseq import fconv as fairseq_fconv
-from onmt_lite.checkpoints.opennmt import (
-    cnn as opennmt_cnn,
-)
-from onmt_lite.checkpoints.opennmt import (
-    copy_attention as opennmt_copy,
-)
-from onmt_lite.checkpoints.opennmt import (
-    rnn as opennmt_rnn,
-)
+from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
+from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
+from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.ensemble import Ensemble

@@ -368,8 +368,9 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
         move(model)
     else:
         model.device = DEVICE
-    translator.device, translator.refills = DEVICE, True
-    translator.searched = searched = with_graphs(model, simulated.recorder)
+    pipeline = translator.pipeline
+    pipeline.device, pipeline.refills = DEVICE, True
+    pipeline.searched = searched = with_graphs(model, simulated.recorder)
     for phase in ("encode", "init_state", "prefill", "step"):
         for each in {id(model): model, id(searched): searched}.values():
             setattr(each, phase, _marked(getattr(each, phase), phase, simulated))

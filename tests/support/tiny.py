@@ -7,7 +7,8 @@ import sentencepiece as spm
 import torch
 
 from onmt_lite.checkpoints import native
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 
 SENTENCES = [
     "der hund sieht den alten garten",

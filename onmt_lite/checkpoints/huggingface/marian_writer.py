@@ -28,7 +28,8 @@ from onmt_lite.checkpoints.writing import (
     taken_apart,
     transformer_of,
 )
-from onmt_lite.models.transformer import Transformer, TransformerConfig
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 
 NAME = "Marian"

@@ -14,18 +14,10 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
 from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
-from onmt_lite.checkpoints.opennmt import (
-    cnn as opennmt_cnn,
-)
-from onmt_lite.checkpoints.opennmt import (
-    copy_attention as opennmt_copy,
-)
-from onmt_lite.checkpoints.opennmt import (
-    rnn as opennmt_rnn,
-)
-from onmt_lite.checkpoints.opennmt import (
-    transformer as opennmt_transformer,
-)
+from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
+from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
+from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
+from onmt_lite.checkpoints.opennmt import transformer as opennmt_transformer
 from onmt_lite.checkpoints.opennmt.vocab import EOS, SRC, TGT, read_vocabularies
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights

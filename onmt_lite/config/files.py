@@ -1,4 +1,5 @@
-"""Names of files on the command line: which are streams, and which must not be written to."""
+"""Files named on the command line: which are streams, which must not be written to, and how text
+is written to one at once."""
 
 import contextlib
 import errno
@@ -12,7 +13,7 @@ from typing import IO
 
 from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import FileError, OptionError, refused
-from onmt_lite.text.whole import write_all
+from onmt_lite.text.whole import write_all, write_whole
 
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
@@ -162,3 +163,15 @@ class Stream:
     def _close(self) -> None:
         if self.path != "-":
             self.file.close()
+
+
+def save(text: str, path: str) -> None:
+    """Write all of a file, or leave what is there; to a stream as it is.  Raises FileError."""
+    data = text.encode("utf-8", "backslashreplace")  # whatever the locale
+    if replaces_a_file(path):
+        with refused(f"write {path}"):
+            write_whole(os.path.realpath(path), data)
+        return
+    with Stream(path) as stream:
+        stream.append(data)
+        stream.finish()

@@ -1,37 +1,29 @@
-"""Lines to translations: no files, no printing."""
+"""Pipeline: lines to translations with one model; no files, no printing."""
 
-import dataclasses
 import functools
 import math
-import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint, Direction
-from onmt_lite.config.options import SpeedOptions, TranslateOptions
-from onmt_lite.config.text_options import TextOptions
-from onmt_lite.errors import DataError, MemoryExhausted, OptionError, OptionWarning
+from onmt_lite.config.job_options import SpeedOptions
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.alignment import Aligner, with_source
 from onmt_lite.inference.batching import (
-    Pair,
-    growing_windows,
     join_batches,
     longer_side,
     make_batches,
     pad_batch,
-    pair_up,
     source_length,
-    totals,
 )
 from onmt_lite.inference.budget import Budget, Room, Size, bytes_at_once, free_on
 from onmt_lite.inference.duplicates import Copies
 from onmt_lite.inference.fallbacks import enough
-from onmt_lite.inference.glossary import Phrases, with_phrases
 from onmt_lite.inference.languages import choose_languages
 from onmt_lite.inference.loading import read_parts
 from onmt_lite.inference.notes import notes_of, total, unsearched, with_gold
@@ -39,7 +31,7 @@ from onmt_lite.inference.paragraphs import Paragraphs, longest
 from onmt_lite.inference.postprocess import Renderer, unmet
 from onmt_lite.inference.preprocess import ExampleMaker
 from onmt_lite.inference.records import NOTHING, Example, Found, Progress, Translation
-from onmt_lite.inference.runtime import DTYPES, choose, computing, placed
+from onmt_lite.inference.runtime import DTYPES, choose, computing, placed, precision_of
 from onmt_lite.inference.search_setup import SearchRules, model_notes, sums_to_one
 from onmt_lite.inference.tokenization import Named, fit, forced_ids, phrases_of, read_own
 from onmt_lite.inference.tracing import Tracer
@@ -50,22 +42,9 @@ from onmt_lite.search.clock import Clock
 from onmt_lite.search.decode import decode
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.line import Line
-from onmt_lite.text.lines import from_texts
-
-if TYPE_CHECKING:
-    from onmt_lite.jobs.engine import Engine
-    from onmt_lite.jobs.reports import Summary
-
-# Options that are settled when the model is loaded
-FIXED = (
-    *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision"),
-    *(f.name for f in dataclasses.fields(TextOptions)),
-)
-LANGUAGES = ("src_lang", "tgt_lang")  # with the transform normalize, which reads them, too
 
 
-class Translator:
+class Pipeline:
     """A model with the options that its translations use unless told otherwise."""
 
     def __init__(
@@ -77,7 +56,7 @@ class Translator:
         free: int | None = None,
     ):
         """The checkpoint's model stays as it is: where its weights are of another device or number
-        type than the options ask for, the Translator has a copy.
+        type than the options ask for, the Pipeline has a copy.
 
         `own`, `phrases`: the tokenizer of the options and their phrase table, where they have
         been read already.  `free`: bytes of main memory for its work, by default all that are."""
@@ -98,7 +77,7 @@ class Translator:
                 "report_unsure: the model does not say how sure it is; "
                 "python -m onmt_lite.train.calibrate teaches one of our format to"
             )
-        self._direction(options)  # before the first line is read
+        self.direction(options)  # before the first line is read
         self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
         phrases = phrases_of(options) if phrases is None else phrases
         self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
@@ -118,174 +97,36 @@ class Translator:
         self.gold_room = Room("shorten its target")
         timed_gpu = options.information.report_time and self.device.type == "cuda"
         self.clock = Clock(torch.cuda.synchronize) if timed_gpu else Clock()
-        self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
-    def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
-        """Load the model at `path`, of any kind that -model takes; by default the shipped one.
-        Several, an ensemble, are given as `model=[...]` instead.
+    def load(cls, options: TranslateOptions) -> "Pipeline":
+        """Load the model that the options name, or the ensemble of several.
 
-        `options` are the command line's and become the defaults of `translate`.  With `workers` the
-        calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
-        """
-        if path is not None:
-            options["model"] = (str(path),)
-        parsed = TranslateOptions.of(**options)
-        if (parsed.n_workers or 1) == 1:
-            return cls.load(parsed)
-        from onmt_lite.jobs.pool import Pool  # up: who has workers is a Translator too
-
-        return Pool(parsed)
-
-    @classmethod
-    def load(cls, options: TranslateOptions) -> "Translator":
-        """The model that the options name, or the ensemble of several."""
-        # One that is not there is found before all else
+        Raises OptionError or CheckpointError."""
+        # A missing device is reported before anything is read
         device, precision = choose(options.speed, options.is_exact)
         with computing(options.speed, device):
             checkpoint, own, phrases = read_parts(options, device, precision)
             return cls(checkpoint, options, own, phrases)
 
-    def translate(
-        self,
-        lines: Iterable[str],
-        prefixes: Iterable[str] | None = None,
-        progress: Progress | None = None,
-        force_words: Phrases = None,
-        ban_words: Phrases = None,
-        **options: Any,
-    ) -> list[Translation]:
-        """Translate all lines: one Translation per line, in order.
-
-        lines        any iterable of text
-        prefixes     what each translation begins with, one per line
-        progress     called after each batch with the lines and target tokens that are done
-        force_words  phrases that translations are to hold: for all lines a text with TAB between
-                     them; or one such text, or a list of phrases, for each line
-        ban_words    the same of phrases that they may not hold
-        options      the command line's, by name
-
-        Raises OptionError; TypeError for what is no text; DataError unless there are as many
-        prefixes and phrases as lines.
-        """
-        parsed = self._options(options)
-        numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
-        begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
-        if begin is not None and len(begin) != len(numbered):
-            raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
-        return self.translate_lines(numbered, None, parsed, totals(progress), begin)
-
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        prefixes: Iterable[str] | None = None,
-        progress: Progress | None = None,
-        force_words: Phrases = None,
-        ban_words: Phrases = None,
-        **options: Any,
-    ) -> Generator[Translation, None, None]:
-        """Translate lines as they come, also without an end: the same Translations as `translate`.
-
-        Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
-        have been taken, so that memory does not grow with the input.  Arguments and errors are
-        those of `translate`.
-        """
-        parsed = self._options(options)
-        numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
-        begin = None if prefixes is None else from_texts(prefixes, "prefixes")
-        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
-
-    def _stream(
-        self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
-    ) -> Generator[Translation, None, None]:
-        for window in growing_windows(pairs):
-            lines = [line for line, _ in window]
-            prefixes = [prefix for _, prefix in window if prefix is not None] or None
-            yield from self.translate_lines(lines, None, options, progress, prefixes)
-
-    def translate_file(
-        self,
-        src: str | Path,
-        output: str | Path,
-        progress: Progress | None = None,
-        **options: Any,
-    ) -> "Summary":
-        """Translate a file as the command line does: `output` appears when it is complete.
-
-        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
-        Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
-        `untranslated` those that are blank because they could not be translated.
-        Raises the command line's errors; then an older `output` is as it was.
-        """
-        from onmt_lite.jobs.job import run_job  # the only way up: the job layer uses this one
-
-        job = dict(src=src, output=output, quiet=True, verbose=False)
-        parsed = self._options(options, in_files=True).updated(**job)
-        return run_job(parsed, self, progress)
-
-    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None where the source is blank or passed
-        through, the target is longer than the model takes, or the model returns NaN.
-
-        In nats, the end token's included.  TypeError for what is no text; DataError unless both
-        have as many lines.
-        """
-        sources = list(from_texts(src_lines, "src_lines"))
-        targets = list(from_texts(tgt_lines, "tgt_lines"))
-        if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
-        return self.score_lines(sources, targets)
-
     def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
-        """As `score`."""
+        """Teacher-forced log-probability of each target; None where the source is blank or passed
+        through, the target is longer than the model takes, or the model returns NaN."""
         with computing(self.options.speed, self.device):
-            direction = self._direction(self.options)
+            direction = self.direction(self.options)
             lines = zip(sources, targets)
             examples = [self.examples.make(*pair, direction=direction) for pair in lines]
             alone = self.options.speed.deterministic
             return [*map(total, self._gold(examples, alone))]
 
-    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
-        """Those of a call.  OptionError for what belongs elsewhere."""
-        if fixed := [name for name in given if name in FIXED]:
-            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
-        outside = vars(self.options.jobs) | vars(self.options.information) | of_files
-        if names := [name for name in given if name in outside]:
-            raise OptionError(f"{', '.join(names)}: of the command line only")
-        options = self.options.updated(**given)
-        # Another program's name, such as fp16, may stand for one of these
-        before, after = self.options.given, options.given
-        settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
-        if fixed := [n for n in settled if after.get(n) != before.get(n)]:
-            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
-        idle = [name for name, value in after.items() if value and name in of_files]
-        notes = [f"{name}: without effect; it is of translate_file" for name in idle]
-        # The defaults of from_pretrained, too, are judged beside the options of a call
-        for note in (*options.notes, *self.notes_on(options), *notes):
-            if note not in self.warned:
-                self.warned.add(note)
-                warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
-        return options
+    @property
+    def machine(self) -> dict[str, str]:
+        """Device and precision, on which results may depend."""
+        return {"device": self.device.type, "precision": precision_of(self.model)}
 
     def notes_on(self, options: TranslateOptions) -> list[str]:
-        """What they ask for and changes nothing with this model."""
+        """Notes on options that change nothing with this model."""
         return model_notes(options, self.checkpoint, self.device)
-
-    def engine(self, options: TranslateOptions) -> "Engine":
-        """What translates the buckets of a job with these options."""
-        from onmt_lite.jobs.inprocess import InProcess  # up, as for `translate_file`
-
-        return InProcess(options, self)
-
-    def close(self) -> None:
-        """End the processes of `workers`; at the end of the program that happens by itself."""
-
-    def __enter__(self) -> "Translator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def translate_lines(
         self,
@@ -369,10 +210,10 @@ class Translator:
         targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
         begin = prefixes if prefixes is not None else [None] * len(lines)
         forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
-        direction, each = self._direction(options), zip(lines, targets, begin, strict=True)
+        direction, each = self.direction(options), zip(lines, targets, begin, strict=True)
         return [self.examples.make(*sides, forced, direction) for sides in each]
 
-    def _direction(self, options: TranslateOptions) -> Direction:
+    def direction(self, options: TranslateOptions) -> Direction:
         """The languages of lines without a tag.  OptionError where they are not to be had."""
         given = Direction(options.model.src_lang, options.model.tgt_lang)
         return choose_languages(self.checkpoint.languages, given)

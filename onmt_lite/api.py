@@ -1,0 +1,223 @@
+"""Translator: the Python interface.  It checks the options of a call and numbers its lines; the
+work is done by a Pipeline in this process, or by worker processes that have one each."""
+
+import dataclasses
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.text_options import TextOptions
+from onmt_lite.errors import DataError, OptionError, OptionWarning
+from onmt_lite.inference.batching import Pair, growing_windows, pair_up, totals
+from onmt_lite.inference.glossary import Phrases, with_phrases
+from onmt_lite.inference.pipeline import Pipeline
+from onmt_lite.inference.records import Progress, Translation
+from onmt_lite.jobs.inprocess import InProcess
+from onmt_lite.jobs.job import run_job
+from onmt_lite.jobs.pool import Pool, PoolEngine
+from onmt_lite.jobs.reports import Summary
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.text.lines import from_texts
+from onmt_lite.text.tokenizers import Tokenizer
+
+# Options that are fixed when the model is loaded
+FIXED = (
+    *("model", "avg_raw_probs", "model_weights"),
+    *("device", "gpu", "precision"),
+    *(f.name for f in dataclasses.fields(TextOptions)),
+)
+LANGUAGES = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
+
+
+class Translator:
+    """A model with the options that its translations use unless told otherwise."""
+
+    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, **more: Any):
+        """Translate with a checkpoint that is loaded already; the arguments are a Pipeline's."""
+        self._use(Pipeline(checkpoint, options, **more))
+
+    def _use(self, backend: Pipeline | Pool) -> None:
+        self.backend, self.options = backend, backend.options
+        self.warned: set[str] = set()  # notes on options that were given as warnings
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
+        """Load the model at `path`, of any kind that -model takes; by default the shipped one.
+        Several, an ensemble, are given as `model=[...]` instead.
+
+        `options` are the command line's and become the defaults of `translate`.  With `workers` the
+        calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
+        """
+        if path is not None:
+            options["model"] = (str(path),)
+        return cls.load(TranslateOptions.of(**options))
+
+    @classmethod
+    def load(cls, options: TranslateOptions) -> "Translator":
+        """Load the model that the options name."""
+        translator = cls.__new__(cls)
+        alone = (options.n_workers or 1) == 1
+        translator._use(Pipeline.load(options) if alone else Pool(options))
+        return translator
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What translates in this process.  AttributeError if workers translate."""
+        if isinstance(self.backend, Pool):
+            raise AttributeError("a Translator with workers has no model in this process")
+        return self.backend
+
+    @property
+    def model(self) -> EncoderDecoder:
+        return self.pipeline.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.pipeline.device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        """Batches are made on `device` from now on; the model stays where it is."""
+        self.pipeline.device = device
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.pipeline.checkpoint
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.pipeline.tokenizer
+
+    @property
+    def machine(self) -> dict[str, str] | None:
+        """Device and precision of the model."""
+        return self.backend.machine
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
+        **options: Any,
+    ) -> list[Translation]:
+        """Translate all lines: one Translation per line, in order.
+
+        lines        any iterable of text
+        prefixes     what each translation begins with, one per line
+        progress     called after each batch with the lines and target tokens that are done
+        force_words  phrases that translations are to hold: for all lines a text with TAB between
+                     them; or one such text, or a list of phrases, for each line
+        ban_words    the same of phrases that they may not hold
+        options      the command line's, by name
+
+        Raises OptionError; TypeError for what is no text; DataError unless there are as many
+        prefixes and phrases as lines.
+        """
+        parsed = self._options(options)
+        numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
+        begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
+        if begin is not None and len(begin) != len(numbered):
+            raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
+        return self.backend.translate_lines(numbered, None, parsed, totals(progress), begin)
+
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
+        **options: Any,
+    ) -> Generator[Translation, None, None]:
+        """Translate lines as they come, also without an end: the same Translations as `translate`.
+
+        Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
+        have been taken, so that memory does not grow with the input.  Arguments and errors are
+        those of `translate`.
+        """
+        parsed = self._options(options)
+        numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
+        begin = None if prefixes is None else from_texts(prefixes, "prefixes")
+        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
+
+    def _stream(
+        self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
+    ) -> Generator[Translation, None, None]:
+        for window in growing_windows(pairs):
+            lines = [line for line, _ in window]
+            prefixes = [prefix for _, prefix in window if prefix is not None] or None
+            yield from self.backend.translate_lines(lines, None, options, progress, prefixes)
+
+    def translate_file(
+        self,
+        src: str | Path,
+        output: str | Path,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Summary:
+        """Translate a file as the command line does: `output` appears when it is complete.
+
+        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
+        Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
+        `untranslated` those that are blank because they could not be translated.
+        Raises the command line's errors; then an older `output` is as it was.
+        """
+        job = dict(src=src, output=output, quiet=True, verbose=False)
+        parsed, backend = self._options(options, in_files=True).updated(**job), self.backend
+        if isinstance(backend, Pool):
+            return run_job(parsed, PoolEngine(backend), progress)
+        return run_job(parsed, InProcess(parsed, backend), progress)
+
+    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
+        """Teacher-forced log-probability of each target; None where the source is blank or passed
+        through, the target is longer than the model takes, or the model returns NaN.
+
+        In nats, the end token's included.  TypeError for what is no text; DataError unless both
+        have as many lines.
+        """
+        sources = list(from_texts(src_lines, "src_lines"))
+        targets = list(from_texts(tgt_lines, "tgt_lines"))
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
+        return self.backend.score_lines(sources, targets)
+
+    def close(self) -> None:
+        """End the processes of `workers`; at the end of the program that happens by itself."""
+        if isinstance(self.backend, Pool):
+            self.backend.close()
+
+    def __enter__(self) -> "Translator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
+        """The options of a call.  OptionError for options that a call cannot have."""
+        if fixed := [name for name in given if name in FIXED]:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
+        outside = vars(self.options.jobs) | vars(self.options.information) | of_files
+        if names := [name for name in given if name in outside]:
+            raise OptionError(f"{', '.join(names)}: of the command line only")
+        options = self.options.updated(**given)
+        # Another program's name, such as fp16, may stand for one of these
+        before, after = self.options.given, options.given
+        settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
+        if fixed := [n for n in settled if after.get(n) != before.get(n)]:
+            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+        idle = [name for name, value in after.items() if value and name in of_files]
+        notes = [f"{name}: without effect; it is of translate_file" for name in idle]
+        # The defaults of from_pretrained, too, are judged beside the options of a call
+        for note in (*options.notes, *self.backend.notes_on(options), *notes):
+            if note not in self.warned:
+                self.warned.add(note)
+                warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
+        return options

@@ -1,0 +1,199 @@
+"""Rules about options that do not go together: when a rule holds, how serious it is, what it says.
+
+Each program has a table of rules; the one of a translation is in `onmt_lite.config.checks`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from onmt_lite.config.option import as_words
+
+
+class Values(dict[str, Any]):
+    """Values of all options by name: `v.beam_size` or `v["beam_size"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+Condition = Callable[[Values], Any]
+# A message, in which {beam_size} stands for a value; or a function that makes one or several
+Says = str | Callable[[Values], str | list[str]]
+Clauses = dict[str, Condition]  # conditions that must all hold, by the words that help has for them
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of a table of rules.
+
+    serious  refused: the program ends with this message
+             idle: the options `names` have no effect, and a note says why if they were given
+             noted: the message is a note
+    names    options, each of which is `v.option` in turn
+    help     what the help on these options says about the rule
+    """
+
+    serious: Literal["refused", "idle", "noted"]
+    holds: Condition
+    says: Says
+    names: tuple[str, ...] = ()
+    help: str = ""
+
+    def messages(self, v: Values) -> list[str]:
+        """Return what to say about these values; nothing unless the rule holds."""
+        if not self.holds(v):
+            return []
+        if isinstance(self.says, str):
+            return [self.says.format_map({name: as_words(value) for name, value in v.items()})]
+        said = self.says(v)
+        return [said] if isinstance(said, str) else said
+
+
+# -- entries of a table ---------------------------------------------------------------------------
+
+
+def refuse(holds: Condition, says: Says) -> Rule:
+    return Rule("refused", holds, says)
+
+
+def refuse_all(problems: Callable[[Values], list[str]]) -> Rule:
+    """Refuse with every problem that a function finds."""
+    return Rule("refused", lambda v: True, problems)
+
+
+def missing(*names: str) -> Rule:
+    """Refuse if one of these paths is not given."""
+    return refuse_all(lambda v: [f"{n} is missing; give a path" for n in names if not v[n]])
+
+
+def requires(names: str, clauses: Clauses, usual: Any = None) -> Rule:
+    """Refuse the options unless all clauses hold; `usual` is a value that asks for nothing."""
+
+    def says(v: Values) -> str:
+        lacks = _undashed(unmet(clauses, v))
+        return f"{v.option} needs {lacks}; give that too, or leave {v.option} out"
+
+    return Rule(
+        "refused",
+        lambda v: asks(v[v.option]) and v[v.option] != usual and unmet(clauses, v),
+        says,
+        tuple(names.split()),
+        f"Requires {' and '.join(clauses)}",
+    )
+
+
+def idle(names: str, holds: Condition, says: Says) -> Rule:
+    return Rule("idle", holds, says, tuple(names.split()))
+
+
+def needs(names: str, clauses: Clauses, on: bool = False) -> Rule:
+    """The options are idle unless all clauses hold; `on`: false asks for something, too."""
+    return Rule(
+        "idle",
+        lambda v: (on or asks(v[v.option])) and unmet(clauses, v),
+        lambda v: _why_idle(unmet(clauses, v), v),
+        tuple(names.split()),
+        f"Effective only with {' and '.join(clauses)}",
+    )
+
+
+def note(holds: Condition, says: Says) -> Rule:
+    return Rule("noted", holds, says)
+
+
+# -- clauses --------------------------------------------------------------------------------------
+
+
+def given(*names: str) -> Clauses:
+    """-a or -b: one of these options asks for something."""
+    return {" or ".join(f"-{n}" for n in names): lambda v: any(asks(v[n]) for n in names)}
+
+
+def absent(*names: str) -> Clauses:
+    """no -a and no -b: none of these options asks for anything."""
+    return {f"no -{name}": partial(_is_off, name) for name in names}
+
+
+def _is_off(name: str, v: Values) -> bool:
+    return not asks(v[name])
+
+
+def one_of(name: str, *values: str) -> Clauses:
+    """-name x or y: the value is one of these, or holds one of them."""
+
+    def holds(v: Values) -> bool:
+        return bool({*values} & ({*v[name]} if isinstance(v[name], tuple) else {v[name]}))
+
+    return {f"-{name} {' or '.join(values)}": holds}
+
+
+def several(name: str) -> Clauses:
+    return {f"several -{name}": lambda v: len(v[name]) > 1}
+
+
+def at_least(name: str, least: int) -> Clauses:
+    return {f"-{name} {least} or more": lambda v: v[name] >= least}
+
+
+def asks(value: Any) -> bool:
+    """Return whether a value asks for anything."""
+    return bool(value) and value != "none"
+
+
+def unmet(clauses: Clauses, v: Values) -> str:
+    """The first clause that does not hold; "" if all do."""
+    return next((words for words, holds in clauses.items() if not holds(v)), "")
+
+
+def _why_idle(clause: str, v: Values) -> str:
+    needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
+    why = f"{v.option} needs {_undashed(clause)}"
+    if len(needed) != 1:
+        return why
+    value = v[needed[0]]
+    return f"{needed[0]} is {'not given' if value in (None, '', ()) else as_words(value)}, {why}"
+
+
+def _undashed(clause: str) -> str:
+    """Write a clause as messages have it: -beam_size becomes beam_size."""
+    return re.sub(r"(?<!\S)-(?=[a-z])", "", clause)
+
+
+# -- a whole table --------------------------------------------------------------------------------
+
+
+def refusals(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
+    """Return the messages of all rules that refuse these values."""
+    return [
+        said
+        for rule in rules
+        if rule.serious == "refused"
+        for name in rule.names or ("",)
+        for said in rule.messages(Values(values, option=name))
+    ]
+
+
+def notes(rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, str]) -> list[str]:
+    """Return the notes about these values, one for each option that is idle.
+
+    asked  options that ask for more than holds anyway, and where each was given
+    """
+    others: list[str] = []
+    reasons: dict[str, str] = {}
+    for rule in rules:
+        if rule.serious == "noted":
+            others += rule.messages(Values(values))
+        elif rule.serious == "idle":
+            for name in rule.names:
+                said = rule.messages(Values(values, option=name)) if name in asked else []
+                reasons |= {name: said[0]} if said and name not in reasons else {}
+    idle = [f"{name}: without effect; {why} ({asked[name]})" for name, why in reasons.items()]
+    return [*others, *idle]
+
+
+def help_of(rules: Iterable[Rule], name: str) -> str:
+    """Return what the help on an option says about the rules."""
+    return ". ".join(rule.help for rule in rules if rule.help and name in rule.names)
