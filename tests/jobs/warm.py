@@ -134,8 +134,6 @@ def become(start: Start, fds: list[int], program: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    import onmt_lite.inference.translator  # noqa: F401
-    import onmt_lite.job  # noqa: F401
     import torch
 
     import onmt_lite.api  # noqa: F401
