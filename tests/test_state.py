@@ -175,7 +175,15 @@ def test_random_walk_through_selections(rows, seed):
         n_sentences = len(kept)
 
 
-def test_sentences_join_at_different_steps(rows):
+GIVEN = [[2, 1, 3], [], [1], [3, 1, 2, 1, 3, 3, 2], [2, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("given", [[], GIVEN], ids=["", "given"])
+def test_sentences_join_at_different_steps(rows, given):
+    """Where tokens are given, they are read in one pass: by sentences that are there from the
+    start, some of which have none, and by one that joins with more than others have."""
+    if given:
+        rows.give(given)
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 3, 2, 3])
@@ -199,23 +207,6 @@ def test_sentences_join_where_each_has_one_row(rows):
     rows.step([1, 2])
     rows.select([[1, 1, 1], [0, 0, 0]])
     rows.step([1, 2, 3, 3, 2, 1])
-
-
-GIVEN = [[2, 1, 3], [], [1], [3, 1, 2, 1, 3, 3, 2], [2, 2], [1, 3]]
-
-
-def test_given_tokens_are_read_in_one_pass(rows):
-    """Of sentences that are there from the start, some of which are given none, and of one that
-    joins with more than others have."""
-    rows.give(GIVEN)
-    rows.select([[0, 0], [1, 1], [2, 2]])
-    rows.step([2, 1, 1, 3, 2, 3])
-    rows.select([[1, 0], [6, 6], [5, 5]], joining=[3])
-    rows.step([1, 2, 2, 2, 3, 1])
-    rows.select([[0, 0], [3, 2], [4, 5], [6, 6], [7, 7]], joining=[4, 5])
-    rows.step([1, 2, 3, 1, 2, 3, 2, 2, 2, 2])
-    rows.select([[8, 9], [10, 10], [2, 3]], joining=[1])
-    rows.step([3, 1, 2, 2, 3, 2])
 
 
 def test_given_tokens_where_each_sentence_has_one_row(rows):
