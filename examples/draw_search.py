@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
 
 from onmt_lite import Translator
-from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode
 from onmt_lite.text.line import Line
 
@@ -16,8 +16,8 @@ sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 
 # %% What translate() does with a batch, here with one sentence: its Beam keeps the books
 example = translator.pipeline.examples.make(Line(0, sentence))
-rules = SearchRules(translator.options, translator.checkpoint)
-[(_, beam)] = decode(translator.model, [rules.sentence(example)], rules.plan)
+config = search_config(translator.options, translator.checkpoint)
+[(_, beam)] = decode(translator.model, [sentence_of(config, example)], config.plan)
 
 # %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished
 vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id

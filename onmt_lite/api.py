@@ -83,7 +83,7 @@ class Translator:
     @device.setter
     def device(self, device: torch.device) -> None:
         """Batches are made on `device` from now on; the model stays where it is."""
-        self.pipeline.device = device
+        self.pipeline.runner.device = device
 
     @property
     def checkpoint(self) -> Checkpoint:

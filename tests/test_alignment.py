@@ -13,7 +13,7 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt.transformer import _alignment
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.alignment import Aligner
+from onmt_lite.inference.runner import Runner
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer
@@ -197,17 +197,17 @@ class TestAlign:
 
     def test_memory_that_is_short(self, translator, monkeypatch):
         """What did not fit at once is done in parts."""
-        attend, sizes = Aligner._attend, []
+        attend, sizes = Runner._attend, []
 
-        def limited(self, heads, group, n_at_once):
-            sizes.append(n_at_once)
-            if n_at_once > 1:
+        def limited(self, heads, batch):
+            sizes.append(len(batch.examples))
+            if sizes[-1] > 1:
                 raise MemoryError
-            return attend(self, heads, group, n_at_once)
+            return attend(self, heads, batch)
 
         expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
-        monkeypatch.setattr(Aligner, "_attend", limited)
-        monkeypatch.setattr(translator.pipeline.aligner.room, "most", math.inf)
+        monkeypatch.setattr(Runner, "_attend", limited)
+        monkeypatch.setattr(translator.pipeline.runner.align_room, "most", math.inf)
         found = translator.translate(LINES, report_align=True)
         assert [t.hyps[0].align for t in found] == expected
         assert sizes[0] > 1 and sizes[-1] == 1

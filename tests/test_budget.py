@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference import budget
-from onmt_lite.inference import pipeline as pipeline_module
+from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
 from onmt_lite.jobs import worker
 from onmt_lite.models.config import TransformerConfig
@@ -106,13 +106,13 @@ LINES = [line + " " * i for i in range(20) for line in SHORT]  # no two are copi
 @pytest.fixture
 def batches(monkeypatch):
     """Sentences of each batch that is decoded."""
-    sizes, decode_all = [], pipeline_module.decode
+    sizes, decode_all = [], runner_module.decode
 
     def noted(model, sentences, *args, **named):
         sizes.append(len(sentences))
         return decode_all(model, sentences, *args, **named)
 
-    monkeypatch.setattr(pipeline_module, "decode", noted)
+    monkeypatch.setattr(runner_module, "decode", noted)
     return sizes
 
 
@@ -121,16 +121,16 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
     usual = translator.translate(LINES, beam_size=2)
     assert len(batches) == 1
     poor = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"), free=4 * MIB)
-    size = poor.pipeline.budget.size
-    limit = poor.pipeline.budget.limit(2)
+    size = poor.pipeline.runner.budget.size
+    limit = poor.pipeline.runner.budget.limit(2)
     assert 1 < limit.sentences < 60 and limit.bytes(size, 2) <= 2 * MIB
     del batches[:]
     found = poor.translate(LINES, beam_size=2)
     assert len(batches) > 1 and max(batches) <= limit.sentences
     assert [t.hyps[0].text for t in found] == [t.hyps[0].text for t in usual]
-    assert "not 320 and 3072" in poor.pipeline.budget.notes(2)[
+    assert "not 320 and 3072" in poor.pipeline.runner.budget.notes(2)[
         0
-    ] and not translator.pipeline.budget.notes(2)
+    ] and not translator.pipeline.runner.budget.notes(2)
 
 
 def test_workers_share_the_free_memory(monkeypatch):

@@ -75,7 +75,7 @@ def test_sentences_join_and_keys_are_cleared_away(config):
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    lanes = moved.pipeline.searched.graphs.lanes
+    lanes = moved.pipeline.runner.searched.graphs.lanes
     assert len(lanes) == 2  # of two batches that take turns
     assert all(len(lane.steps) < second["steps"] / 6 for lane in lanes)
 
@@ -103,7 +103,7 @@ def test_where_recording_fails_steps_run_as_they_are():
         def emit(self, record: logging.LogRecord) -> None:
             notes.append(record.getMessage())
 
-    moved.pipeline.searched.graphs.recorder = refuse
+    moved.pipeline.runner.searched.graphs.recorder = refuse
     LOG.addHandler(handler := Notes())
     for _ in range(2):
         found, events = simulate(moved)
@@ -117,7 +117,7 @@ def test_where_recording_fails_steps_run_as_they_are():
 def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
     expected = translate(make_translator(lively_transformer()))
     moved = on_device(make_translator(lively_transformer()))
-    graphs, lanes = moved.pipeline.searched.graphs, []
+    graphs, lanes = moved.pipeline.runner.searched.graphs, []
     record = graphs.recorder
 
     def short_once(step: Any) -> Any:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.inference import pipeline as pipeline_module
+from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference.duplicates import OF_A_LINE, Copies, kind_of
 from onmt_lite.inference.records import Example
-from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.line import Line
 from tests.support import cases
 from tests.support.sweeps import swept
@@ -35,13 +35,13 @@ KINDS = 7  # of lines that are searched for, by line and target
 @pytest.fixture
 def decoded(monkeypatch):
     """Sentences of each batch that is decoded."""
-    sizes, decode = [], pipeline_module.decode
+    sizes, decode = [], runner_module.decode
 
     def noted(model, sentences, *args, **named):
         sizes.append(len(sentences))
         return decode(model, sentences, *args, **named)
 
-    monkeypatch.setattr(pipeline_module, "decode", noted)
+    monkeypatch.setattr(runner_module, "decode", noted)
     return sizes
 
 
@@ -201,7 +201,7 @@ class TestJobs:
     def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
         words = JOBS[words]
         found, n_merged = run(words), sum(decoded)
-        monkeypatch.setattr(SearchRules, "copies_are_equal", False)
+        monkeypatch.setattr(SearchConfig, "copies_are_equal", False)
         decoded.clear()
         assert found == run(words.replace("-workers 2", "-workers 1"))
         assert found["out"].count("\n") >= len(LINES)

@@ -11,7 +11,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.inference.runtime import computing
 from onmt_lite.search import scheduler as feed
-from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.presets import PRESETS
 from tests.support import cases
 
@@ -62,14 +62,14 @@ def test_without_it_batches_do(run, sums_differ):
 def test_sentences_are_alone_in_every_search(name, monkeypatch):
     """Also where waiting sentences would join a batch."""
     translator = cases.make_translator(cases.lively_transformer())
-    translator.pipeline.refills = True
-    running, plain = [], Frontier.step
+    translator.pipeline.runner.refills = True
+    running, plain = [], BeamBatch.step
 
-    def step(frontier):
-        running.append(len(frontier.slots) + frontier.n_slots)
-        return plain(frontier)
+    def step(batch):
+        running.append(len(batch.slots) + batch.n_slots)
+        return plain(batch)
 
-    monkeypatch.setattr(Frontier, "step", step)
+    monkeypatch.setattr(BeamBatch, "step", step)
     found = cases.translate(translator, search=name, deterministic=True)
     assert set(running) == {2}
     single = [cases.translate(translator, [line], search=name)[0].hyps for line in cases.LINES]

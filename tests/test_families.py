@@ -16,7 +16,7 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.errors import CheckpointError
-from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode
 from onmt_lite.text.lines import from_texts
 from tests.support.sweeps import swept
@@ -258,9 +258,9 @@ class TestLanguages:
             translator.pipeline.examples.make(x, direction=direction)
             for x in from_texts(lines, "x")
         ]
-        rules = SearchRules(options, translator.checkpoint)
-        sentences = [rules.sentence(example) for example in group]
-        found = [dict(decode(translator.model, sentences, rules.plan, n)) for n in (5, 2)]
+        config = search_config(options, translator.checkpoint)
+        sentences = [sentence_of(config, example) for example in group]
+        found = [dict(decode(translator.model, sentences, config.plan, n)) for n in (5, 2)]
         best = [[b.hypothesis(b.best()[0])[0] for _, b in sorted(beams.items())] for beams in found]
         assert best[0] == best[1]
 

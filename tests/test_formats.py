@@ -225,7 +225,7 @@ def test_score_only_searches_nothing(score, monkeypatch):
     def never(*args, **named):
         raise AssertionError("searched")
 
-    monkeypatch.setattr("onmt_lite.inference.pipeline.decode", never)
+    monkeypatch.setattr("onmt_lite.inference.runner.decode", never)
     lines, log = score("-score_only")
     assert len(lines) == len(LINES) and "GOLD 1" not in log
     assert "GOLD 1: the cat" in score("-score_only -verbose")[1]

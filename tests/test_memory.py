@@ -14,7 +14,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference import budget as budget_module
-from onmt_lite.inference import pipeline as pipeline_module
+from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference.batching import longer_side, source_length
 from onmt_lite.inference.budget import Room, is_out_of_memory
 from onmt_lite.inference.records import Example
@@ -156,8 +156,8 @@ def n_sentences(model, sentences, *args):
 
 def small(monkeypatch, name, limit=2, error=None):
     error = error or torch.OutOfMemoryError("CUDA out of memory")
-    function = Small(getattr(pipeline_module, name), n_sentences, limit, error)
-    monkeypatch.setattr(pipeline_module, name, function)
+    function = Small(getattr(runner_module, name), n_sentences, limit, error)
+    monkeypatch.setattr(runner_module, name, function)
     return function
 
 
@@ -243,7 +243,7 @@ def test_errors_at_any_place_lose_no_line(translator, in_thirds, at, batch_size,
     """Errors while a batch is encoded, begun, decoded or scored: each line once and in order."""
     work, expected = in_thirds
     fresh = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
-    fresh.pipeline.refills, found = refills, []
+    fresh.pipeline.runner.refills, found = refills, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget_module, "SCORED_TOKENS", 10 * batch_size)
         failing = Failing(patch, fresh.model, at)
@@ -259,7 +259,7 @@ def test_errors_at_any_place_lose_no_line(translator, in_thirds, at, batch_size,
 def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeypatch, refills):
     """Memory runs out when three sentences are done, where more than two run."""
     expected = fresh.translate(LINES, beam_size=2)
-    tried, decode = [], pipeline_module.decode
+    tried, decode = [], runner_module.decode
 
     def late(model, sentences, plan, n_slots, *others):
         tried.append((len(sentences), n_slots))
@@ -268,8 +268,8 @@ def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeyp
                 raise torch.OutOfMemoryError("CUDA out of memory")
             yield result
 
-    monkeypatch.setattr(pipeline_module, "decode", late)
-    fresh.pipeline.refills = refills
+    monkeypatch.setattr(runner_module, "decode", late)
+    fresh.pipeline.runner.refills = refills
     options = dict(beam_size=2, batch_type="sents", batch_size=8)
     found = fresh.translate(LINES, **options)
     assert texts(found) == texts(expected)
@@ -294,13 +294,13 @@ def test_a_smaller_beam_has_room_for_more_lines(fresh, monkeypatch):
 
 def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
     """Short sources with long targets, and the other way round."""
-    widths, score = [], pipeline_module.score_targets
+    widths, score = [], runner_module.score_targets
 
     def note(model, src, src_lengths, targets, *args):
         widths.append(src.size(0) * max(src.size(1), *(len(t) + 1 for t in targets)))
         return score(model, src, src_lengths, targets, *args)
 
-    monkeypatch.setattr(pipeline_module, "score_targets", note)
+    monkeypatch.setattr(runner_module, "score_targets", note)
     monkeypatch.setattr(budget_module, "SCORED_TOKENS", 80)
     pairs = [("a", "red " * n) for n in (1, 14, 2, 9)] * 5 + [("der see " * 6, "a")] * 5
     sources, targets = zip(*pairs)
@@ -314,7 +314,7 @@ def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
 def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
     """40 tokens of the vocabulary, 20 bytes for each: 8,000 bytes are ten tokens' logits."""
     tried = small(monkeypatch, "score_targets", limit=100)
-    fresh.pipeline.budget = replace(fresh.pipeline.budget, n_bytes=8000)
+    fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
     fresh.score(["a"] * 6, ["red"] * 6)
     length = longer_side(fresh.pipeline.examples.make(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
@@ -325,7 +325,7 @@ def test_a_long_target_is_scored_a_position_at_a_time(fresh, translator, monkeyp
     """Where its logits alone are more than a batch may have."""
     sources, targets = ["a", "der see"], ["red book " * 10, "red"]
     expected = translator.score(sources, targets)
-    fresh.pipeline.budget = replace(fresh.pipeline.budget, n_bytes=8000)
+    fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
     whole, forward = [], fresh.model.forward
     monkeypatch.setattr(
         fresh.model,

@@ -83,7 +83,7 @@ class TestOthersComeOutAsWithoutIt:
         bad = data.draw(st.dictionaries(st.integers(0, len(group) - 1), at, min_size=1))
         group = [with_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
         translator = make_translator(group, device="cpu")
-        translator.pipeline.refills = refills
+        translator.pipeline.runner.refills = refills
         lines = [line_of(i, source) for i, source in enumerate(group)]
         options = dict(search=name, beam_size=3, max_length=6)
         alone = [results(translator, [line], **options)[0] for line in lines]

@@ -183,7 +183,7 @@ class Case:
             vocab = Vocab(self.words, eos_id=EOS, unk_id=self.unk)
             checkpoint = replace(checkpoint, tgt_vocab=vocab)
         translator = Translator(checkpoint, TranslateOptions.of(device="cpu"))
-        translator.pipeline.refills = self.refills
+        translator.pipeline.runner.refills = self.refills
         lines = [" ".join([f"s{i}"] * s.length) for i, s in enumerate(self.sources)]
         prefixes = [" ".join(self.words[y] for y in prefix) for prefix in self.prefixes]
         found = translator.translate(

@@ -96,6 +96,10 @@ def test_files(pool, translator, tmp_path):
     assert outputs[0] == outputs[1] and outputs[0][0] == 4 * len(LINES)
     with pytest.raises(Exception, match="cannot read"):
         pool.translate_file(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "src").write_text("\n".join(LINES[::-1]) + "\n", "utf-8")  # in place
+    for i, each in enumerate((pool, translator)):
+        each.translate_file(tmp_path / "src", tmp_path / str(i), n_best=2)
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes() != outputs[0][2]
 
 
 def test_progress_counts_all_lines(pool):

@@ -82,49 +82,17 @@ class TestEveryPreset:
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
 
 
-class Counting:
-    """A model that counts how often its decoder is called, and for how many tokens of a row."""
-
-    def __init__(self, model):
-        self.model, self.steps, self.passes = model, 0, []
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def step(self, tokens, state):
-        self.steps += 1
-        return self.model.step(tokens, state)
-
-    def prefill(self, tokens, lengths, state, first, at_once):
-        self.passes.append(lengths.tolist())
-        return self.model.prefill(tokens, lengths, state, first, at_once)
-
-
-class TestOnePass:
-    """Prefixes go through the decoder at once; what follows is as if they had been said."""
+class TestGivenTokens:
+    """A step takes a token of a prefix; what follows is as if the search had chosen it."""
 
     PREFIXES = ["w20 w21 w22 w23 w24", "", "w30", "", "w25 w21", "w20 w20"]
-
-    @pytest.mark.parametrize("name", WITH)
-    def test_a_batch_takes_one_pass_and_a_step_for_each_free_token(self, name):
-        """Not a step for each token that is given, whatever lengths there are."""
-        translator = cases.make_translator(cases.endless_transformer())
-        translator.pipeline.searched = counting = Counting(translator.model)
-        options = dict(search=name, beam_size=2, max_length=8, max_length_ratio=0)
-        texts = self.PREFIXES[:1] + self.PREFIXES[4:]
-        found = translator.translate(cases.LINES[:3], texts, **options)
-        assert all(t.hyps[0].text.startswith(text) for t, text in zip(found, texts))
-        n = max(len(t.hyps[0].token_log_probs) - len(p.split()) for t, p in zip(found, texts))
-        assert sorted(*counting.passes) == [2, 2, 5] and counting.steps == n
-        translator.translate(cases.LINES[:3], **options)
-        assert len(counting.passes) == 1  # where nothing is given, there is none
 
     @pytest.mark.parametrize("refills", [False, True])
     @pytest.mark.parametrize("family", swept(SPOKEN, cases.DAILY_FAMILIES & {*SPOKEN}))
     def test_the_best_token_follows_as_the_model_says_from_scratch(self, family, refills):
         """Restated: each token is the best of a full pass over all before it."""
         translator = cases.make_translator(cases.FAMILIES[family]())
-        translator.pipeline.refills, model = refills, translator.model
+        translator.pipeline.runner.refills, model = refills, translator.model
         found = cases.translate(translator, prefixes=self.PREFIXES, beam_size=1)
         for translation, line, text in zip(found, cases.LINES, self.PREFIXES):
             src = torch.tensor([SRC_VOCAB.encode(line.split())])

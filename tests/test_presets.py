@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.inference.search_setup import search_config
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
@@ -124,7 +124,7 @@ class TestEveryPreset:
                 return _original(self, *args)
 
             monkeypatch.setattr(torch.Tensor, method, counted)
-        step, model_step = Frontier.step, TableModel.step
+        step, model_step = BeamBatch.step, TableModel.step
 
         def one_step(self):
             calls.clear()
@@ -138,7 +138,7 @@ class TestEveryPreset:
             calls[:] = before
             return result
 
-        monkeypatch.setattr(Frontier, "step", one_step)
+        monkeypatch.setattr(BeamBatch, "step", one_step)
         monkeypatch.setattr(TableModel, "step", of_model)
         rows = {f"*{n}": logits(0.2, 0.41 + n / 50, 0.29 - n / 50, 0.1) for n in range(6)}
         group = [make_source(rows, [0.0] * 4) for _ in range(3)]
@@ -368,11 +368,11 @@ def test_every_zero_is_the_same_condition(zeros):
     usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
     alpha, beta = zeros
     same = replace(usual.search, alpha=alpha, beta=beta, coverage_penalty="wu")
-    stop = SearchRules(usual, checkpoint).stop
-    assert SearchRules(replace(usual, search=same), checkpoint).stop == stop
+    stop = search_config(usual, checkpoint).plan.stop
+    assert search_config(replace(usual, search=same), checkpoint).plan.stop == stop
     other = TranslateOptions.of(search="ctranslate2", alpha=1e-9, length_penalty="avg")
-    assert SearchRules(other, checkpoint).stop != stop
+    assert search_config(other, checkpoint).plan.stop != stop
     given = TranslateOptions.of(
         search="ctranslate2", alpha=alpha, beta=beta, coverage_penalty="wu", length_penalty="avg"
     )
-    assert SearchRules(given, checkpoint).stop == stop
+    assert search_config(given, checkpoint).plan.stop == stop

@@ -15,7 +15,7 @@ import torch
 import onmt_lite
 from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, load_options
 from onmt_lite.inference import batching
-from onmt_lite.inference import pipeline as pipeline_module
+from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
 from tests.support import tiny
 from tests.test_translator import assert_same
@@ -293,7 +293,7 @@ class TestWhatBelongsToOthers:
             assert torch.get_num_threads() == before + 1
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(pipeline_module, "decode", broken)
+        monkeypatch.setattr(runner_module, "decode", broken)
         with pytest.raises(RuntimeError, match="broken"):
             translator.translate(["a"], threads=before + 1)
         assert torch.get_num_threads() == before

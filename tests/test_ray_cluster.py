@@ -191,7 +191,7 @@ class TestDeaths:
         os.kill(actors()[0], signal.SIGKILL)
         code, err = job.end()
         assert (code, read(here)) == (0, wanted), err
-        assert "NOTE: an actor died" in err and not (here / "out.parts").exists()
+        assert "NOTE: an actor was lost, " in err and not (here / "out.parts").exists()
 
     def test_a_node(self, here, start, wanted, cluster):
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE)

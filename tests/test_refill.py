@@ -13,7 +13,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.batching import join_batches
 from onmt_lite.inference.records import Example
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
@@ -49,7 +49,7 @@ MORE = {
 
 
 def run(translator, lines, refills, prefixes, **options):
-    translator.pipeline.refills = refills
+    translator.pipeline.runner.refills = refills
     return [
         [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]
         for t in translator.translate(lines, prefixes, batch_type="sents", **options)
@@ -99,8 +99,8 @@ def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full
     ]
     joined: list[int] = []
 
-    def watch(frontier: Frontier, packed: torch.Tensor) -> None:
-        joined.append(max(slot.started for slot in frontier.slots))
+    def watch(batch: BeamBatch, packed: torch.Tensor) -> None:
+        joined.append(max(slot.started for slot in batch.slots))
 
     found = dict(decode(model, waiting, plan, n_slots, watch, n_batches))
     assert len(set(joined)) > 1
@@ -117,9 +117,7 @@ def test_fewer_steps_than_batches_that_shrink():
     waiting = [Sentence([0, 0], Limits(1 + i % 8)) for i in range(32)]
     model, plan = TableModel([source], 3), plan_of(Settings(beam_size=1, max_length=0, banned=(0,)))
     running: list[int] = []
-    for _ in decode(
-        model, waiting, plan, 4, lambda frontier, _: running.append(len(frontier.slots))
-    ):
+    for _ in decode(model, waiting, plan, 4, lambda batch, _: running.append(len(batch.slots))):
         pass
     assert sum(running) == sum(s.limits.max_steps for s in waiting)
     assert running[: -max(s.limits.max_steps for s in waiting)] == [4] * (len(running) - 8)

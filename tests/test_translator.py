@@ -10,7 +10,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
-from onmt_lite.inference import pipeline as pipeline_module
+from onmt_lite.inference import runner as runner_module
 from onmt_lite.text.line import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -326,7 +326,7 @@ class TestMemory:
     @pytest.fixture
     def too_large(self, monkeypatch):
         """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
-        sizes, decode = [], pipeline_module.decode
+        sizes, decode = [], runner_module.decode
 
         def small(model, sentences, *plan, **more):
             sizes.append(len(sentences))
@@ -334,7 +334,7 @@ class TestMemory:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return decode(model, sentences, *plan, **more)
 
-        monkeypatch.setattr(pipeline_module, "decode", small)
+        monkeypatch.setattr(runner_module, "decode", small)
         return sizes
 
     @pytest.fixture
@@ -360,7 +360,7 @@ class TestMemory:
             calls.append(args)
             raise RuntimeError("sizes of tensors must match")
 
-        monkeypatch.setattr(pipeline_module, "decode", broken)
+        monkeypatch.setattr(runner_module, "decode", broken)
         with pytest.raises(RuntimeError, match="must match"):
             translator.translate(LINES)
         assert len(calls) == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onmt_lite import OptionError, Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.pipeline import Pipeline
+from onmt_lite.inference.runner import Runner
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables
@@ -95,11 +95,11 @@ def test_no_beam_is_widened_in_vain(search, monkeypatch):
     end = tables.logits(1.0, 0.0, 0.0)
     other = tables.make_source({"1": end, "2": end}, tables.logits(0.4, 0.3, 0.3))
     checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
-    sizes, run = [], Pipeline._run
+    sizes, run = [], Runner._search
     monkeypatch.setattr(
-        Pipeline,
-        "_run",
-        lambda self, m, g, n, r: (sizes.append(r.beam_size), run(self, m, g, n, r))[1],
+        Runner,
+        "_search",
+        lambda self, m, g, n, r: (sizes.append(r.plan.beam_size), run(self, m, g, n, r))[1],
     )
     plain = Translator(checkpoint, TranslateOptions.of(device="cpu", max_length=LIMIT + 1))
     plain.translate(["s0"], search=search, n_best=30, beam_size=30, n_best_unique=True)
@@ -124,11 +124,11 @@ def test_what_is_enough_is_not_searched_again(translator, monkeypatch):
     checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
     plain = Translator(checkpoint, translator.options)
     sizes = []
-    run = Pipeline._run
+    run = Runner._search
     monkeypatch.setattr(
-        Pipeline,
-        "_run",
-        lambda self, m, g, n, r: (sizes.append(r.beam_size), run(self, m, g, n, r))[1],
+        Runner,
+        "_search",
+        lambda self, m, g, n, r: (sizes.append(r.plan.beam_size), run(self, m, g, n, r))[1],
     )
     given = dict(n_best=3, beam_size=4)
     assert plain.translate(["s0"], n_best_unique=True, **given) == plain.translate(["s0"], **given)
@@ -139,14 +139,14 @@ def test_what_is_enough_is_not_searched_again(translator, monkeypatch):
 
 def test_a_beam_without_room_leaves_what_was_found(translator, monkeypatch):
     given = dict(n_best=5, beam_size=5)
-    run = Pipeline._run
+    run = Runner._search
 
-    def small(self, model, group, n_slots, rules):
-        if rules.beam_size > 5:
+    def small(self, model, group, n_slots, config):
+        if config.plan.beam_size > 5:
             raise MemoryExhausted("out of memory")
-        return run(self, model, group, n_slots, rules)
+        return run(self, model, group, n_slots, config)
 
-    monkeypatch.setattr(Pipeline, "_run", small)
+    monkeypatch.setattr(Runner, "_search", small)
     (found,) = translator.translate(["s0"], n_best_unique=True, **given)
     texts = [hyp.text for hyp in found.hyps]
     assert 0 < len(texts) < 5 and len(set(texts)) == len(texts)

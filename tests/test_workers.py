@@ -20,6 +20,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import inputs as inputs_module
+from onmt_lite.jobs.crew import MAX_OPEN, READ_AHEAD
 from onmt_lite.jobs.fingerprint import fingerprint
 from onmt_lite.jobs.inprocess import InProcess
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
@@ -27,7 +28,7 @@ from onmt_lite.jobs.reading import Bucket
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Done, Task
 from onmt_lite.jobs.worker import load, pipeline_of, portable
-from onmt_lite.jobs.workers import MAX_OPEN, READ_AHEAD, Workers
+from onmt_lite.jobs.workers import Workers
 from onmt_lite.text.line import Line
 from tests.support.deeds import Acting
 from tests.support.stops import heed_signals

@@ -1,76 +1,54 @@
-"""From which source tokens the tokens of a translation come: the attention of the model.
+"""Aligner: from which source tokens the tokens of a translation come, by the model's attention.
 
-It is read off the translation that was found, all tokens at once, so that nothing here depends
-on the search.
+The attention is read from finished translations, all tokens at once; nothing here depends on the
+search.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.search_options import AttentionOptions
-from onmt_lite.inference.batching import longer_side, make_batches, pad_batch
-from onmt_lite.inference.budget import Budget, Room
-from onmt_lite.inference.fallbacks import Decode
 from onmt_lite.inference.postprocess import Renderer
-from onmt_lite.inference.records import Example, Found, Hypothesis, Pairs, Translation
-from onmt_lite.inference.search_setup import SearchRules
-from onmt_lite.models.base import LAST_LAYER, EncoderDecoder, Heads
-from onmt_lite.search.forced import attend_targets
+from onmt_lite.inference.records import Example, Found, Hypothesis, Pairs
+from onmt_lite.inference.runner import Runner
+from onmt_lite.inference.search_setup import SearchConfig
+from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.text.words import word_of_each
 
 
 class Aligner:
-    """Adds alignments to what one model has translated."""
+    """Passes over examples and what was found for them, which add alignments."""
 
-    def __init__(
-        self, model: EncoderDecoder, renderer: Renderer, device: torch.device, budget: Budget
-    ):
-        self.model, self.renderer, self.device, self.budget = model, renderer, device, budget
-        self.checkpoint: Checkpoint = renderer.checkpoint
-        self.room = Room("leave report_align out")
+    def __init__(self, runner: Runner, renderer: Renderer):
+        self.runner, self.renderer = runner, renderer
 
-    def after(self, decode: Decode) -> Decode:
-        """The search, after which texts differ where they must: if alignments decide on them, they
-        are read at once."""
-
-        def decode_and_align(group: list[Example], n: int, rules: SearchRules) -> list[Found]:
-            found = decode(group, n, rules)
-            return self._different(group, found, rules) if rules.differ_late else found
-
-        return decode_and_align
-
-    def hypotheses(
-        self, examples: Sequence[Example], found: Sequence[Found], rules: SearchRules
+    def align(
+        self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
     ) -> list[Found]:
-        """The same hypotheses with their alignments, and without unknown tokens where these are
-        to be replaced by them; as they are if the options do not ask for that, or if `after` has
-        done it."""
-        attention, made = rules.options.attention, list(found)
-        if not attention.report_align and not rules.unk_later:
+        """With alignments, if the options need them and `differing` has not made them."""
+        made = list(found)
+        if not config.options.attention.report_align and not config.unk_later:
             return made
-        left = [i for i, e in enumerate(examples) if not (rules.differ_late and e.src_ids)]
-        aligned = self._aligned([examples[i] for i in left], [made[i] for i in left], rules.options)
-        for i, each in zip(left, aligned):
+        left = [i for i, e in enumerate(examples) if not (config.differ_late and e.src_ids)]
+        part = [examples[i] for i in left], [made[i] for i in left]
+        for i, each in zip(left, self.hypotheses(*part, config.options)):
             made[i] = each
         return made
 
-    def _different(
-        self, group: Sequence[Example], found: Sequence[Found], rules: SearchRules
+    def differing(
+        self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
     ) -> list[Found]:
         """The n_best hypotheses with different texts, after unknown tokens are replaced.
 
         As many are aligned at a time as are wanted, the best first."""
-        texts = [dict[str, Hypothesis]() for _ in group]
-        n, at, short = rules.search.n_best, 0, list(range(len(group)))
+        texts = [dict[str, Hypothesis]() for _ in examples]
+        n, at, short = config.options.search.n_best, 0, list(range(len(examples)))
         while short:
             part = [replace(found[i], hyps=found[i].hyps[at : at + n]) for i in short]
-            aligned = self._aligned([group[i] for i in short], part, rules.options)
+            aligned = self.hypotheses([examples[i] for i in short], part, config.options)
             for i, each in zip(short, aligned):
                 for hyp in each.hyps:
                     texts[i].setdefault(hyp.text, hyp)
@@ -78,16 +56,15 @@ class Aligner:
             short = [i for i in short if len(texts[i]) < n and at < len(found[i].hyps)]
         return [replace(f, hyps=list(own.values())[:n]) for f, own in zip(found, texts)]
 
-    def _aligned(
+    def hypotheses(
         self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
     ) -> list[Found]:
-        """With alignments, and what follows from them."""
+        """With the alignments of all hypotheses, and with what replaces their unknown tokens."""
         attention, replaces = options.attention, options.text.replace_unk
         made = [(example, hyp) for example, f in zip(examples, found) for hyp in f.hyps]
         targets = [replace(example, tgt_ids=list(hyp.ids)) for example, hyp in made]
-        all_sources = self.sources(targets, heads_of(attention), options.speed.deterministic)
         hyps = []
-        for (example, hyp), sources in zip(made, all_sources):
+        for (example, hyp), sources in zip(made, self.sources(targets, options)):
             if replaces:
                 hyp = self.renderer.without_unk(hyp, example, sources)
             if attention.report_align:
@@ -98,85 +75,54 @@ class Aligner:
         return [replace(f, hyps=[next(rest) for _ in f.hyps]) for f in found]
 
     def tables(
-        self, examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
-    ) -> list[Translation]:
-        """With the weights of the best hypotheses for the log, if the options ask for them."""
+        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
+    ) -> list[Found]:
+        """With the weights of the best hypotheses as tables for the log."""
         attention = options.attention
-        if not attention.attn_debug:
-            return list(made)
         heads = LAST_LAYER if attention.alignment_layer is None else heads_of(attention)
-        best = [next(iter(t.hyps), None) for t in made]
+        best = [f.hyps[0] for f in found]
         targets = [
-            replace(e, tgt_ids=list(hyp.ids) if hyp and hyp.token_log_probs else None)
+            replace(e, tgt_ids=list(hyp.ids) if hyp.token_log_probs else None)
             for e, hyp in zip(examples, best)
         ]
-        found = self.weights(targets, heads, options.speed.deterministic)
         tables = [
             table_of(own_tokens(e), [*hyp.tokens, "</s>"][: len(hyp.token_log_probs)], w.tolist())
-            if hyp is not None and w is not None
+            if w is not None
             else ()
-            for e, hyp, w in zip(examples, best, found)
+            for e, hyp, w in zip(examples, best, self.weights(targets, heads, options))
         ]
-        return [replace(t, attn_table=table) for t, table in zip(made, tables)]
+        return [replace(f, attn_table=table) for f, table in zip(found, tables)]
 
-    def gold(
-        self, examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
-    ) -> list[Translation]:
-        """With the alignments of the references, if the options ask for them."""
-        if not options.attention.gold_align:
-            return list(made)
-        vocab, join = self.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
-        heads, alone = heads_of(options.attention), options.speed.deterministic
-        found = []
-        for e, t, sources in zip(examples, made, self.sources(examples, heads, alone)):
+    def references(
+        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
+    ) -> list[Found]:
+        """With the alignments of the references, which the output has in the place of the
+        hypotheses'."""
+        vocab, join = self.renderer.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
+        made = []
+        for e, f, sources in zip(examples, found, self.sources(examples, options)):
             tokens = vocab.decode(e.tgt_ids or [], e.own_words)
             words = self.by_words(e, tokens, join(tokens), sources)
-            hyps = [replace(hyp, word_align=words) for hyp in t.hyps]
-            found.append(replace(t, hyps=hyps, gold_align=pairs_of(sources)))
-        return found
+            hyps = [replace(hyp, word_align=words) for hyp in f.hyps]
+            made.append(replace(f, hyps=hyps, gold_align=pairs_of(sources)))
+        return made
 
-    def sources(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[list[int]]:
+    def sources(self, targets: Sequence[Example], options: TranslateOptions) -> list[list[int]]:
         """For each token of each target, the token of the line with the largest weight."""
-        found = self.weights(targets, heads, alone)
+        found = self.weights(targets, heads_of(options.attention), options)
         return [[] if w is None else w[:-1].argmax(1).tolist() for w in found]
 
-    def weights(self, targets: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
-        """For each example the weights (T + 1, S) that its line's own tokens have for the T tokens
-        of its target and the end token; None where either side is missing.  `alone`: no batches."""
-        place = {id(target): i for i, target in enumerate(targets)}
-        found: list[Tensor | None] = [None] * len(targets)
-        full = [t for t in targets if t.src_ids and t.tgt_ids is not None]
-        most = 1 if alone else self.budget.scored_tokens
-        for group in make_batches(full, most, "tokens", longer_side):
-            work = partial(self._attend, heads)
-            for target, weights in zip(
-                group, self.room.run(group, len(group), longer_side, work), strict=True
-            ):
-                found[place[id(target)]] = self._own(target, weights)
-        return found
-
-    def _attend(
-        self, heads: Heads, group: list[Example], n_at_once: int
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The place of each example in the group and the weights of all its source ids."""
-        for start in range(0, len(group), n_at_once):
-            part = group[start : start + n_at_once]
-            batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
-            weights = attend_targets(
-                self.model,
-                batch.src,
-                batch.src_lengths,
-                [e.tgt_ids or [] for e in part],
-                [e.start for e in part],
-                self.checkpoint.eos_id,
-                heads,
-                batch.copy_ids,
-            )
-            yield from enumerate(weights, start)
+    def weights(
+        self, targets: Sequence[Example], heads: Heads, options: TranslateOptions
+    ) -> list[Tensor | None]:
+        """For each example the weights (T + 1, S) of its line's own tokens for the T tokens of its
+        target and the end token; None if either is missing."""
+        made = self.runner.attend(targets, heads, options.speed.deterministic)
+        return [None if w is None else self._own(e, w) for e, w in zip(targets, made)]
 
     def _own(self, example: Example, weights: Tensor) -> Tensor | None:
-        """Without what stands around the line."""
-        before, after = self.checkpoint.src_margins
+        """Without the tokens that stand around the line."""
+        before, after = self.renderer.checkpoint.src_margins
         own = weights[:, before + example.n_tag : weights.size(1) - after]
         return own if own.size(1) else None
 
@@ -205,15 +151,6 @@ def pairs_of(sources: Sequence[int]) -> Pairs:
 def own_tokens(example: Example) -> list[str]:
     """The tokens of the line itself."""
     return list(example.src_tokens[example.n_tag :])
-
-
-def with_source(
-    examples: Sequence[Example], made: Sequence[Translation], options: TranslateOptions
-) -> list[Translation]:
-    """With the tokens to which alignments refer, where there are any."""
-    if not options.attention.report_align:
-        return list(made)
-    return [replace(t, src_tokens=own_tokens(e)) for e, t in zip(examples, made)]
 
 
 def table_of(

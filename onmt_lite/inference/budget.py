@@ -129,6 +129,15 @@ class Budget:
     device: str
     n_bytes: int
 
+    @classmethod
+    def of(cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None) -> "Budget":
+        """The budget of a model, or of an ensemble.  `free`: bytes of main memory that it may use,
+        by default all that are free."""
+        if free is None or device.type != "cpu":
+            free = free_on(device)
+        size = Size.of(getattr(model, "members", [model]), dtype.itemsize)
+        return cls(size, device.type, bytes_at_once(device.type, free))
+
     def limit(self, beam_size: int) -> Limit:
         """The batch that is fast, or the half, a quarter ... of it that takes at most n_bytes.
 

@@ -16,9 +16,15 @@ class Copies:
     distinct  the first of each kind, in order
     """
 
-    def __init__(self, examples: Sequence[Example], merge: bool):
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        merge: bool,
+        progress: Progress = lambda n_lines, n_tokens: None,
+    ):
         """`merge`: equal examples have equal translations.  Only a text that comes twice costs
         more than a look at it."""
+        self.progress = progress
         n_lines = Counter(example.line.text for example in examples) if merge else Counter[str]()
         kinds: dict[Hashable, Example] = {}
         self.examples = examples
@@ -28,12 +34,10 @@ class Copies:
         self.distinct = list(kinds.values())
         self.n_copies = Counter(map(id, self.firsts))
 
-    def tell(
-        self, progress: Progress, done: Sequence[Example], n_tokens: Iterable[int] = ()
-    ) -> None:
+    def tell(self, done: Sequence[Example], n_tokens: Iterable[int] = ()) -> None:
         """Count the lines of distinct examples that are done, and the target tokens of each."""
         numbers = [self.n_copies[id(example)] for example in done]
-        progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)))
+        self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)))
 
     def of_all(self, made: Iterable[Translation]) -> list[Translation]:
         """The translations of all examples, from those of the distinct ones."""

@@ -30,31 +30,39 @@ Of the output, its best hypothesis:
 
 import math
 import re
-from dataclasses import replace
 
-from onmt_lite.inference.records import Example, Found, Translation
-from onmt_lite.inference.search_setup import SearchRules
+import torch
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.records import Example, Found
+from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 
 WORD = re.compile(r"\w+")
 A_LETTER = re.compile(r"[^\W\d_]")
 LOOP = 3  # times running from which words are a loop
 
 
-def notes_of(example: Example, found: Found, rules: SearchRules, unsure: bool) -> tuple[str, ...]:
+def notes_of(
+    example: Example, found: Found, config: SearchConfig, unsure: bool = False
+) -> tuple[str, ...]:
     """The notes of one line, those that were made on the way here first."""
-    if not example.src_ids:
-        return example.notes
-    best = found.hyps[0]
-    flags = {
-        "unknown-tokens": example.n_unknown > 0,
-        "prefix-over-limit": rules.outgrown(example),
-        "min-length-over-limit": rules.cannot_end(example),
-        "unfinished": not best.ended and not found.note,
-        "unsure": unsure,
-        "repeats": loops(best.text, example.line.text),
-    }
-    named = [name for name, holds in flags.items() if holds]
-    return (*example.notes, *named, *([found.note] if found.note else []))
+    flags, gold = dict[str, bool](), found.gold
+    if example.src_ids:
+        flags["unknown-tokens"] = example.n_unknown > 0
+    if example.src_ids and found.hyps:
+        best = found.hyps[0]
+        flags |= {
+            "prefix-over-limit": is_outgrown(config, example),
+            "min-length-over-limit": cannot_end(config, example),
+            "unfinished": not best.ended and not found.note,
+            "unsure": unsure,
+            "repeats": loops(best.text, example.line.text),
+            found.note: bool(found.note),
+        }
+    flags["tgt-not-a-number"] = gold is not None and not is_number(sum(gold))
+    return (*example.notes, *(name for name, holds in flags.items() if holds))
 
 
 def loops(text: str, source: str) -> bool:
@@ -84,32 +92,44 @@ def is_number(score: float) -> bool:
     return score < math.inf
 
 
-def unsearched(example: Example) -> Translation:
-    """Of a line for which no translation is looked for."""
-    unknown = ("unknown-tokens",) if example.src_ids and example.n_unknown else ()
-    return Translation(
-        example.line.id,
-        example.line.text,
-        notes=(*example.notes, *unknown),
-        n_src_tokens=example.n_src_tokens,
-        n_unknown=example.n_unknown,
-        fields=example.line.fields,
-    )
-
-
 def total(gold: list[float] | None) -> float | None:
     """The log-probability of a reference; None where there is none, or it is no number."""
     return None if gold is None or not is_number(sum(gold)) else sum(gold)
 
 
-def with_gold(translation: Translation, gold: list[float] | None) -> Translation:
-    """With the log-probabilities of the tokens of its reference, whose sum may be NaN."""
-    if gold is None or is_number(sum(gold)):
-        return replace(
-            translation,
-            gold_log_prob=total(gold),
-            has_gold=True,
-            n_gold_tokens=len(gold or ()),
-            gold_token_log_probs=gold,
+def model_notes(
+    options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
+) -> list[str]:
+    """Notes on options that change nothing with this model, on this device."""
+    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
+    unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
+    if unknown:
+        notes.append(
+            f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
+            "passed over"
         )
-    return replace(translation, has_gold=True, notes=(*translation.notes, "tgt-not-a-number"))
+    given = [name for name, value in options.given.items() if value]
+    if checkpoint.languages is None and "normalize" not in options.text.transforms:
+        notes += [
+            f"{name}: without effect; the model has no languages to choose from"
+            for name in ("src_lang", "tgt_lang")
+            if name in given
+        ]
+    if vocab.unk_id is None:
+        notes += [
+            f"{name}: without effect; the model has no unknown token"
+            for name in ("ban_unk_token", "replace_unk")
+            if name in given
+        ]
+    if "max_length" in given and options.search.max_length > model.max_positions:
+        notes.append(
+            f"max_length {options.search.max_length}: the model stops at {model.max_positions} "
+            "tokens"
+        )
+    if "threads" in given and device.type != "cpu":
+        notes.append(f"threads: without effect; the model runs on {device}")
+    if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
+        notes.append("precision: without effect; a table model has no weights")
+    if options.speed.precision == "int8" and precision_of(model) != "int8":
+        notes.append("precision int8: no exact kernel for this processor; the model runs in fp32")
+    return notes

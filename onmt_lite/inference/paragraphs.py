@@ -13,25 +13,25 @@ from itertools import chain, repeat
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.languages import TAG
 from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
-from onmt_lite.inference.search_setup import SearchRules
+from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.line import Line
 from onmt_lite.text.sentences import MARKS, sentences_of
 
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
-def longest(rules: SearchRules) -> int:
+def longest(config: SearchConfig) -> int:
     """How many characters a line has at most that stays whole; 0: all do (-split_longer).
 
     Those with limits that are of the whole translation do, and those whose tokens are drawn: each
     sentence of a line would draw the same.
     """
-    options = rules.options
+    options = config.options
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
-        n = rules.checkpoint.split_longer if options.search.search == "opennmt" else 0
+        n = config.checkpoint.split_longer if options.search.search == "opennmt" else 0
     whole = options.attention.gold_align or options.data.score_only
-    return 0 if whole or options.search.min_length or rules.sampling is not None else n
+    return 0 if whole or options.search.min_length or config.plan.sampling is not None else n
 
 
 class Paragraphs:
@@ -45,7 +45,7 @@ class Paragraphs:
         self,
         lines: Sequence[Line],
         most: int,
-        rules: SearchRules,
+        config: SearchConfig,
         prefixes: Sequence[Line] | None = None,
     ):
         def cut(line: Line, prefix: Line | None) -> list[Line]:
@@ -55,13 +55,13 @@ class Paragraphs:
                 return [line]
             if any(map(END_INSIDE.search, line.banned)):
                 return [line]
-            if rules.checkpoint.languages is not None and TAG.match(line.text):
+            if config.checkpoint.languages is not None and TAG.match(line.text):
                 return [line]
             # Of a search that is watched there is one picture a line
             parts, traced = sentences_of(line.text), line.traced
             return [replace(line, text=s, traced=traced and len(parts) == 1) for s in parts]
 
-        self.whole, self.rules = lines, rules
+        self.whole, self.config = lines, config
         begin = repeat(None) if prefixes is None else prefixes
         self.parts = [cut(line, prefix) for line, prefix in zip(lines, begin)]
         self.lines, self.prefixes = [*chain(*self.parts)], prefixes
@@ -99,7 +99,7 @@ class Paragraphs:
         each = iter(made)
         groups = [[next(each) for _ in parts] for parts in self.parts]
         return [
-            found[0] if len(found) == 1 else join(line, found, self.rules)
+            found[0] if len(found) == 1 else join(line, found, self.config)
             for line, found in zip(self.whole, groups)
         ]
 
@@ -116,14 +116,14 @@ def with_reference(made: Translation, scored: Translation) -> Translation:
     )
 
 
-def join(line: Line, parts: Sequence[Translation], rules: SearchRules) -> Translation:
+def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Translation:
     """A line's translation from those of its parts.
 
     Its hypotheses are made of the best of each part, of the second of each, and so on; a part that
     has fewer keeps its last.  It is as sure as the least sure part.
     """
     n_best = max(len(part.hyps) for part in parts)
-    summed = rules.options.search.length_penalty == "none"
+    summed = config.options.search.length_penalty == "none"
     sure = [part.confidence for part in parts if part.confidence is not None]
     tokens = [part.src_tokens for part in parts if part.src_tokens is not None]
     return Translation(

@@ -96,16 +96,25 @@ NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line tra
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for a line: distinct hypotheses, best first, none where the model's
-    output is NaN; and the note that says what went wrong, "" where nothing did.
+    """What the passes over an example have found so far.
 
+    hyps        distinct hypotheses, best first; none if the model's output is NaN, or of a job that
+                only scores
+    note        what went wrong in the search; "": nothing
     trace       of an example that is traced: the search itself, see `onmt_lite.inference.trace`
-    n_complete  hypotheses, before those with the same text or tokens were left out"""
+    n_complete  hypotheses, before those with the same text or tokens were left out
+    gold        log-probabilities of the reference's tokens, whose sum may be NaN; None without one
+    gold_align  of the reference, with -gold_align
+    attn_table  weights of the best hypothesis as lines of the log, with -attn_debug
+    """
 
-    hyps: list[Hypothesis]
+    hyps: list[Hypothesis] = field(default_factory=list)
     note: str = ""
     trace: Trace | None = None
     n_complete: int = 0
+    gold: list[float] | None = None
+    gold_align: Pairs | None = None
+    attn_table: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,110 +1,172 @@
-"""From options and a model to the rules of a search: the last step before it runs."""
+"""Search setup: options and a model to the configuration of a search, and its limits for a line."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.records import Example, Found
-from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
 from onmt_lite.search.plan import Limits, Plan, Sentence
-from onmt_lite.search.policy import Exhausted, Full, Policy, Preset, Sampling, Stop
+from onmt_lite.search.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.text.line import Line
 from onmt_lite.text.phrase_automaton import PhraseAutomaton
 
 UNLIMITED = 1 << 30
+WIDEST = 1000  # the largest beam_size that options take
 
 
-class SearchRules:
-    """What a search with these options does with this model."""
+@dataclass(frozen=True)
+class SearchConfig:
+    """A search with these options and this model.
 
-    def __init__(self, options: TranslateOptions, checkpoint: Checkpoint):
-        self.options = options
-        self.search, self.drawing = options.search, options.sampling
-        self.seed = options.sampling.seed
-        self.alone = options.speed.deterministic  # sentences are decoded one by one
-        self.checkpoint = checkpoint
-        self.preset: Preset = PRESETS[self.search.search]
-        self.unk_later = options.text.replace_unk and options.attention.chosen
-        self._check_attention(options)
-        self.sampling = self._sampling()
-        self.greedy_apart = self.preset.greedy_apart and self.search.beam_size == 1
-        self.policy, self.stop = self._policy_and_stop()
-        of_n_best = self.sampling is not None and self.sampling.chains == "n_best"
-        self.beam_size = self.search.n_best if of_n_best else self.search.beam_size
-        self.n_kept = self.search.n_best  # hypotheses that are read from a beam
-        # Texts that must differ are not known before unknown tokens are replaced: all are read
-        self.differ_late = self.unk_later and self.policy.distinct == "text"
-        if self.differ_late:
-            self.n_kept, self.policy = UNLIMITED, replace(self.policy, distinct="tokens")
-        self.n_forced = checkpoint.n_forced(options.model.tgt_lang)
-        self.plan = self._as_drawn(self._plan(options.text.replace_unk and not self.unk_later))
-        self.automata: dict[tuple[Any, ...], PhraseAutomaton] = {}
+    plan         what the loop and its beams do
+    n_kept       hypotheses that are read from a beam
+    unk_later    unknown tokens are replaced after the search, by heads of the options' choice
+    differ_late  texts must differ, and are known only after that
+    automata     phrases of lines as the search follows them, shared by lines that have the same
+    """
+
+    options: TranslateOptions
+    checkpoint: Checkpoint
+    preset: Preset
+    plan: Plan
+    n_kept: int
+    unk_later: bool = False
+    differ_late: bool = False
+    automata: dict[tuple[Any, ...], PhraseAutomaton] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def alone(self) -> bool:
+        """Whether sentences are decoded one by one."""
+        return self.options.speed.deterministic
 
     @property
     def copies_are_equal(self) -> bool:
         """Whether equal lines have equal translations: nothing is drawn, and batch mates do not
         matter."""
-        return self.sampling is None and not self.policy.as_2018
+        return self.plan.sampling is None and not self.plan.policy.as_2018
 
-    def lacks(self, found: Found) -> bool:
-        """Whether texts that must differ are fewer than n_best."""
-        return self.search.n_best_unique and not found.note and len(found.hyps) < self.search.n_best
 
-    def wider(self, beam_size: int) -> "SearchRules":
-        """The same with another beam_size."""
-        search = replace(self.search, beam_size=beam_size)
-        return SearchRules(replace(self.options, search=search), self.checkpoint)
+def search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchConfig:
+    """The search that the options ask for.  OptionError if the model lacks what they need."""
+    check_attention(options, checkpoint)
+    preset = PRESETS[options.search.search]
+    plan = plan_search(options, checkpoint, preset)
+    unk_later = options.text.replace_unk and options.attention.chosen
+    differ_late = unk_later and plan.policy.distinct == "text"
+    if differ_late:  # all hypotheses are read, since no one knows yet which texts are equal
+        plan = replace(plan, policy=replace(plan.policy, distinct="tokens"))
+    aligns = options.text.replace_unk and not unk_later and checkpoint.tgt_vocab.unk_id is not None
+    return SearchConfig(
+        options,
+        checkpoint,
+        preset,
+        replace(plan, aligns=aligns),
+        UNLIMITED if differ_late else options.search.n_best,
+        unk_later,
+        differ_late,
+    )
 
-    def _check_attention(self, options: TranslateOptions) -> None:
-        """OptionError for what needs attention, or a layer of it, that the model does not have."""
-        layer = options.attention.alignment_layer
-        if not self.checkpoint.model.has(Heads(layer)):
-            raise OptionError(
-                f"alignment_layer {layer}: the model's decoder has no such layer; -1 is its last"
-            )
-        wanted = {"replace_unk": options.text.replace_unk}
-        wanted["report_align"] = options.attention.report_align
-        wanted["attn_debug"] = options.attention.attn_debug
-        wanted["coverage_penalty"] = self.search.coverage_penalty != "none"
-        names = [name for name, is_wanted in wanted.items() if is_wanted]
-        if names and not self.checkpoint.attends:
-            raise OptionError(f"{', '.join(names)}: the model has no attention; leave it out")
 
-    def _sampling(self) -> Sampling | None:
-        """How tokens are drawn, if they are.  A beam of one is drawn from as it is."""
-        sampling = self.preset.sampling
-        if not sampling or not sampling.is_asked_for({**vars(self.search), **vars(self.drawing)}):
-            return None
-        if self.search.beam_size == 1:
-            return replace(sampling, draws="rows", keep=1)
-        return sampling
+def widened(config: SearchConfig) -> SearchConfig:
+    """The same search with twice the beam.  It goes on until as many hypotheses are complete as the
+    beam has room for: some stop rules hold earlier, whatever the texts are."""
+    plan, stop = config.plan, config.plan.stop
+    beam_size = min(WIDEST, 2 * plan.beam_size)
+    if isinstance(stop, Bound):
+        stop = replace(stop, finished="beam_size")
+    patience = max(1.0, plan.patience)
+    plan = replace(plan, beam_size=beam_size, n_best=beam_size, stop=stop, patience=patience)
+    return replace(config, plan=plan)
 
-    def _policy_and_stop(self) -> tuple[Policy, Stop]:
-        policy = self.preset.policy
-        if self.search.n_best_unique:
-            policy = replace(policy, distinct="text")
-        values = {**vars(self.search), "alpha": self._alpha()}
-        if self.search.coverage_penalty == "none":
-            values["beta"] = 0.0
-        stop = self.preset.stop_with(values)
-        if self.greedy_apart:
-            policy, stop = replace(policy, repetition="logits"), Full()
-        if self.sampling is None:
-            return policy, stop
-        if self.sampling.draws == "beam":
-            equal = self.sampling.rows_start == "equal"
-            return replace(policy, idle_score=0.0) if equal else policy, stop
-        # Chains of their own: each goes on until it ends
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Preset) -> Plan:
+    """The plan of a search that looks for different texts itself and aligns nothing."""
+    search, drawing, vocab = options.search, options.sampling, checkpoint.tgt_vocab
+    sampling = choose_sampling(options, preset)
+    greedy_apart = preset.greedy_apart and search.beam_size == 1
+    n_forced = checkpoint.n_forced(options.model.tgt_lang)
+    n_given = n_forced if preset.counts_forced else 0
+    covers = sampling is None or sampling.covers
+    coverage = search.coverage_penalty if covers else "none"
+    blocks = sampling is None or sampling.blocks_ngrams
+    of_n_best = sampling is not None and sampling.chains == "n_best"
+    policy, stop = choose_policy(options, preset, sampling, greedy_apart)
+    never, banned = checkpoint.never_ids, tuple[int, ...]()
+    if checkpoint.never_in_softmax:
+        never, banned = banned, never
+    if search.ban_unk_token and vocab.unk_id is not None:
+        banned = (*banned, vocab.unk_id)
+    force_end = "paid" if policy.at_max == "end" else "no"
+    if preset.free_end and checkpoint.forced_eos:
+        force_end = "free"
+    exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
+    return Plan(
+        policy,
+        stop,
+        search.n_best if of_n_best else search.beam_size,
+        bos_id=checkpoint.start_id,
+        eos_id=checkpoint.eos_id,
+        n_best=search.n_best,
+        beam_groups=search.beam_groups,
+        diversity_rate=search.diversity_rate,
+        length_penalty=search.length_penalty,
+        alpha=length_exponent(options, preset),
+        coverage_penalty=coverage,
+        beta=search.beta,
+        stepwise_penalty=search.stepwise_penalty and coverage != "none",
+        patience=1.0 if greedy_apart else search.patience or 1.0,
+        never_ids=never,
+        banned_ids=banned,
+        sees_start=(preset.sees_start, *[n_given > 0] * n_forced),
+        n_given=n_given,
+        prefix_counts=preset.prefix_counts,
+        block_ngram_repeat=search.block_ngram_repeat if blocks else 0,
+        exempt_ids=tuple(i for i in exempt if i is not None),
+        repetition_penalty=search.repetition_penalty,
+        force_end=force_end,
+        sampling=sampling,
+        temperature=drawing.random_sampling_temp,
+        topk=drawing.random_sampling_topk,
+        topp=drawing.random_sampling_topp,
+        sums_to_one=sums_to_one(options, checkpoint),
+        src_pad_id=checkpoint.src_vocab.pad_id or 0,
+        src_margins=checkpoint.src_margins,
+    )
+
+
+def choose_sampling(options: TranslateOptions, preset: Preset) -> Sampling | None:
+    """How tokens are drawn; None if they are not.  From a beam of one they are drawn directly."""
+    sampling, values = preset.sampling, {**vars(options.search), **vars(options.sampling)}
+    if not sampling or not sampling.is_asked_for(values):
+        return None
+    if options.search.beam_size == 1:
+        return replace(sampling, draws="rows", keep=1)
+    return sampling
+
+
+def choose_policy(
+    options: TranslateOptions, preset: Preset, sampling: Sampling | None, greedy_apart: bool
+) -> tuple[Policy, Stop]:
+    """The policy and the stop rule."""
+    policy = preset.policy
+    if options.search.n_best_unique:
+        policy = replace(policy, distinct="text")
+    if greedy_apart:
+        policy = replace(policy, repetition="logits")
+    if sampling is not None and sampling.draws == "rows":
         chains = replace(
             policy,
             candidates=1,
@@ -115,179 +177,125 @@ class SearchRules:
             at_max="end" if policy.at_max == "end" else "rows",
             distinct="copies",
         )
-        return chains, Exhausted()
+        return chains, Exhausted()  # each goes on until it ends
+    if sampling is not None and sampling.rows_start == "equal":
+        policy = replace(policy, idle_score=0.0)
+    if greedy_apart:
+        return policy, Full()
+    values = {**vars(options.search), "alpha": length_exponent(options, preset)}
+    if options.search.coverage_penalty == "none":
+        values["beta"] = 0.0
+    return policy, preset.stop_with(values)
 
-    def _alpha(self) -> float:
-        """No normalisation is alpha 0, by whichever of its two spellings."""
-        if self.preset.policy.plain_avg and self.search.length_penalty == "avg":
-            return 1.0
-        return 0.0 if self.search.length_penalty == "none" else self.search.alpha
 
-    def _plan(self, replace_unk: bool) -> Plan:
-        search, checkpoint, drawing = self.search, self.checkpoint, self.drawing
-        never, unk_id = checkpoint.never_ids, checkpoint.tgt_vocab.unk_id
-        banned: tuple[int, ...] = ()
-        if checkpoint.never_in_softmax:
-            never, banned = banned, never
-        if search.ban_unk_token and unk_id is not None:
-            banned = (*banned, unk_id)
-        exempt = map(checkpoint.tgt_vocab.ids.get, search.ignore_when_blocking)
-        force_end = "paid" if self.policy.at_max == "end" else "no"
-        if self.preset.free_end and checkpoint.forced_eos:
-            force_end = "free"
-        n_given = self.n_forced if self.preset.counts_forced else 0
-        return Plan(
-            self.policy,
-            self.stop,
-            self.beam_size,
-            bos_id=checkpoint.start_id,
-            eos_id=checkpoint.eos_id,
-            n_best=search.n_best,
-            beam_groups=search.beam_groups,
-            diversity_rate=search.diversity_rate,
-            length_penalty=search.length_penalty,
-            alpha=self._alpha(),
-            coverage_penalty=search.coverage_penalty,
-            beta=search.beta,
-            stepwise_penalty=search.stepwise_penalty and search.coverage_penalty != "none",
-            patience=1.0 if self.greedy_apart else search.patience or 1.0,
-            never_ids=never,
-            banned_ids=banned,
-            sees_start=(self.preset.sees_start, *[n_given > 0] * self.n_forced),
-            n_given=n_given,
-            prefix_counts=self.preset.prefix_counts,
-            block_ngram_repeat=search.block_ngram_repeat,
-            exempt_ids=tuple(i for i in exempt if i is not None),
-            repetition_penalty=search.repetition_penalty,
-            force_end=force_end,
-            sampling=self.sampling,
-            temperature=drawing.random_sampling_temp,
-            topk=drawing.random_sampling_topk,
-            topp=drawing.random_sampling_topp,
-            sums_to_one=sums_to_one(self.search.search, checkpoint),
-            src_pad_id=checkpoint.src_vocab.pad_id or 0,
-            aligns=replace_unk and unk_id is not None,
-            src_margins=checkpoint.src_margins,
+def length_exponent(options: TranslateOptions, preset: Preset) -> float:
+    """Alpha; 0 without a length penalty, whichever option says so."""
+    if preset.policy.plain_avg and options.search.length_penalty == "avg":
+        return 1.0
+    return 0.0 if options.search.length_penalty == "none" else options.search.alpha
+
+
+def sums_to_one(options: TranslateOptions, checkpoint: Checkpoint) -> bool:
+    """Whether what the model returns is normalised: logits are, and the mean of several models'
+    log-probabilities if the search does so."""
+    return checkpoint.sums_to_one or PRESETS[options.search.search].mean_sums_to_one
+
+
+# -- what the model or the search cannot do -------------------------------------------------------
+
+
+def check_attention(options: TranslateOptions, checkpoint: Checkpoint) -> None:
+    """OptionError for options that need attention, or a layer of it, that the model lacks."""
+    layer = options.attention.alignment_layer
+    if not checkpoint.model.has(Heads(layer)):
+        raise OptionError(
+            f"alignment_layer {layer}: the model's decoder has no such layer; -1 is its last"
         )
-
-    def _as_drawn(self, plan: Plan) -> Plan:
-        """Without what the system leaves out where it draws tokens."""
-        if self.sampling and not self.sampling.covers:
-            plan = replace(plan, coverage_penalty="none", stepwise_penalty=False)
-        if self.sampling and not self.sampling.blocks_ngrams:
-            plan = replace(plan, block_ngram_repeat=0)
-        return plan
-
-    def check_prefixes(self) -> None:
-        """OptionError where the search cannot be given prefixes."""
-        if "tgt_file_prefix" not in self.preset.options:
-            raise OptionError(no_such_option("tgt_file_prefix", self.search.search, "prefixes"))
-
-    def check_phrases(self, lines: Sequence[Line]) -> None:
-        """OptionError where the search cannot heed phrases that the lines have."""
-        given = {"force_words": any(line.forced for line in lines)}
-        given["ban_words"] = any(line.banned for line in lines)
-        for name in (name for name, is_given in given.items() if is_given):
-            if name not in self.preset.options:
-                raise OptionError(no_such_option(name, self.search.search))
-        if given["force_words"] and self.sampling is not None:
-            raise OptionError(FORCED_AND_DRAWN)
-
-    def sentence(self, example: Example) -> Sentence:
-        limits, phrases = self.limits(example), self._phrases(example)
-        return Sentence(example.src_ids, limits, example.copy_ids, phrases)
-
-    def _phrases(self, example: Example) -> PhraseAutomaton | None:
-        """The phrases of its line, which lines with the same ones share."""
-        line = example.line
-        if not (line.forced or line.banned):
-            return None
-        key = line.forced, line.banned, example.own_words, example.in_capitals
-        if key not in self.automata:
-            known = self.checkpoint
-            surfaces = known.surfaces_in_capitals if example.in_capitals else known.surfaces
-            self.automata[key] = PhraseAutomaton(surfaces, *key[:3])
-        return self.automata[key]
-
-    def limits(self, example: Example) -> Limits:
-        """What the options are for this line."""
-        prefix, n_apart = example.prefix_ids, 0
-        if prefix and self.preset.prefix_apart:
-            n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
-        steps, n_forced = self._max_steps(example) + n_apart, self.n_forced
-        first = n_apart + 1 - self.plan.n_given
-        max_steps = min(max(steps, len(prefix) + 1), self.checkpoint.model.max_positions - n_forced)
-        return Limits(
-            max_steps,
-            min_end=self.search.min_length + self.policy.min_length_offset + first,
-            expected=self.search.ratio * self._src_length(example),
-            prefix=prefix,
-            seed=line_seed(self.seed, example.line.id),
-            start=example.start,
-        )
-
-    def outgrown(self, example: Example) -> bool:
-        """Whether the line's prefix leaves no room for more."""
-        n = len(example.prefix_ids)
-        return n > 0 and not self.preset.prefix_apart and n >= self._max_steps(example)
-
-    def cannot_end(self, example: Example) -> bool:
-        """Whether the line's limit comes before `min_length` lets a translation end."""
-        limits = self.limits(example)
-        return self.search.min_length > 0 and limits.min_end > limits.max_steps
-
-    def _src_length(self, example: Example) -> int:
-        return len(example.src_ids) if self.preset.limit_counts_end else example.n_src_tokens
-
-    def _max_steps(self, example: Example) -> int:
-        """The option's limit or the line's own, whichever is lower."""
-        limit, preset, ratio = self.search.max_length, self.preset, self.search.max_length_ratio
-        if ratio:
-            of_line = ratio * self._src_length(example) + preset.limit_extra
-            limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
-        # A limit of one token leaves room for the start token alone where that is counted
-        return max(1, limit + self.policy.steps_offset - self.plan.n_given)
+    wanted = {"replace_unk": options.text.replace_unk}
+    wanted["report_align"] = options.attention.report_align
+    wanted["attn_debug"] = options.attention.attn_debug
+    wanted["coverage_penalty"] = options.search.coverage_penalty != "none"
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+    if names and not checkpoint.attends:
+        raise OptionError(f"{', '.join(names)}: the model has no attention; leave it out")
 
 
-def sums_to_one(search: str, checkpoint: Checkpoint) -> bool:
-    """Whether what the model says is normalised: logits are, and the mean of several models'
-    log-probabilities where the search does so."""
-    return checkpoint.sums_to_one or PRESETS[search].mean_sums_to_one
+def check_given(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool) -> None:
+    """OptionError for prefixes or phrases of lines if the search cannot follow them."""
+    search, known = config.options.search.search, config.preset.options
+    if has_prefixes and "tgt_file_prefix" not in known:
+        raise OptionError(no_such_option("tgt_file_prefix", search, "prefixes"))
+    forced, banned = any(line.forced for line in lines), any(line.banned for line in lines)
+    for name, is_given in (("force_words", forced), ("ban_words", banned)):
+        if is_given and name not in known:
+            raise OptionError(no_such_option(name, search))
+    if forced and config.plan.sampling is not None:
+        raise OptionError(FORCED_AND_DRAWN)
 
 
-def model_notes(
-    options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
-) -> list[str]:
-    """What is asked for and changes nothing with this model, on this device."""
-    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
-    unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    if unknown:
-        notes.append(
-            f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
-            "passed over"
-        )
-    given = [name for name, value in options.given.items() if value]
-    if checkpoint.languages is None and "normalize" not in options.text.transforms:
-        notes += [
-            f"{name}: without effect; the model has no languages to choose from"
-            for name in ("src_lang", "tgt_lang")
-            if name in given
-        ]
-    if vocab.unk_id is None:
-        notes += [
-            f"{name}: without effect; the model has no unknown token"
-            for name in ("ban_unk_token", "replace_unk")
-            if name in given
-        ]
-    if "max_length" in given and options.search.max_length > model.max_positions:
-        notes.append(
-            f"max_length {options.search.max_length}: the model stops at {model.max_positions} "
-            "tokens"
-        )
-    if "threads" in given and device.type != "cpu":
-        notes.append(f"threads: without effect; the model runs on {device}")
-    if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
-        notes.append("precision: without effect; a table model has no weights")
-    if options.speed.precision == "int8" and precision_of(model) != "int8":
-        notes.append("precision int8: no exact kernel for this processor; the model runs in fp32")
-    return notes
+# -- one line -------------------------------------------------------------------------------------
+
+
+def sentence_of(config: SearchConfig, example: Example) -> Sentence:
+    """An example as the search takes it."""
+    limits, phrases = limits_of(config, example), _phrases(config, example)
+    return Sentence(example.src_ids, limits, example.copy_ids, phrases)
+
+
+def limits_of(config: SearchConfig, example: Example) -> Limits:
+    """The limits that the options set for a line."""
+    search, preset, plan = config.options.search, config.preset, config.plan
+    n_forced = len(plan.sees_start) - 1
+    prefix, n_apart = example.prefix_ids, 0
+    if prefix and preset.prefix_apart:
+        n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
+    steps = max(_most_tokens(config, example) + n_apart, len(prefix) + 1)
+    first = n_apart + 1 - plan.n_given
+    return Limits(
+        min(steps, config.checkpoint.model.max_positions - n_forced),
+        min_end=search.min_length + plan.policy.min_length_offset + first,
+        expected=search.ratio * _src_length(config, example),
+        prefix=prefix,
+        seed=line_seed(config.options.sampling.seed, example.line.id),
+        start=example.start,
+    )
+
+
+def is_outgrown(config: SearchConfig, example: Example) -> bool:
+    """Whether the line's prefix leaves no room for more."""
+    n = len(example.prefix_ids)
+    return n > 0 and not config.preset.prefix_apart and n >= _most_tokens(config, example)
+
+
+def cannot_end(config: SearchConfig, example: Example) -> bool:
+    """Whether the line's limit comes before `min_length` lets a translation end."""
+    limits = limits_of(config, example)
+    return config.options.search.min_length > 0 and limits.min_end > limits.max_steps
+
+
+def _most_tokens(config: SearchConfig, example: Example) -> int:
+    """The options' limit or the line's own, whichever is lower."""
+    search, preset = config.options.search, config.preset
+    limit, ratio = search.max_length, search.max_length_ratio
+    if ratio:
+        of_line = ratio * _src_length(config, example) + preset.limit_extra
+        limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
+    # A limit of one token leaves room for the start token alone if that is counted
+    return max(1, limit + config.plan.policy.steps_offset - config.plan.n_given)
+
+
+def _src_length(config: SearchConfig, example: Example) -> int:
+    return len(example.src_ids) if config.preset.limit_counts_end else example.n_src_tokens
+
+
+def _phrases(config: SearchConfig, example: Example) -> PhraseAutomaton | None:
+    """The phrases of a line, if it has any."""
+    line = example.line
+    if not (line.forced or line.banned):
+        return None
+    key = line.forced, line.banned, example.own_words, example.in_capitals
+    if key not in config.automata:
+        known = config.checkpoint
+        surfaces = known.surfaces_in_capitals if example.in_capitals else known.surfaces
+        config.automata[key] = PhraseAutomaton(surfaces, *key[:3])
+    return config.automata[key]

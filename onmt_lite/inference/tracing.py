@@ -10,7 +10,7 @@ from onmt_lite.inference.trace import Cell, Ending, Trace
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam
 from onmt_lite.search.events import Finished
 from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
-from onmt_lite.search.recorder import IDLE, Made, Step, Watch
+from onmt_lite.search.recorder import IDLE, Made, Recorder, Step
 from onmt_lite.search.scoring import length_norm
 
 
@@ -23,7 +23,7 @@ class Tracer:
     def __init__(self, renderer: Renderer, examples: Sequence[Example]):
         self.renderer, self.examples = renderer, examples
         numbers = {i for i, example in enumerate(examples) if example.line.traced}
-        self.watch = Watch(numbers) if numbers else None
+        self.watch = Recorder(numbers) if numbers else None
 
     def traced(self, number: int, beam: Beam, found: Found) -> Found:
         """What was found, with its trace where the example is one of those."""

@@ -9,8 +9,6 @@ from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.interrupt import raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.runtime import precision_of
-from onmt_lite.inference.search_setup import model_notes
 from onmt_lite.inference.tokenization import fit, read_own
 from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.tasks import Progress
@@ -36,12 +34,11 @@ class InProcess:
 
     def __enter__(self) -> "InProcess":
         self.pipeline = pipeline = self.given or Pipeline.load(self.options)
-        precision = precision_of(pipeline.model)
-        self.machine = {"device": pipeline.device.type, "precision": precision}
-        self.notes = model_notes(self.options, pipeline.checkpoint, pipeline.device)
+        self.machine = pipeline.machine
+        self.notes = pipeline.notes_on(self.options)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
-            self.notes += pipeline.budget.notes(self.options.search.beam_size)
-        if precision == "int8" and self.options.speed.precision == "auto":
+            self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
+        if self.machine["precision"] == "int8" and self.options.speed.precision == "auto":
             self.notes.append(
                 "precision int8, for which this processor is made; -precision fp32 is slower and "
                 "exact (docs/speed.md)"

@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO
+from typing import IO, cast
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
 from onmt_lite.inference.glossary import marked
-from onmt_lite.jobs.inputs import MATCH, MATCH_OR_ONE, changed, open_input, roles_of
+from onmt_lite.jobs.inputs import MATCH, MATCH_OR_ONE, changed, open_input, roles_of, state_of
 from onmt_lite.jobs.ranges import Range, Role, Span
 from onmt_lite.jobs.reports import LOG, Summary
 from onmt_lite.text.file_types import guess_encoding
@@ -89,7 +89,7 @@ class Reader:
     """Reads ranges.  Files stay open until `close`, so that what is packed is unpacked once."""
 
     def __init__(self) -> None:
-        self.open: dict[str, tuple[os.stat_result, IO[bytes]]] = {}
+        self.open: dict[str, tuple[tuple[int, int] | None, IO[bytes]]] = {}
 
     def close(self) -> None:
         for _, file in self.open.values():
@@ -134,18 +134,15 @@ class Reader:
 
     def _at(self, span: Span) -> IO[bytes]:
         """The file, where the span begins."""
+        now = state_of(span.path)
         before, file = self.open.get(span.path, (None, None))
-        now = None
-        with contextlib.suppress(FileNotFoundError):  # what is open is still there
-            now = os.stat(span.path)
-        if file is None or before is None or (now and not os.path.samestat(before, now)):
+        # One that was removed is still there
+        if file is None or (now is not None and now != before):
             if file is not None:
                 file.close()
-            file = open(span.path, "rb")
-            if file.read(len(GZIP)) == GZIP:
-                file.seek(0)
-                file = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
-            self.open[span.path] = (now or os.stat(span.path), file)
+            packed = is_packed(span.path)
+            file = cast(IO[bytes], gzip.open(span.path, "rb") if packed else open(span.path, "rb"))
+            self.open[span.path] = now, file
         file.seek(span.start)  # what is packed is unpacked on the way
         return file
 

@@ -81,9 +81,13 @@ class Parts:
             aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
             with refused(f"write {self.path}"):
                 write_whole(aside, sealed({"machine": machine}))
-                with contextlib.suppress(FileExistsError):  # others begin at the same time
-                    os.link(aside, path)
-                os.unlink(aside)
+                try:
+                    os.link(aside, path)  # of several who begin together, the first one counts
+                    os.unlink(aside)
+                except FileExistsError:
+                    os.unlink(aside)
+                except OSError:  # a file system without links
+                    os.replace(aside, path)
         if not (before := unsealed(path)[0]):
             raise FileError(f"cannot write {self.path}: {path} cannot be read")
         check_same(before, {"machine": machine})
@@ -166,6 +170,8 @@ class Store:
             raise self._foreign(self.folder)
         for entry in os.scandir(self.folder):
             if not OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                raise self._foreign(entry.path)
+            if entry.name == LOCK and entry.stat().st_nlink > 1:  # it is written to
                 raise self._foreign(entry.path)
         if stat.S_IMODE(status.st_mode) != FOLDER_MODE and not self._is_marked():
             raise self._foreign(self.folder)

@@ -1,45 +1,44 @@
 """The engine of a cluster: actors of Ray do the tasks.
 
-An actor has one task at a time.  One that dies, with its machine or alone, is replaced as soon as
-there is room for another, and its task is done again by whoever is free.
+One that dies, with its machine or alone, is replaced as soon as there is room for another, and its
+task is done again by whoever is free.
 """
 
 import contextlib
 import os
 import signal
 import socket
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from onmt_lite.config.interrupt import Interrupted, raise_pending, stop_on_signals
-from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import OnmtLiteError, OptionError, WorkerLost
+from onmt_lite.config.interrupt import Interrupted, stop_on_signals
+from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Done, Progress, Task
 from onmt_lite.ray.actors import TranslateBucket, where_we_are
 from onmt_lite.ray.options import ClusterOptions
 
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there
-MAX_DEATHS = 3  # so many actors may die of one task
-START = -1  # stands for the number of a task if an actor dies before it has one
 
 
-class Cluster:
+class Cluster(Crew[Hand]):
     """The engine of a job on Ray; see `onmt_lite.jobs.engine.Engine`."""
 
+    one, many = "an actor", "actors"
+    remedy = (
+        "look for what is special there, give actors more memory, install onmt_lite on all "
+        "machines, or see Ray's logs"
+    )
     notes: list[str] = []  # actors have them
     machine = None  # actors settle that among them
 
-    def __init__(
-        self, ray: Any, options: TranslateOptions, cluster: ClusterOptions, n_buckets: int
-    ):
-        self.ray, self.options, self.cluster, self.n_buckets = ray, options, cluster, n_buckets
+    def __init__(self, ray: Any, cluster: ClusterOptions, n_buckets: int):
+        super().__init__(n_buckets, read_ahead=n_buckets)
+        self.ray, self.cluster = ray, cluster
         self._closing = contextlib.ExitStack()
-        self._running: dict[Future[Any], tuple[Any, Task | None]] = {}  # an actor, what it does
-        self._idle: list[Any] = []  # actors
-        self._deaths: Counter[int] = Counter()  # by the number of the task
+        self._actors: dict[Hand, Any] = {}
+        self._promised: dict[Future[Any], Hand] = {}  # who does what Ray has promised
         self._said: set[str] = set()  # notes, of which each actor has the same
 
     def __enter__(self) -> "Cluster":
@@ -50,79 +49,59 @@ class Cluster:
             stack.enter_context(nothing)
             stack.enter_context(contextlib.redirect_stdout(nothing))
             own = stack.enter_context(running(self.ray, self.cluster))
-            n = choose_actors(self.ray, self.cluster, self.n_buckets, own)
-            for _ in range(n):
-                self._start()
+            self.n = choose_actors(self.ray, self.cluster, self.n, own)
+            for place in range(self.n):
+                self.start(place)
             self._closing = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._closing.close()
 
-    def run(self, tasks: Iterable[Task], progress: Progress) -> Iterator[Done]:
-        """Yield results as they come.  WorkerLost if actors die again and again."""
-        waiting = deque(tasks)
-        while waiting or any(task for _, task in self._running.values()):
-            while waiting and self._idle:
-                actor, task = self._idle.pop(), waiting.popleft()
-                self._running[actor.do.remote(task).future()] = actor, task
-            # Not ray.wait, in which the exception of a signal becomes a SystemError
-            ready, _ = wait(self._running, timeout=1, return_when=FIRST_COMPLETED)
-            raise_pending()
-            progress(0, 0)  # time passes
-            for promise in ready:
-                actor, task = self._running.pop(promise)
-                try:
-                    found = promise.result()
-                except self.ray.exceptions.RayActorError as error:
-                    self._count_death(task, error)
-                    self.ray.kill(actor)  # it may be out of reach and alive
-                    self._start()
-                    waiting.extendleft([task] if task is not None else [])
-                    continue
-                self._idle.append(actor)
-                if task is not None:
-                    yield self._taken(*found, progress)
+    def start(self, place: int) -> None:
+        hand = Hand(place)
+        actor = self.ray.remote(TranslateBucket).options(
+            num_cpus=self.cluster.cpus_per_actor,
+            num_gpus=self.cluster.gpus_per_actor,
+            **where_we_are(),
+        )
+        self._actors[hand] = actor.remote()
+        self._promised[self._actors[hand].begin.remote().future()] = hand
+        self.hands.append(hand)
 
-    def _taken(self, found: Done | OnmtLiteError, notes: list[str], progress: Progress) -> Done:
-        if isinstance(found, OnmtLiteError):
-            raise found
+    def give(self, hand: Hand) -> None:
+        self._promised[self._actors[hand].do.remote(hand.task).future()] = hand
+
+    def listen(self, source: Source | None) -> Iterator[Event[Hand]]:
+        while source is not None and not source.ended and source.bell.poll():
+            source.answer()
+        # Not ray.wait, in which the exception of a signal becomes a SystemError
+        ready, _ = wait(self._promised, timeout=1, return_when=FIRST_COMPLETED)
+        for promise in ready:
+            hand = self._promised.pop(promise)
+            try:
+                found = promise.result()
+            except self.ray.exceptions.RayActorError:
+                self.ray.kill(self._actors.pop(hand))  # it may be out of reach and alive
+                yield hand, "died", ("was lost", True)
+                continue
+            if hand.task is None:
+                yield hand, "ready", None
+            else:
+                yield from self._taken(hand, *found)
+        yield Hand(0), "progress", (0, 0)  # time passes
+
+    def _taken(self, hand: Hand, done: Any, notes: list[str]) -> Iterator[Event[Hand]]:
+        """The result of a task, or its error."""
+        if isinstance(done, OnmtLiteError):
+            yield hand, "failed", done
+            return
         for note in notes:
             if note not in self._said:
                 LOG.info("NOTE: %s", note)
                 self._said.add(note)
-        progress(found.n_lines, found.summary.n_words)
-        return found
-
-    def _start(self) -> None:
-        """Have one more actor, as soon as there is room for it."""
-        actor = (
-            self.ray.remote(TranslateBucket)
-            .options(
-                num_cpus=self.cluster.cpus_per_actor,
-                num_gpus=self.cluster.gpus_per_actor,
-                **where_we_are(),
-            )
-            .remote()
-        )
-        self._running[actor.begin.remote().future()] = actor, None
-
-    def _count_death(self, task: Task | None, error: Exception) -> None:
-        number = START if task is None else task.number
-        self._deaths[number] += 1
-        if self._deaths[number] < MAX_DEATHS:
-            where = "before it had a task" if task is None else task.where
-            LOG.info("NOTE: an actor died, %s; another one takes over", where)
-        elif task is None:
-            raise WorkerLost(
-                f"actors do not start ({first_line(error)}); onmt_lite must be installed on all "
-                "machines, and Ray's logs say more"
-            )
-        else:
-            raise WorkerLost(
-                f"{MAX_DEATHS} actors died {task.where}; look for what is special in these lines, "
-                "or give actors more memory"
-            )
+        yield hand, "progress", (done.n_lines, done.summary.n_words)
+        yield hand, "done", done
 
 
 @contextlib.contextmanager

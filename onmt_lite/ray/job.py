@@ -37,7 +37,7 @@ def run_job(options: RayOptions) -> None:
     check_inputs(paths, translation)
 
     def choose(n_buckets: int | None) -> Engine:
-        return Cluster(ray, translation, options.cluster, n_buckets) if n_buckets else Idle()
+        return Cluster(ray, options.cluster, n_buckets) if n_buckets else Idle()
 
     with logging_to(translation.jobs):
         summary = Run(translation, paths, resumable=True).translate(choose)

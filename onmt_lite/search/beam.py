@@ -1,12 +1,11 @@
 """The beam of one sentence: plain numbers, no model, no device, no text."""
 
 import math
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from onmt_lite.search.events import Candidates, Event, Finished
-from onmt_lite.search.finished import Pool
+from onmt_lite.search.finished import FinishedPool
 from onmt_lite.search.plan import Limits, Plan
 from onmt_lite.search.policy import Bound, LengthRatio
 from onmt_lite.search.scoring import length_norm
@@ -15,47 +14,39 @@ NOT_A_NUMBER = "not-a-number"  # the model's output is NaN, so nothing can be ra
 SEARCH_EMPTY = "search-empty"  # the model allows no continuation before a hypothesis has finished
 
 
-@dataclass
-class Books:
-    """Per step and row, see `Beam`."""
-
-    next_ys: list[list[int]]
-    prev_ks: list[list[int]] = field(default_factory=list)
-    log_probs: list[list[float]] = field(default_factory=list)
-    scores: list[list[float]] = field(default_factory=list)
-    places: list[list[int]] = field(default_factory=list)
-
-
 class Beam:
     """The `Beam` of OpenNMT-py (2018), with policies for what later searches do otherwise.
 
-    The device chooses the rows of each step and logs them.  A Beam is visited at events alone: a
-    hypothesis ends, the step limit is reached, a stop rule must be asked, or no row is left.  Then
-    `advance` collects what finished and decides whether the search is over; `read` takes the rows
-    of the steps since the last visit from the log.
+    The device chooses the rows of each step.  A Beam is visited only at events: a hypothesis ends,
+    the step limit is reached, a stop rule must be checked, or no row is left.  Then `advance`
+    collects what finished and decides whether the search is over; `read` takes over the rows of the
+    steps in between.
 
-    next_ys[t][k]    token of row k after t steps; next_ys[0] is all start tokens
+    next_ys[t][k]    token of row k after t steps; next_ys[0]: the last start token
     prev_ks[t][k]    row of step t that row k of step t+1 continues
     log_probs[t][k]  log-probability of next_ys[t+1][k]
     scores[t][k]     score of row k after t+1 steps; -inf: no such row
-    places[t][k]     source token that row k of step t attended to most, where the plan aligns
-    finished         complete hypotheses, in the order in which they finished
+    places[t][k]     source token that row k of step t attended to most, if the plan aligns
+    finished         finished hypotheses, in the order in which they finished
     note             what went wrong: NOT_A_NUMBER, SEARCH_EMPTY or nothing
     """
 
     def __init__(self, plan: Plan, limits: Limits):
         self.plan, self.limits = plan, limits
         self.start = (limits.start or (plan.bos_id,))[-1]
-        self.books = Books([[self.start] * plan.beam_size])
-        self.unread: list[Tensor] = []  # lines of the log that the books do not have yet
+        self.next_ys = [[self.start] * plan.beam_size]
+        self.prev_ks: list[list[int]] = []
+        self.log_probs: list[list[float]] = []
+        self.scores: list[list[float]] = []
+        self.places: list[list[int]] = []
         n_before = plan.n_before(limits)
-        self.pools = [Pool(plan, n_before) for _ in range(plan.n_pools)]
+        self.pools = [FinishedPool(plan, n_before) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
         # Tokens that count in the length of a hypothesis, beside its own
         self.offset = n_before + plan.policy.length_offset
         self.open_offset = n_before + plan.policy.open_length_offset
         self.n_steps = 0  # of the last event
-        self.watching = False  # a stop rule must be asked at every step
+        self.watching = False  # a stop rule must be checked at every step
         self.bounded = isinstance(plan.stop, Bound)
         self.correction: list[float] | None = None  # scores that the next step must start from
         self.note = ""
@@ -70,45 +61,19 @@ class Beam:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
     def read(self, lines: Tensor) -> None:
-        """Take over lines of the log (T, M), of the steps since the last call; see `Log`."""
-        self.unread.append(lines)
-
-    def _read(self) -> Books:
-        """The books, brought up to date."""
-        k, plan = self.plan.beam_size, self.plan
-        for line in [line for lines in self.unread for line in lines.tolist()]:
+        """Take over the rows of the steps since the last call (T, M), see `Transfer.read`."""
+        k = self.plan.beam_size
+        for line in lines.tolist():
             ids = list(map(int, line[k : 3 * k]))
-            self.books.prev_ks.append(ids[:k])
-            self.books.next_ys.append(ids[k:])
-            self.books.log_probs.append(line[3 * k : 4 * k])
-            self.books.scores.append(line[:k])
-            if plan.aligns:
-                self.books.places.append(list(map(int, line[-k:])))
-        self.unread.clear()
-        return self.books
-
-    @property
-    def next_ys(self) -> list[list[int]]:
-        return self._read().next_ys
-
-    @property
-    def prev_ks(self) -> list[list[int]]:
-        return self._read().prev_ks
-
-    @property
-    def log_probs(self) -> list[list[float]]:
-        return self._read().log_probs
-
-    @property
-    def scores(self) -> list[list[float]]:
-        return self._read().scores
-
-    @property
-    def places(self) -> list[list[int]]:
-        return self._read().places
+            self.prev_ks.append(ids[:k])
+            self.next_ys.append(ids[k:])
+            self.log_probs.append(line[3 * k : 4 * k])
+            self.scores.append(line[:k])
+            if self.plan.aligns:
+                self.places.append(list(map(int, line[-k:])))
 
     def advance(self, event: Event) -> None:
-        """Collect the hypotheses that this step finished, and see whether any can follow."""
+        """Collect the hypotheses that this step finished, and decide whether the search is over."""
         self.n_steps, candidates, rows, self.costs = event
         if len(self.pools) == 1:
             self._advance_pool(self.pools[0], candidates, rows)
@@ -127,7 +92,7 @@ class Beam:
             pool.finished.clear()
             pool.done = True
 
-    def _advance_pool(self, pool: Pool, candidates: Candidates, rows: Candidates) -> None:
+    def _advance_pool(self, pool: FinishedPool, candidates: Candidates, rows: Candidates) -> None:
         policy, eos = self.plan.policy, self.plan.eos_id
         at_max = self.n_steps >= self.limits.max_steps
         first = candidates.token[: policy.ends_within * self.plan.width]
@@ -141,7 +106,7 @@ class Beam:
             self._finish_open(pool, rows)
         pool.done = pool.done or stopped or at_max
 
-    def _stopped(self, pool: Pool, candidates: Candidates, rows: Candidates) -> bool:
+    def _stopped(self, pool: FinishedPool, candidates: Candidates, rows: Candidates) -> bool:
         stop, step = self.plan.stop, self.n_steps
         if not isinstance(stop, LengthRatio):
             return pool.stopped(candidates, rows, step, self.limits.max_steps)
@@ -151,7 +116,7 @@ class Beam:
         best = self.complete(candidates, 0, step).score
         return pool.at_ratio(stop, best / self.limits.expected)
 
-    def _finish(self, pool: Pool, candidates: Candidates, rank: int) -> None:
+    def _finish(self, pool: FinishedPool, candidates: Candidates, rank: int) -> None:
         if candidates.score[rank] > -math.inf:
             pool.add(self.complete(candidates, rank, self.n_steps))
 
@@ -165,8 +130,8 @@ class Beam:
     ) -> Finished:
         """A hypothesis of `step` tokens, scored with its length and coverage penalties.
 
-        total, cost: the sum of its log-probabilities and its coverage penalty, where they are not
-        those of the last event.
+        total, cost: the sum of its log-probabilities and its coverage penalty; None: those of the
+        last event.
         """
         plan, row, token = self.plan, int(candidates.row[rank]), int(candidates.token[rank])
         cost = self.costs[row] if cost is None else cost
@@ -181,8 +146,8 @@ class Beam:
             score = (total - (cost if step >= plan.policy.stepwise_from else 0.0)) / norm
         return Finished(score, step, row, token, candidates.log_prob[rank], ended)
 
-    def _finish_open(self, pool: Pool, rows: Candidates) -> None:
-        """Rows that are open at the last step become hypotheses, if the policy says so."""
+    def _finish_open(self, pool: FinishedPool, rows: Candidates) -> None:
+        """Make hypotheses of the rows that are open at the last step, if the policy says so."""
         at_max = self.plan.policy.at_max
         if at_max == "compete" or (at_max == "if_none" and not pool.finished):
             for k, token in enumerate(rows.token):
@@ -193,7 +158,7 @@ class Beam:
                     hyp.score = sum(self.hypothesis(hyp)[1])
 
     def _close(self, rows: Candidates) -> None:
-        """See whether anything is left to do."""
+        """End the search if no row is left."""
         n_ended = rows.token.count(self.plan.eos_id)
         scores = self._open_scores(rows) if n_ended else rows.score
         if len(self.pools) > 1 and any(pool.done for pool in self.pools):
@@ -210,12 +175,12 @@ class Beam:
             self.watching = any([pool.complete and not pool.done for pool in self.pools])
 
     def _open_scores(self, rows: Candidates) -> list[float]:
-        """Scores of rows; -inf where they ended."""
+        """Scores of rows; -inf if they ended."""
         pairs, eos = zip(rows.score, rows.token), self.plan.eos_id
         return [-math.inf if token == eos else score for score, token in pairs]
 
     def _end_where_it_is(self) -> None:
-        """The model allows no continuation of any row: the best one is complete as it is."""
+        """Finish the best row as it is: the model allows no continuation of any."""
         self.note = SEARCH_EMPTY
         step = self.n_steps - 1
         if step == 0:  # not even a first token
@@ -228,41 +193,39 @@ class Beam:
 
     def rows(self, step: int) -> Candidates:
         """The rows that `step` has made, from 1 on."""
-        books, t = self._read(), step - 1
-        return Candidates(
-            books.scores[t], books.prev_ks[t], books.next_ys[step], books.log_probs[t]
-        )
+        t = step - 1
+        return Candidates(self.scores[t], self.prev_ks[t], self.next_ys[step], self.log_probs[t])
 
     def end(self) -> None:
-        """Take note that the search is over and the log has been read."""
+        """Called when the search is over and all its rows have been read."""
 
     def best(self) -> list[Finished]:
-        """All complete hypotheses, best first."""
+        """All finished hypotheses, best first."""
         finished = self.finished
         if self.plan.policy.ties == "later":
             finished.reverse()
         return sorted(finished, key=lambda hyp: -hyp.score)
 
     def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
-        """Its tokens and their log-probabilities, in order."""
+        """The tokens of a hypothesis and their log-probabilities, in order."""
         if hyp.step == 0:
             return [], []
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
 
     def alignment(self, hyp: Finished) -> list[int]:
-        """Which token of the source was attended to most when each of its tokens was made."""
-        books, places, k = self._read(), [], hyp.row
+        """For each token of a hypothesis, the source token that was attended to most."""
+        places, k = [], hyp.row
         for t in range(hyp.step - 1, -1, -1):
-            places.append(books.places[t][k])
-            k = books.prev_ks[t - 1][k] if t else 0
+            places.append(self.places[t][k])
+            k = self.prev_ks[t - 1][k] if t else 0
         return places[::-1]
 
     def get_hyp(self, step: int, k: int) -> tuple[list[int], list[float]]:
         """Walk back from row k of `step`: its tokens and their log-probabilities, in order."""
-        books, tokens, log_probs = self._read(), [], []
+        tokens, log_probs = [], []
         for t in range(step, 0, -1):
-            tokens.append(books.next_ys[t][k])
-            log_probs.append(books.log_probs[t - 1][k])
-            k = books.prev_ks[t - 1][k]
+            tokens.append(self.next_ys[t][k])
+            log_probs.append(self.log_probs[t - 1][k])
+            k = self.prev_ks[t - 1][k]
         return tokens[::-1], log_probs[::-1]

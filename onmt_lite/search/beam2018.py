@@ -1,7 +1,7 @@
-"""What OpenNMT-py of 2018 did by accident, kept where it is to be reproduced bit for bit.
+"""Bugs of OpenNMT-py of 2018 that `-search opennmt-2018` reproduces bit for bit.
 
 Coupling: a sentence that was done went on until its batch was done.  Aliasing: the scores of a
-beam were one tensor per step.  Where no length penalty divided them, the scores of finished
+beam were one tensor per step.  Unless a length penalty divided them, the scores of finished
 hypotheses were views of this tensor, and the coverage penalty was subtracted in place: from all
 rows, again for every hypothesis that was scored.  Padding: open rows filled up the n-best list.
 """
@@ -17,7 +17,7 @@ class Beam2018(Beam):
     """A `Beam` that ends with its batch, and whose scores each step may change.
 
     open    the beams of the batch whose stop rule has not held yet, this one among them
-    totals  scores of the newest rows, after all that was subtracted in place
+    totals  scores of the newest rows, after the subtractions in place
     views   finished hypotheses of the newest step, each with the row whose score it shares
     """
 
@@ -25,7 +25,7 @@ class Beam2018(Beam):
         super().__init__(plan, limits)
         open_beams.add(self)
         self.open = open_beams
-        # Without a coverage penalty nothing is subtracted
+        # Nothing is subtracted without a coverage penalty
         self.aliased = self.watching = plan.length_penalty == "none" and plan.has_costs
         self.charges = self.aliased and not plan.stepwise_penalty
         self.views: list[tuple[Finished, int]] = []
@@ -67,7 +67,7 @@ class Beam2018(Beam):
         self.correction = self._open_scores(rows._replace(score=self.totals))
 
     def _charge(self, times: int, rows: Candidates) -> None:
-        """Take the coverage penalty off all rows so many times, and off their views."""
+        """Subtract the coverage penalty from all rows `times` times, and from their views."""
         if self.charges:
             self.totals = [
                 total - self.costs[int(row)] * times for total, row in zip(self.totals, rows.row)
@@ -76,7 +76,7 @@ class Beam2018(Beam):
                 hyp.score = self.totals[k]
 
     def end(self) -> None:
-        """Fill the n-best list up with rows, those that are finished for a second time."""
+        """Fill up the n-best list with rows, even those that are in it already."""
         if self.note == NOT_A_NUMBER:
             return
         n, n_steps = max(0, self.plan.n_best - len(self.finished)), len(self.prev_ks)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 
 class Clock:
-    """Adds up the seconds of phases.  A phase within another one stops the outer one meanwhile, so
-    that no second is counted twice.
+    """Adds up the seconds of phases.  A phase within another one stops the outer one meanwhile: no
+    second is counted twice.
     """
 
     def __init__(self, wait: Callable[[], object] = lambda: None):
-        """`wait` is called before each reading: for a GPU, which works on after a call returns."""
+        """`wait` is called before each reading: a GPU works on after a call returns."""
         self.wait = wait
         self.seconds: dict[str, float] = defaultdict(float)
         self._inside: list[str] = []  # phases that have begun, the innermost last
@@ -29,7 +29,7 @@ class Clock:
             self._inside.pop()
 
     def add(self, seconds: dict[str, float]) -> None:
-        """Add what another clock has taken."""
+        """Add the seconds of another clock."""
         for name, more in seconds.items():
             self.seconds[name] += more
 

@@ -232,10 +232,6 @@ class Constraints:
             then.view(z, most, 3),
         )
 
-    def forbade(self, row: int, token: int) -> bool:
-        """Whether phrases kept a token from following a row of the batch in the newest step."""
-        return (row, token) in self.forbidden or any(row == closed for closed, *_ in self.closed)
-
     def follow(self, slots: Sequence[Slot], n_steps: int, newest: Tensor) -> None:
         """Follow the rows of sentences in their slots; newest (B, M): see `Log`."""
         lines = newest[:, : 3 * self.plan.beam_size].tolist()

@@ -1,4 +1,4 @@
-"""The plain numbers that the device's side of a search hands to a `Beam`."""
+"""Events: the plain numbers of a step that a `Beam` receives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Candidates(NamedTuple):
     """Continuations of a sentence's rows, best first, in columns.
 
-    All columns are floats, as the device has sent them: most are never looked at.
+    All columns are floats, as the device has sent them: most are never read.
 
     score     sum of log-probabilities, less a stepwise penalty; -inf: no such candidate
     row       the row of this sentence that the candidate continues
@@ -28,8 +28,8 @@ class Candidates(NamedTuple):
 class Event(NamedTuple):
     """A step of one sentence that its `Beam` must see.
 
-    step        number of this step in the sentence, from 1
-    candidates  as ranked; with groups that finish one by one, group after group
+    step        number of the sentence's own step, from 1
+    candidates  as ranked; with groups that finish apart, group after group
     rows        the candidates that became the K new rows
     costs       coverage penalty of each old row, this step's attention included
     """
@@ -44,9 +44,9 @@ class Event(NamedTuple):
 class Finished:
     """A complete hypothesis: its last token, and the row of the step before that it continues."""
 
-    score: float  # what hypotheses are ranked by
+    score: float  # by which hypotheses are ranked
     step: int  # number of tokens; 0: none
     row: int
     token: int
     log_prob: float
-    ended: bool  # with the end token; False where max_length cut it off
+    ended: bool  # with the end token; False: cut off by max_length

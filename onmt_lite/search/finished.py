@@ -1,4 +1,4 @@
-"""The finished hypotheses of a group of rows, and when there are enough of them."""
+"""Finished hypotheses: which of them are kept, and when they end the search."""
 
 import math
 
@@ -8,21 +8,21 @@ from onmt_lite.search.policy import Bound, Full, LengthRatio, TopEnded
 from onmt_lite.search.scoring import length_norm
 
 
-class Pool:
-    """What a beam has collected; with groups that finish apart, what one of them has."""
+class FinishedPool:
+    """The finished hypotheses of a beam, or of one of its groups if they finish apart."""
 
     def __init__(self, plan: Plan, n_before: int):
-        """n_before: what lengths count beside the tokens of hypotheses, see `Plan.n_before`."""
+        """n_before: tokens that count in lengths beside those of hypotheses, see `Plan`."""
         self.plan, self.n_before = plan, n_before
         self.finished: list[Finished] = []
         self.capacity = plan.width
         self.kind = plan.policy.pool
-        self.need = enough(plan)
+        self.need = min_finished(plan)
         self.top_ended = False
         self.done = False
 
     def add(self, hyp: Finished) -> None:
-        """Keep it if the policy does: all, the first k or the best k."""
+        """Keep a hypothesis if the policy does: all, the first k or the best k."""
         finished = self.finished
         if self.kind == "all" or len(finished) < self.capacity:
             finished.append(hyp)
@@ -30,7 +30,7 @@ class Pool:
             scores = [other.score for other in finished]
             worst = min(scores)
             if hyp.score > worst:
-                # Of equally bad ones, the last in the policy's order of ties goes
+                # Of the equally bad, drop the last in the policy's order of ties
                 later = self.plan.policy.ties == "later"
                 n = len(scores) - 1
                 del finished[scores.index(worst) if later else n - scores[::-1].index(worst)]
@@ -38,7 +38,7 @@ class Pool:
 
     @property
     def complete(self) -> bool:
-        """Whether enough hypotheses are finished for a stop rule to hold."""
+        """Whether enough hypotheses are finished to check the stop rule."""
         return len(self.finished) >= self.need
 
     def stopped(self, candidates: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
@@ -54,14 +54,14 @@ class Pool:
         return self._out_of_reach(stop, max(racing.score), step, max_steps)
 
     def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
-        """Whether the best finished hypothesis is no worse, per token, than that."""
+        """Whether the best finished hypothesis has at least the score `per_token`."""
         if not self.complete:
             return False
         best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
         return best >= per_token
 
     def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
-        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished."""
+        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished ones."""
         plan = self.plan
         far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
         length = max_steps if far else step
@@ -71,8 +71,8 @@ class Pool:
         return rival > reach if bound.strictly else rival >= reach
 
 
-def enough(plan: Plan) -> int:
-    """How many must be finished before a stop rule can hold."""
+def min_finished(plan: Plan) -> int:
+    """Minimum number of finished hypotheses before the stop rule is checked."""
     if isinstance(plan.stop, TopEnded | LengthRatio):
         return plan.n_best if plan.stop.need == "n_best" else plan.beam_size
     if isinstance(plan.stop, Full):  # half is rounded up, as C++ does

@@ -24,12 +24,12 @@ def score_targets(
 ) -> list[list[float]]:
     """For each target the log-probabilities of its tokens and of the end token after them.
 
-    starts: what the decoder is fed before each target, all of one length.
-    sums_to_one: what the model returns are logits; False: scores that count as they are.
+    starts: tokens that the decoder reads before each target, all of one length.
+    sums_to_one: the model returns logits; False: log-probabilities that are not normalised again.
     ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
-    at_once: of more logits (B * T * V) than these, those of one position are made at a time.
+    at_once: if there are more logits (B * T * V), they are computed one position at a time.
     """
-    read, out, before = _fed(targets, starts, eos_id, src.device)
+    read, out, before = _fed(targets, starts, eos_id, src.device)  # (B, N + T), (B, T)
     memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= at_once:
         log_probs = _chosen(model.forward(memory, read)[:, before:], out, sums_to_one)
@@ -54,8 +54,8 @@ def attend_targets(
     heads: Heads,
     ids: Tensor | None = None,
 ) -> list[Tensor]:
-    """For each target, the weights on its source (T + 1, S) with which its T tokens and the end
-    token after them are made; on the host.  Arguments as above."""
+    """For each target, the attention to its source (T + 1, S) from its T tokens and the end token
+    after them; on the host.  Arguments as above."""
     read, _, before = _fed(targets, starts, eos_id, src.device)
     weights = model.attention(model.encode(src, src_lengths, ids), read, heads)[:, before:].cpu()
     sizes = zip(map(len, targets), src_lengths.tolist())
@@ -68,8 +68,8 @@ def _fed(
     eos_id: int,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, int]:
-    """Decoder input (B, N + T), what follows its last T positions (B, T), and N, of the tokens
-    that are fed before the first position that counts."""
+    """Decoder input (B, N + T), the tokens that follow its last T positions (B, T), and N: the
+    number of tokens before the first position that counts."""
     width = max(map(len, targets)) + 1
     padding = [[eos_id] * (width - len(target)) for target in targets]
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)

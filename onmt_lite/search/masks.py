@@ -1,4 +1,4 @@
-"""Which tokens may follow, and what they count, before anything is ranked: on all rows at once."""
+"""Masks: what each token of a row counts before anything is ranked, on all rows at once."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from onmt_lite.search.constraints import Held
 from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
-from onmt_lite.search.plan import Plan
+from onmt_lite.search.plan import NO_TOKEN, Plan
 
-ANY = -1  # where there is no token
 NEGLIGIBLE = -80.0  # in nats
 LOG2_E = math.log2(math.e)
 MANY = 1024  # tokens
@@ -22,8 +21,8 @@ CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
 class Scored:
     """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
 
-    W is V, and a spare column of -inf where tokens are scattered.  `slope` (R, W) is the share of
-    a diversity penalty that tokens pay, where that is not all of it.
+    W is V, plus a spare column of -inf if tokens are scattered.  `slope` (R, W): the share of a
+    diversity penalty that each token pays; None: all of it.
     """
 
     values: Tensor
@@ -32,13 +31,31 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a step chose from: kept for who watches the search, see `onmt_lite.search.recorder`.
+class StepRules:
+    """Rules of one step, for each row; None if a rule concerns no row.
+
+    too_early (R,)  the end token may not follow yet
+    forced (R,)     the only token that may follow; NO_TOKEN: the row is free to choose
+    costless (R,)   the forced token costs nothing
+    held            phrases that must or must not follow, see `onmt_lite.search.constraints`
+    """
+
+    too_early: Tensor | None = None
+    forced: Tensor | None = None
+    costless: Tensor | None = None
+    held: Held | None = None
+
+
+@dataclass
+class Watched:
+    """Inputs of the last top-k, kept only when a recorder is attached.
 
     logits (R, V), norm (R,)  the model's own, before any mask
     scored                    what was ranked
     scores (B, K)             of the rows that were continued
     attn (R, S)               of these rows
+    masked                    name of each rule, and tokens that are masked after it (R, W); rules
+                              in order, but first that of forced tokens
     """
 
     logits: Tensor
@@ -46,28 +63,19 @@ class Seen:
     scored: Scored
     scores: Tensor
     attn: Tensor
-
-
-@dataclass(frozen=True)
-class Demands:
-    """What the step demands of each row; None where it demands nothing of any.
-
-    too_early (R,)  the end token may not come yet
-    last (R,)       this is the row's last step
-    held            what phrases demand, see `onmt_lite.search.constraints`
-    """
-
-    too_early: Tensor | None = None
-    last: Tensor | None = None
-    held: Held | None = None
+    masked: list[tuple[str, Tensor]]
 
 
 class Masks:
-    """The rules of a plan about single tokens."""
+    """Applies the rules of a plan about single tokens.
+
+    masked  see `Watched`; empty unless the plan is watched
+    """
 
     def __init__(self, plan: Plan, vocab_size: int, device: torch.device):
         self.plan = plan
-        # Where masks act on logits, banned tokens leave their probability to the others
+        self.masked: list[tuple[str, Tensor]] = []
+        # If masks act on logits, banned tokens leave their probability to the others
         on_logits = plan.policy.masks == "logits"
         banned = plan.banned_ids if on_logits else plan.banned_ids + plan.never_ids
 
@@ -78,71 +86,120 @@ class Masks:
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
         self.needs_history = plan.needs_history
         if plan.blocks_ngrams:
-            exempt = torch.zeros(vocab_size, dtype=torch.bool)
+            exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
             exempt[list(plan.exempt_ids)] = True
             self.exempt = exempt.to(device)
         # Scattered writes without effect go to a spare column
         self.spare = 1 if self.needs_history else 0
-        # Whether a value that is not -inf is the model's own logit, and counts as log_prob does
-        self.keeps_values = plan.repetition_penalty == 1.0 and plan.force_end != "free"
+        # Whether a value that is not -inf is the model's own logit
+        self.keeps_values = plan.repetition_penalty == 1.0
         if plan.sampling:
             self.keeps_values &= plan.sampling.temperature != "logits"
+        # Whether it counts as the model's own log-probability, unless it is forced
         self.keeps_log_probs = (
             self.keeps_values and not on_logits and not plan.sampling and plan.beam_groups == 1
         )
 
     def score(
-        self, logits: Tensor, scores: Tensor, history: Tensor | None, demands: Demands
+        self, logits: Tensor, scores: Tensor, history: Tensor | None, rules: StepRules
     ) -> tuple[Scored, Tensor]:
-        """What tokens count after logits (R, V) and tokens so far, history (R, T) with -1 before
-        the first; and the model's own normaliser (R,).
+        """Return what tokens count, and the model's own normaliser (R,).
 
-        scores (R,) are those of the rows; -inf: no such row.  Writes into `logits`.
+        logits (R, V): overwritten; scores (R,): of the rows, -inf if there is no such row;
+        history (R, T): tokens of the rows, newest last, NO_TOKEN before the first.
         """
-        plan, policy = self.plan, self.plan.policy
+        plan, sampling = self.plan, self.plan.sampling
         plain_norm = normaliser(logits) if plan.sums_to_one else torch.zeros_like(logits[:, 0])
-        values, norm, slope = self._own(logits), plain_norm, None
-        if plan.sampling and plan.sampling.temperature == "logits":
+        values, norm, slope = self._own(logits), plain_norm, None  # (R, W), (R,)
+        if sampling and sampling.temperature == "logits":
             values /= plan.temperature
             norm = normaliser(values)
         if plan.repetition_penalty != 1.0 and history is not None:
             values, norm, slope = self._repel(values, norm, history)
-        end_value = values[:, plan.eos_id].clone() if demands.last is not None else None
-        if self.banned is not None:
-            values.index_fill_(1, self.banned, -math.inf)
-        if demands.too_early is not None:
-            values[:, plan.eos_id].masked_fill_(demands.too_early, -math.inf)
-        if demands.held is not None:
-            demands.held.forbid(values, plain_norm)
-        if plan.blocks_ngrams and history is not None:  # last: see whether anything else is left
-            self._block_ngrams(values, scores, history)
-        if end_value is not None and demands.last is not None:
-            end_value = norm if plan.force_end == "free" else end_value
-            values.masked_fill_(demands.last[:, None], -math.inf)
-            end = values[:, plan.eos_id]
-            end.copy_(torch.where(demands.last, end_value, end))
-        if policy.masks == "logits":
+        forced_values = self._values_of(rules.forced, values)
+        self._forbid(values, plain_norm, scores, history, rules)
+        if plan.policy.masks == "logits":
             norm = normaliser(values)
         if self.never is not None:
             values.index_fill_(1, self.never, -math.inf)
-        if plan.sampling and plan.sampling.temperature == "log_probs":
-            values, norm = values / plan.temperature, norm / plan.temperature
-        return Scored(values, norm, slope), plain_norm
+            self._note("banned", values)
+        scored = Scored(values, norm, slope)
+        if forced_values is not None:
+            scored = self._force(scored, forced_values, rules)
+        if sampling and sampling.temperature == "log_probs":
+            values, norm = scored.values / plan.temperature, scored.norm / plan.temperature
+            scored = Scored(values, norm, scored.slope)
+        return scored, plain_norm
+
+    def _forbid(
+        self,
+        values: Tensor,
+        norm: Tensor,
+        scores: Tensor,
+        history: Tensor | None,
+        rules: StepRules,
+    ) -> None:
+        """Write -inf into values (R, W) of tokens that may not follow."""
+        self.masked = []
+        self._note("model", values)
+        if rules.too_early is not None:
+            values[:, self.plan.eos_id].masked_fill_(rules.too_early, -math.inf)
+            self._note("too early", values)
+        if self.banned is not None:
+            values.index_fill_(1, self.banned, -math.inf)
+            self._note("banned", values)
+        if rules.held is not None:
+            rules.held.forbid(values, norm)
+            self._note("phrases", values)
+        if self.plan.blocks_ngrams and history is not None:  # last: is anything else left?
+            self._block_ngrams(values, scores, history)
+            self._note("n-grams", values)
+
+    def _note(self, rule: str, values: Tensor) -> None:
+        if self.plan.watched:
+            self.masked.append((rule, values == -math.inf))
 
     def _own(self, logits: Tensor) -> Tensor:
-        """Logits to write into, with spare columns; a copy where the model's own are read later."""
+        """Logits to write into, with spare columns; a copy if the model's own are read later."""
         if self.spare:
-            return F.pad(logits, (0, self.spare), value=-math.inf)
+            return F.pad(logits, (0, self.spare), value=-math.inf)  # (R, V + 1)
         return logits if self.keeps_values else logits.clone()
+
+    def _values_of(self, forced: Tensor | None, values: Tensor) -> Tensor | None:
+        """What forced tokens count before rules forbid them (R, 1)."""
+        return None if forced is None else values.gather(1, forced.clamp(min=0)[:, None])
+
+    def _force(self, scored: Scored, forced_values: Tensor, rules: StepRules) -> Scored:
+        """Forbid all but the forced tokens, which no other rule forbids.
+
+        A token that costs nothing counts 0, unless the model itself forbids it.
+        """
+        forced, costless, values, norm = rules.forced, rules.costless, scored.values, scored.norm
+        assert forced is not None and costless is not None
+        is_forced = (forced != NO_TOKEN)[:, None]  # (R, 1)
+        place = forced.clamp(min=0)[:, None]  # (R, 1)
+        new = forced_values.where(is_forced, values.gather(1, place))  # (R, 1)
+        values.masked_fill_(is_forced, -math.inf)
+        values.scatter_(1, place, new)
+        if self.plan.watched:
+            self.masked.insert(0, ("forced", is_forced & (values == -math.inf)))
+        value = forced_values[:, 0]  # (R,)
+        is_possible = value - norm > -math.inf  # False for NaN, which must not be lost
+        norm = value.where(costless & is_possible, norm)
+        slope = scored.slope
+        if self.plan.beam_groups > 1:  # nor does a group pay for agreeing with another
+            share = torch.ones_like(values) if slope is None else slope
+            slope = share.masked_fill(costless[:, None], 0.0)  # (R, W)
+        return Scored(values, norm, slope)
 
     def _repel(
         self, values: Tensor, norm: Tensor, history: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Make tokens that a row holds less likely (Keskar et al. 2019)."""
-        held = history.where(history >= 0, values.size(1) - 1)  # a spare column
+        held = history.where(history >= 0, values.size(1) - 1)  # (R, T); a spare column
         on_logits, penalty = self.plan.policy.repetition == "logits", self.plan.repetition_penalty
         base = torch.zeros_like(norm) if on_logits else norm
-        counts = values.gather(1, held) - base[:, None]
+        counts = values.gather(1, held) - base[:, None]  # (R, T)
         counts = torch.where(counts < 0, counts * penalty, counts / penalty) + base[:, None]
         values.scatter_(1, held, counts)
         if on_logits:
@@ -163,12 +220,12 @@ class Masks:
             return
         if history.size(1) < n:
             return
-        tokens, repeats = completing_tokens(history, n, self.exempt)
+        tokens, repeats = completing_tokens(history, n, self.exempt)  # (R, T-n+1)
         before = values.gather(1, tokens)
         spare = values.size(1) - 1
         values.scatter_(1, tokens.where(repeats, spare), -math.inf)
         if plan.policy.least_bad:
-            alive = values.amax(1) + scores > -math.inf
+            alive = values.amax(1) + scores > -math.inf  # (R,)
             if not plan.chains:
                 alive = alive.view(-1, plan.beam_size).any(1).repeat_interleave(plan.beam_size)
             back = repeats & ~alive[:, None]
@@ -176,11 +233,10 @@ class Masks:
 
 
 def normaliser(logits: Tensor) -> Tensor:
-    """Logits (.., V) -> (..) logsumexp; finite for a row that allows nothing, which then stays at
-    -inf.
+    """Logits (.., V) -> (..) logsumexp; finite for a row of -inf, which then stays at -inf.
 
     On a CPU the same sums a few rows at a time, so that exponentials stay in a core's cache, and as
-    powers of 2, which torch computes itself where it leaves exp to MKL: 320 rows of 32,000 took 7.7
+    powers of 2, which torch computes itself while it leaves exp to MKL: 320 rows of 32,000 took 7.7
     ms of one core of an AMD EPYC (by exp 13).  Exponentials too small to change a sum of 1 are none
     the less normal numbers: with others, as of logits with a standard deviation of 22, processors
     took 25 times as long.  Tried and left: log_softmax a few rows at a time took 6.5 ms, but its

@@ -14,7 +14,7 @@ FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
 FILES = ("config.json", "generation_config.json")  # the last one wins
 MAX_BYTES = 1 << 20
 MERGE = "tag:yaml.org,2002:merge"  # of the key <<
-# What PyYAML raises for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
+# Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
 NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 
@@ -51,7 +51,7 @@ DECODER: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "beam-size": ("beam_size", _same),
     "normalize": ("alpha", float),
 }
-# What changes outputs and is not known, unless it has one of these values
+# Settings that change outputs and are not supported, unless they have one of these values
 UNKNOWN: dict[str, tuple[Any, ...]] = {
     "sequence_bias": (),
     "exponential_decay_length_penalty": (),
@@ -73,11 +73,11 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
 def read_defaults(
     models: tuple[str, ...], drawn: bool | None, check: Callable[[str, Any], Any]
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """Options by name, and the file that says so, for each file of the first model.
+    """Options by name, and the file that sets them, for each file of the first model.
 
-    drawn: whether tokens are drawn, where the options say; check: gives an option's value or
-    raises ValueError.  CheckpointError for a value that cannot be or changes outputs in a way that
-    is not known; OptionError where it is open whether tokens are drawn.
+    drawn: whether tokens are sampled; None: not given; check: returns an option's value or raises
+    ValueError.  Raises CheckpointError for an invalid value and for a setting that is not
+    supported; OptionError if the file samples and `drawn` is None.
     """
     found: list[tuple[Mapping[str, Any], str]] = []
     tables = {Path(models[0]) / name: _read(Path(models[0]) / name) for name in FILES if models}
@@ -105,9 +105,9 @@ def read_defaults(
 def read_decoder(
     models: tuple[str, ...], check: Callable[[str, Any], Any]
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """The same of a decoder.yml in the directory of Marian's files, or beside the model it names.
+    """The same for a decoder.yml in the directory of Marian's files, or beside the model it names.
 
-    CheckpointError for a value that cannot be.
+    Raises CheckpointError for an invalid value.
     """
     if not models:
         return []
@@ -150,7 +150,7 @@ def _checked(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The table in a file; empty for what is none, of which the reader of the model complains."""
+    """The table in a file; empty if it is none: the model's reader raises the error."""
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)

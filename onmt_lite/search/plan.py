@@ -1,4 +1,4 @@
-"""The plan of a search: every decision of a job, made once and given to both sides of the loop."""
+"""The configuration of a search: every decision of a job, made once."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,25 +7,30 @@ from onmt_lite.search.clock import Clock
 from onmt_lite.search.policy import Policy, Sampling, Stop
 from onmt_lite.text.phrase_automaton import PhraseAutomaton
 
+NO_TOKEN = -1  # fills up tables of tokens
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Options, model and preset as one record for the device (`Frontier`) and for each `Beam`.
+    """Options, model and preset as one record, for the batch of beams and for each `Beam`.
 
-    never_ids      tokens that are no text: the probability they have is lost
+    A sentence may be given tokens, which its rows take whatever the model and the rules say: the
+    start tokens after the first (a language's), then its prefix.  Start tokens cost nothing and are
+    not part of a hypothesis.
+
+    never_ids      control tokens.  Masked after the softmax, so their probability mass is lost
     banned_ids     other tokens that may not be produced
-    sees_start     for each start token, whether penalties for repetition look at it; all but the
-                   first belong to the output, at no cost, and are no part of a hypothesis
-    n_given        how many of those count in its length
+    sees_start     for each start token, whether penalties for repetition see it
+    n_given        number of start tokens that count in the length of a hypothesis
     prefix_counts  what scores count of a prefix, see `onmt_lite.search.policy.Preset`
     exempt_ids     tokens that may be part of repeated n-grams
-    force_end      the last step allows the end token alone: for its probability (`paid`), for
-                   nothing (`free`), or not (`no`)
-    sums_to_one    the model returns logits; False: log-probabilities that count as they are
+    force_end      the last step allows only the end token: it costs its log-probability (`paid`),
+                   nothing (`free`), or the step allows all tokens (`no`)
+    sums_to_one    the model returns logits; False: log-probabilities that are not normalised again
     aligns         record which source token each row attends to most
-    src_margins    tokens before and after a source line that alignments pass over
-    watched        keep what each step chose from, for `onmt_lite.search.recorder`
-    clock          decides nothing: counts the seconds of encoding
+    src_margins    number of tokens at both ends of a source that alignments pass over
+    watched        keep the inputs of the last top-k for `onmt_lite.search.recorder`
+    clock          adds up the seconds of encoding; changes no decision
     """
 
     policy: Policy
@@ -64,7 +69,7 @@ class Plan:
 
     @property
     def n_pools(self) -> int:
-        """Groups that finish one by one have a pool each."""
+        """Number of pools of finished hypotheses: one for each group that finishes apart."""
         return self.beam_groups if self.policy.groups == "apart" else 1
 
     @property
@@ -74,17 +79,17 @@ class Plan:
 
     @property
     def n_candidates(self) -> int:
-        """Candidates that a step ranks per sentence, where the vocabulary has so many."""
+        """Candidates that a step ranks per sentence, if the vocabulary has so many."""
         return self.policy.candidates * self.beam_size
 
     @property
     def chains(self) -> bool:
-        """Each row is a sample of its own."""
+        """Whether each row is a sample of its own."""
         return self.sampling is not None and self.sampling.draws == "rows"
 
     @property
     def unordered(self) -> bool:
-        """Candidates come in the order in which they were drawn."""
+        """Whether candidates come in the order in which they were drawn."""
         return self.sampling is not None and self.sampling.ranked_by == "draw"
 
     @property
@@ -99,17 +104,22 @@ class Plan:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a rule looks at the tokens so far."""
+        """Whether a rule reads the tokens so far."""
         return self.blocks_ngrams or self.repetition_penalty != 1.0
 
     @property
     def rows_are_first(self) -> bool:
-        """The first candidates are the new rows; otherwise some of them are passed over."""
+        """Whether the first K candidates become the new rows; otherwise some are passed over."""
         return self.policy.ended in ("keep", "shrink")
 
+    @property
+    def n_forced(self) -> int:
+        """Number of start tokens after the first: steps that choose nothing."""
+        return len(self.sees_start) - 1
+
     def n_before(self, limits: "Limits") -> int:
-        """Tokens that the length of a sentence's hypotheses has beside their own: start tokens,
-        or less those of a prefix that does not count, which takes the start tokens with it."""
+        """Tokens that count in the length of a hypothesis beside its own: start tokens.  Negative
+        if its prefix does not count; start tokens do not count then, either."""
         if self.prefix_counts == "nothing" and limits.prefix:
             return -len(limits.prefix)
         return self.n_given
@@ -127,14 +137,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limits:
-    """The plan's values for one sentence.
+    """What the plan leaves open for one sentence.
 
-    max_steps  tokens that a hypothesis may have at most
-    min_end    the first step that allows the end token
-    expected   the length that `-ratio` expects, in tokens
+    max_steps  maximum number of tokens of a hypothesis
+    min_end    first step that allows the end token
+    expected   length that `-ratio` expects, in tokens
     prefix     tokens that every hypothesis begins with
-    seed       of the sentence's random draws
-    start      tokens that the decoder reads before, as many as the plan says; (): its bos_id
+    seed       seed of the sentence's random draws
+    start      tokens that the decoder reads first, one for each of the plan's `sees_start`;
+               (): the plan's bos_id
     """
 
     max_steps: int

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class TopEnded:
-    """Done when the best candidate is an end token and enough hypotheses are finished.
+    """Stop when the best candidate is an end token and enough hypotheses are finished.
 
-    sticky  it is enough that this was so at an earlier step
-    need    how many are enough
+    sticky  the best candidate of an earlier step counts, too
+    need    minimum number of finished hypotheses
     """
 
     sticky: bool
@@ -24,19 +24,19 @@ class TopEnded:
 
 @dataclass(frozen=True)
 class Full:
-    """Done when k hypotheses are finished; k * patience where there is a `-patience`."""
+    """Stop when k hypotheses are finished, or k * patience with `-patience`."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Done when no open hypothesis can be expected to beat the finished ones any more.
+    """Stop when no open hypothesis can be expected to beat the finished ones any more.
 
-    best_of   what can still win: all candidates of the step, or those that live on
-    horizon   the length its sum is divided by: that of now, the longest possible, or the longest
-              only where longer hypotheses score better (alpha > 0)
-    finished  how many must be finished before this is asked
-    beats     it must lose to the worst or to the best of the finished
-    strictly  equal is not enough
+    best_of   open hypotheses: all candidates of the step, or the rows that continue
+    horizon   length that the best sum is divided by: the present one (`now`), the longest possible
+              (`max`), or the longest only if longer hypotheses score better (alpha > 0)
+    finished  minimum number of finished hypotheses before the rule is checked
+    beats     whether the worst or the best finished hypothesis must win
+    strictly  equal scores do not win
     """
 
     best_of: Literal["candidates", "live"]
@@ -48,10 +48,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class LengthRatio:
-    """Done, at a step where something ends, when the best finished hypothesis has at least the
+    """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
     score per token that the first row has per token of the length that `-ratio` expects.
 
-    need    how many must be finished before this is asked
+    need    minimum number of finished hypotheses before the rule is checked
     offset  added to the number of tokens of a finished hypothesis
     """
 
@@ -61,7 +61,7 @@ class LengthRatio:
 
 @dataclass(frozen=True)
 class Exhausted:
-    """Done when no row is left to expand."""
+    """Stop when no row is left to expand."""
 
 
 Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
@@ -69,21 +69,20 @@ Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a system draws instead of taking the best.
+    """How a system draws tokens instead of taking the best.
 
     draws        `rows`: k chains that never cross, one token each per step; `beam`: the
                  candidates of a sentence are drawn together, without replacement
     ranked_by    in `beam`: candidates are ranked by their score, or by the order of drawing
     temperature  divides logits, so that probabilities are normalised again, or log-probabilities
     filters      the order of the top-k and top-p filters
-    keep         tokens that no filter may take from a row of a beam
-    scores       drawn tokens count with the log-probability they were drawn by, or the model's
+    keep         minimum number of tokens of a row that filters leave, in `beam`
     rows_start   in `beam`: whether the first step draws from one row or from k equal ones
-    implied      a filter that is given switches drawing on
-    one_is_beam  unless it is a top-k of 1, the default of 2018, which leaves a beam as it is
-    chains       in `rows`: how many are drawn; of beam_size of them, the n_best are returned
-    blocks_ngrams  n-grams of tokens are blocked where tokens are drawn, too
-    covers       a coverage penalty counts there, too
+    implied      a top-k or top-p option alone switches sampling on
+    one_is_beam  except for a top-k of 1, the default of 2018
+    chains       in `rows`: number of chains; of beam_size, the n_best are returned
+    blocks_ngrams  n-grams are blocked while sampling, too
+    covers       a coverage penalty counts while sampling, too
     """
 
     draws: Literal["rows", "beam"]
@@ -99,7 +98,7 @@ class Sampling:
     covers: bool = True
 
     def is_asked_for(self, values: Mapping[str, Any]) -> bool:
-        """Whether these options draw."""
+        """Whether these options switch sampling on."""
         topk, filtered_by_topp = values["random_sampling_topk"], values["random_sampling_topp"] > 0
         if values["do_sample"] or filtered_by_topp:
             return True
@@ -108,40 +107,40 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Policy:
-    """A beam search, as a choice for each question that systems answer differently."""
+    """A beam search: a choice for each question that systems answer differently."""
 
-    # Which candidates a step looks at
-    candidates: int = 2  # how many are ranked, in beam sizes
+    # Candidates of a step
+    candidates: int = 2  # number that is ranked, in beam sizes
     idle_score: float = -math.inf  # of rows that do not exist yet, in the first step
-    spares_one: bool = False  # the worst of all candidates is never looked at
-    masks: Literal["log_probs", "logits"] = "log_probs"  # `logits`: the rest is normalised anew
+    spares_one: bool = False  # the worst of all candidates is never taken
+    masks: Literal["log_probs", "logits"] = "log_probs"  # `logits`: the rest is normalised again
     repetition: Literal["log_probs", "logits"] = "log_probs"  # what its penalty is applied to
     min_length_offset: int = 0  # no end token at steps t <= min_length + this
     ngrams: Literal["token", "row"] = "token"  # ban the completing token, or drop the row later
-    ngrams_of_one: bool = True  # whether a block of 1-grams does anything
-    least_bad: bool = False  # where every continuation repeats an n-gram, the best one may
+    ngrams_of_one: bool = True  # whether blocking 1-grams has an effect
+    least_bad: bool = False  # if every continuation repeats an n-gram, the best one may
 
-    # What becomes of them
+    # Rows of the next step
     ended: Literal["keep", "refill", "in_slot", "shrink"] = "refill"  # rows that took an end token
-    forced_then_end: Literal["any", "best"] = "any"  # which end tokens count after a forced token
-    ends_within: int = 1  # an end token counts among so many times k first candidates
+    forced_then_end: Literal["any", "best"] = "any"  # which end tokens count after a given token
+    ends_within: int = 1  # an end token counts among the first k candidates times this
     groups: Literal["apart", "interleaved"] = "apart"  # with -beam_groups
 
-    # What a finished hypothesis is worth
+    # Scores of finished hypotheses
     plain_avg: bool = False  # `avg` divides by the length itself, whatever alpha
     length_offset: int = 0  # added to T
     open_length_offset: int = 0  # added to T of one that did not end
     stepwise_from: int = 1  # first step whose attention a stepwise penalty charges
     skips_unattended: bool = False  # source tokens without any attention cost nothing
 
-    # Which ones are kept, and when the search is over
+    # Hypotheses that are kept, and the end of the search
     pool: Literal["all", "first", "best"] = "best"  # all, the first k, the best k
-    # Open rows at the last step: finish as they rank among the candidates, compete with what is
-    # finished, count where nothing is, must end, or are lost
+    # Open rows at the last step: finish as they rank among the candidates, compete with finished
+    # hypotheses, count if there are none, must end, or are lost
     at_max: Literal["rows", "compete", "if_none", "end", "lost"] = "compete"
     steps_offset: int = 0  # steps = max_length + this
-    as_2018: bool = False  # with the accidents of that year, see onmt_lite.search.beam2018
-    ties: Literal["earlier", "later"] = "earlier"  # of equal scores: which finished first
+    as_2018: bool = False  # with the bugs of that year, see onmt_lite.search.beam2018
+    ties: Literal["earlier", "later"] = "earlier"  # which of equal scores comes first
     distinct: Literal["text", "tokens", "copies"] = "tokens"  # which hypotheses count as one
 
 
@@ -149,28 +148,28 @@ class Policy:
 class Preset:
     """A system's search: its policy, its stop rule, its own defaults and the options it has.
 
-    system         what exactly is reproduced
+    system         name and version of the original
     stops          the stop rule by condition on options, such as "early_stopping=true"; the
                    first that holds counts, "" always does
-    defaults       values of options that are not given; sampling_defaults, where tokens are drawn
-    options        those of `SWITCHES` that the original has
+    defaults       values of options that are not given; sampling_defaults: while sampling
+    options        the options of `SWITCHES` that the original has
     forms          length penalties that it has; coverage_forms likewise
-    one_limit      a max_length that is given replaces the limit by source length
-    limit_extra    a line of S tokens gets max_length_ratio * S + this; whether the source's end
-                   token is one of them, and a fraction rounded up, say the next two
-    prefix_apart   the limits of the output's length do not count a prefix that it is given
-    prefix_counts  what a score counts of such a prefix: log-probabilities and length (`all`), or
-                   its length alone, or nothing
+    one_limit      an explicit max_length replaces the limit by source length
+    limit_extra    a line of S tokens may have max_length_ratio * S + this output tokens
+    limit_counts_end  S counts the source's end token
+    limit_rounds_up   a fraction of a token is rounded up
+    prefix_apart   limits of the output's length do not count its prefix
+    prefix_counts  what a score counts of a prefix: log-probabilities and length (`all`), only its
+                   length, or nothing
     mean_sums_to_one  the mean of several models' log-probabilities is normalised again
     asks_model     whose models bring defaults: generation_config.json of transformers, Marian's
                    decoder.yml
-    counts_forced  a language token that a model forces at no cost counts in the output's length and
-                   for penalties for repetition
-    free_end       a model may say that the last token is the end token, whose probability then
-                   does not count
-    sees_start     the start token is part of what penalties for repetition look at
+    counts_forced  a start token after the first (a language's) counts in the output's length, and
+                   penalties for repetition see it
+    free_end       a model may force the end token as the last one, at no cost
+    sees_start     penalties for repetition see the first start token
     greedy_apart   a beam of one is a loop of its own, which ends with the first end token, whatever
-                   the stop rule says, and applies the penalty for repetition to logits
+                   the stop rule, and applies the penalty for repetition to logits
     """
 
     system: str
@@ -196,12 +195,12 @@ class Preset:
     greedy_apart: bool = False
 
     def stop_with(self, values: Mapping[str, Any]) -> Stop:
-        """The stop rule under these values of options."""
+        """The stop rule for these values of options."""
         return next(stop for text, stop in self.stops.items() if holds(text, values))
 
 
 def holds(condition: str, values: Mapping[str, Any]) -> bool:
-    """Whether "name=value name=value" is so; "" is.  Numbers are compared as numbers."""
+    """Whether "name=value name=value" holds; "" does.  Numbers are compared as numbers."""
     wanted = (pair.split("=") for pair in condition.split())
     return all(
         value == float(text) if isinstance(value, (int, float)) else str(value) == text

@@ -1,7 +1,7 @@
 """The beam searches behind `-search NAME`, each a declaration: read it as a table, by columns.
 
-What the words mean is said in `onmt_lite.search.policy`.  To add a system, add a `Preset`: no code
-knows the names in here.
+`onmt_lite.search.policy` explains the fields.  To add a system, add a `Preset`: no code knows the
+names in here.
 """
 
 from dataclasses import replace

@@ -31,12 +31,12 @@ class Ranked:
 
 
 class Ranker:
-    """Ranks in two stages, so that only the maxima of blocks of columns pass over all of (R, W).
+    """Ranks in two stages, so that only the maxima of blocks of columns read all of (R, W).
 
     The n best of a sentence lie in its n best blocks, ranked by their maxima in the same order: a
     block that is left out has n blocks before it, each with an element that comes before all of
-    its own.  What passes for a candidate is computed from its logit in the originals' order of
-    additions, (value - norm) + score, so that totals round as theirs do.
+    its own.  Totals are added up in the originals' order, (value - norm) + score, so that they
+    round alike.
 
     A block is about as wide as there are blocks in a row, and the last one may be narrower.
     """
@@ -45,8 +45,8 @@ class Ranker:
         """n_slots: the most sentences that are ranked at once."""
         self.plan, self.vocab_size, self.device = plan, vocab_size, device
         self.block = 1 << (vocab_size.bit_length() // 2)
-        self.sentences = torch.arange(n_slots, device=device)[:, None, None]
-        self.own_places = torch.arange(self.block, device=device)
+        self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
+        self.own_places = torch.arange(self.block, device=device)  # (block,)
         self.places: dict[int, Tensor] = {}
         self.orders: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -58,10 +58,10 @@ class Ranker:
         slope: Tensor | None = None,
         first: Tensor | None = None,
     ) -> Ranked:
-        """The plan's candidates from values (B, K, W) less norm (B, K), plus scores (B, K).
+        """Rank values (B, K, W) less norm (B, K), plus scores (B, K).
 
         slope (B, K, W): the share of a diversity penalty that tokens pay; None: all of it.
-        first (B,): sentences at their first step, which matters to fairseq alone.
+        first (B,): sentences at their first step, for fairseq alone.
         """
         if self.plan.beam_groups > 1:
             return self._diverse(values, norm, scores, slope, first)
@@ -72,18 +72,18 @@ class Ranker:
         """The n best of values (B, k, W) less norm (B, k), plus scores (B, k)."""
         b, _, w = values.shape
         maxima = self._maxima(values)
-        totals = (maxima - norm[:, :, None] + scores[:, :, None]).flatten(1)
-        blocks = self._first(totals, min(n, totals.size(1))).sort(1).values
-        own_row = blocks.div(maxima.size(2), rounding_mode="floor")
-        places, beyond = self._places(blocks, own_row, values.size(1), w)
+        totals = (maxima - norm[:, :, None] + scores[:, :, None]).flatten(1)  # (B, k*blocks)
+        blocks = self._first(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
+        own_row = blocks.div(maxima.size(2), rounding_mode="floor")  # (B, N)
+        places, beyond = self._places(blocks, own_row, values.size(1), w)  # (B, N, block)
         found = values.flatten().index_select(0, places.flatten()).view_as(places)
         if beyond is not None:
             found.masked_fill_(beyond, -math.inf)
-        both = norm.new_empty(2, *places.shape)
+        both = norm.new_empty(2, *places.shape)  # log-probabilities and totals
         torch.sub(found, norm.gather(1, own_row)[:, :, None], out=both[0])
         torch.add(both[0], scores.gather(1, own_row)[:, :, None], out=both[1])
         both = both.flatten(2)
-        best = self._first(both[1], n)
+        best = self._first(both[1], n)  # (B, n)
         log_prob, score = both.gather(2, best.expand(2, b, n))
         place = places.flatten(1).gather(1, best)
         row = place.div(w, rounding_mode="floor")
@@ -93,7 +93,7 @@ class Ranker:
         return Ranked(score, row, token, log_prob)
 
     def _maxima(self, values: Tensor) -> Tensor:
-        """The largest value of each block of values (B, k, W)."""
+        """The largest value of each block of values (B, k, W): (B, k, blocks)."""
         (b, k, w), n_whole = values.shape, values.size(2) // self.block
         whole = values[:, :, : n_whole * self.block].view(b, k, n_whole, self.block)
         if n_whole * self.block == w:
@@ -106,8 +106,8 @@ class Ranker:
     def _places(
         self, blocks: Tensor, own_row: Tensor, k: int, w: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Where the elements of blocks (B, N) are among values (B, k, W), as flat indices
-        (B, N, block), and which of them are none, beyond the end of a row."""
+        """Flat indices of the elements of blocks (B, N) in values (B, k, W): (B, N, block), and
+        which of them are beyond the end of a row."""
         if k * w not in self.places:
             self.places[k * w] = self.sentences * (k * w) + self.own_places
         places = torch.add(self.places[k * w][: len(blocks)], blocks[:, :, None], alpha=self.block)
@@ -132,8 +132,8 @@ class Ranker:
     def _first(self, totals: Tensor, n: int) -> Tensor:
         """Columns of the n largest of totals (B, M), of equal ones the first: (B, n).
 
-        topk leaves equals in any order, and a stable sort takes twenty times longer.  So totals go
-        to float64, where float32 leaves 29 bits free, and each is lowered by its column: in
+        topk returns equals in any order, and a stable sort takes twenty times longer.  So totals go
+        to float64, in which float32 leaves 29 bits free, and each is lowered by its column: in
         proportion to its size, and 0 by next to nothing.  Sums of log-probabilities are negative,
         so that one product does it.
         """
@@ -156,49 +156,49 @@ class Ranker:
         """Diverse beam search (Vijayakumar et al. 2018): group after group ranks its rows, and
         pays the rate for each time that earlier groups have a token at this step.
 
-        Counted are the tokens that earlier groups go on with, where groups finish one by one
-        (transformers), and all their candidates where groups are interleaved (fairseq 0.12.2).
+        If groups finish apart (transformers), only the tokens that earlier groups continue with
+        count; if they are interleaved (fairseq 0.12.2), all their candidates count.
         """
         (b, k, w), plan, n_groups = values.shape, self.plan, self.plan.beam_groups
-        width, one_by_one = k // n_groups, plan.policy.groups == "apart"
-        taken = values.new_zeros(b, w)
-        of_batch = torch.arange(b * k, device=self.device).view(b, k)
+        width, apart = k // n_groups, plan.policy.groups == "apart"
+        taken = values.new_zeros(b, w)  # how many earlier groups have each token
+        of_batch = torch.arange(b * k, device=self.device).view(b, k)  # rows
         groups = []
         for g in range(n_groups):
-            rows = slice(g * width, (g + 1) * width) if one_by_one else slice(g, None, n_groups)
-            penalty = plan.diversity_rate * taken[:, None]
+            rows = slice(g * width, (g + 1) * width) if apart else slice(g, None, n_groups)
+            penalty = plan.diversity_rate * taken[:, None]  # (B, 1, W)
             if slope is not None:
                 penalty = penalty * slope[:, rows]
             n = min(plan.n_candidates // n_groups, width * self.vocab_size)
             best = self._top(values[:, rows] - penalty, norm[:, rows], scores[:, rows], n)
             best = self._without_worst(best, width, first)
             counted = best.score > -math.inf
-            if one_by_one:
+            if apart:
                 counted &= best.token != plan.eos_id
                 counted &= counted.cumsum(1) <= width
             taken.scatter_add_(1, best.token, counted.to(taken.dtype))
             groups.append(replace(best, row=of_batch[:, rows].flatten()[best.row]))
         parts = zip(*(vars(group).values() for group in groups))
-        if one_by_one:
+        if apart:
             return Ranked(*(torch.cat(part, 1) for part in parts))
         return Ranked(*(torch.stack(part, 2).flatten(1) for part in parts))
 
 
 def open_places(plan: Plan, score: Tensor, ended: Tensor) -> Tensor:
-    """Which candidates become rows (B, K), where those that ended (B, N) make room.
+    """Ranks of the candidates that become rows (B, K) if ended ones (B, N) make room.
 
-    refill   the best that did not end, whatever the order they were drawn in
-    in_slot  the first ones, each that ended replaced by the next one further down that did not
+    refill   the best that did not end, in whatever order they were drawn
+    in_slot  the first K, each that ended replaced by the next one further down that did not
 
-    Where there are too few, ended ones fill up.
+    Ended ones fill up if there are too few others.
     """
     k, (b, n) = plan.beam_size, score.shape
     if plan.policy.ended == "in_slot":
         first = torch.arange(k, device=score.device).expand(b, -1)
         if n == k:
             return first
-        spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)
-        nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)
+        spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)  # (B, N-K)
+        nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)  # (B, K)
         return torch.where(ended[:, :k], spare.gather(1, nth), first)
     g, width = plan.n_pools, plan.width
     if plan.unordered:

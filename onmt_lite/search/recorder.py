@@ -1,24 +1,32 @@
-"""Watching a search: what each step kept, ended, blocked and passed over, and why.
+"""Recorder: what each step of a search kept, finished, forbade and passed over, and why.
 
-A `Watch` is the `on_step` of the one loop.  It looks and changes nothing; a search that nobody
-watches knows nothing of it.
+A `Recorder` is the `on_step` of the decode loop.  It changes nothing, and a search without one pays
+nothing for it.
 """
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.beam_batch import Frontier
-from onmt_lite.search.events import Candidates, Event
-from onmt_lite.search.masks import normaliser
+from onmt_lite.search.beam_batch import BeamBatch
+from onmt_lite.search.events import Candidates
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scheduler import Slot
 
-PHRASES = "a phrase that is banned, or one that is forced, forbids it"
+# By the names that `onmt_lite.search.masks` gives them
+RULES = {
+    "prefix": "the prefix of the line demands another token",
+    "forced": "the last step allows the end alone",
+    "model": "a rule of the options or the model forbids it",
+    "too early": "too early to end; min_length allows it from token {min_end} on",
+    "banned": "this token is banned",
+    "phrases": "a phrase that is banned, or one that is forced, forbids it",
+    "n-grams": "it would repeat {repeated} (block_ngram_repeat)",
+}
 IDLE = -1e8  # scores below belong to rows that do not exist yet
 
 
@@ -39,14 +47,18 @@ class Made:
     def exists(self) -> bool:
         return self.score > -math.inf
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.parent, self.token
+
 
 @dataclass(frozen=True)
 class Step:
     """One step of one sentence.
 
     rows     the K new rows, then hypotheses that finished beside them
-    others   the best of what did not become a row
-    attn     (K, S): what each old row attended to
+    others   the best continuations that did not become a row
+    attn     (K, S): attention of each old row
     """
 
     rows: list[Made]
@@ -54,101 +66,84 @@ class Step:
     attn: Tensor
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a step chooses from, of K rows.
-
-    log_probs (K, V)  the model's own
-    totals (K, V)     by which continuations are ranked; -inf where a rule forbids one
-    scores (K, 1)     of the rows before
-    of_phrases        whether a phrase forbids a token in a row
-    """
-
-    log_probs: Tensor
-    totals: Tensor
-    scores: Tensor
-    of_phrases: Callable[[int, int], bool] = lambda parent, token: False
-
-
 @dataclass
-class Watch:
-    """Steps of the sentences that are watched, by their numbers among those of the search."""
+class Recorder:
+    """Steps of some sentences, by their numbers among those of the search."""
 
     numbers: Collection[int]
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
-    def __call__(self, frontier: Frontier, packed: Tensor) -> None:
-        for b, slot in enumerate(frontier.slots):
-            step = frontier.n_steps - slot.started
-            if slot.number in self.numbers and step > 0:  # others read start tokens
-                if slot.number not in self.steps:
-                    self.steps[slot.number] = look_back(frontier, slot)
-                self.steps[slot.number].append(look(frontier, b, slot, step))
+    def __call__(self, batch: BeamBatch, packed: Tensor) -> None:
+        for b, slot in enumerate(batch.slots):
+            step = batch.n_steps - slot.started
+            if slot.number in self.numbers and step > 0:  # others take start tokens
+                self.steps.setdefault(slot.number, []).append(record(batch, b, slot, step))
 
 
-def look_back(frontier: Frontier, slot: Slot) -> list[Step]:
-    """The steps that the prefix of a sentence stands for."""
-    plan, steps = frontier.plan, list[Step]()
-    if slot.past is None:
-        return steps
-    before = plan.first_scores()
-    past = zip(slot.past.lines.tolist(), slot.past.logits, slot.past.attn)
-    for step, (line, logits, attn) in enumerate(past, start=1):
-        rows = continuations(frontier.log.given(line, step).rows)
-        scores = torch.tensor(before)[:, None]
-        norm = normaliser(logits[None]) if plan.sums_to_one else 0.0
-        log_probs = (logits - norm).cpu().expand(len(rows), -1)
-        here = {(made.parent, made.token) for made in rows if made.exists}
-        nothing = torch.full_like(log_probs, -math.inf)
-        others = passed_over(plan, slot.beam, step, rows, here, Choice(log_probs, nothing, scores))
-        steps.append(Step(rows, others, attn.cpu().expand(len(rows), -1)))
-        before = [made.score for made in rows]
-    return steps
-
-
-def look(frontier: Frontier, b: int, slot: Slot, step: int) -> Step:
-    """What the newest step of the frontier has done in slot b."""
-    plan, event = frontier.plan, frontier.log.event(b, step)
-    finished = {(hyp.row, hyp.token): hyp for hyp in slot.beam.finished if hyp.step == step}
-    rows = []
-    for made in continuations(event.rows):
-        ends = made.token == plan.eos_id and made.exists
-        if finished.pop((made.parent, made.token), None) is not None:
-            made = because(made, "finished")
-        elif ends:
-            made = because(made, not_counted(plan, made, event))
-        rows.append(made)
-    ranked = {(made.parent, made.token): made for made in continuations(event.candidates)}
-    for key in finished:  # it made room for a row, or is no row at the limit
-        if key in ranked:
-            rows.append(because(ranked[key], "finished"))
-    here = {(made.parent, made.token) for made in rows if made.exists}
+def record(batch: BeamBatch, b: int, slot: Slot, step: int) -> Step:
+    """What the newest step of the batch has done in slot b."""
+    plan, event = batch.plan, batch.transfer.event(b, step)
+    finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
+    rows = continuations(event.rows)
+    ranked = [made for made in continuations(event.candidates) if made.exists]
+    for k, made in enumerate(rows):
+        if made.exists and made.key in finished:
+            rows[k] = replace(made, why="finished")
+        elif made.exists and made.token == plan.eos_id:
+            rows[k] = replace(made, why=not_counted(plan, made, event.candidates))
+    here = {made.key for made in rows if made.exists}
+    # Hypotheses that made room for a row, or are no row at the limit
+    rows += [replace(m, why="finished") for m in ranked if m.key in finished - here]
+    here |= finished
     others = [
-        because(made, not_counted(plan, made, event))
-        for key, made in ranked.items()
-        if key not in here and made.exists and made.token == plan.eos_id
+        replace(made, why=not_counted(plan, made, event.candidates))
+        for made in ranked
+        if made.key not in here and made.token == plan.eos_id
     ]
-    here.update((made.parent, made.token) for made in others)
-    others += passed_over(plan, slot.beam, step, rows, here, choice(frontier, b))
+    here.update(made.key for made in others)
+    choice, k = Choice.of(batch, b), plan.beam_size
+    alive = [made.score for made in rows[:k] if made.score > IDLE]
+    others += passed_over(plan, choice, alive, here)
+    others += forbidden(slot.beam, step, choice, alive, here)
     others.sort(key=lambda made: -made.score)
-    k = plan.beam_size
-    return Step(rows, others, frontier.seen.attn[b * k : (b + 1) * k].cpu())
+    return Step(rows, others, batch.watched.attn[b * k : (b + 1) * k].cpu())
 
 
-def choice(frontier: Frontier, b: int) -> Choice:
-    """What the newest step of slot b chose from."""
-    seen, k = frontier.seen, frontier.plan.beam_size
-    of_rows = slice(b * k, (b + 1) * k)
-    scores = seen.scores[b][:, None]
-    log_probs = seen.logits[of_rows] - seen.norm[of_rows, None]
-    values = seen.scored.values[of_rows, : log_probs.size(1)]
-    constraints = frontier.constraints
+@dataclass(frozen=True)
+class Choice:
+    """Inputs of a top-k, of K rows.
 
-    def of_phrases(parent: int, token: int) -> bool:
-        return constraints is not None and constraints.forbade(b * k + parent, token)
+    log_probs (K, V)  the model's own
+    plain (K, V)      totals without any rule
+    totals (K, V)     by which continuations were ranked; -inf if a rule forbids one
+    masked            see `onmt_lite.search.masks.Watched`, of these rows
+    """
 
-    totals = values - seen.scored.norm[of_rows, None] + scores
-    return Choice(log_probs, totals, scores, of_phrases)
+    log_probs: Tensor
+    plain: Tensor
+    totals: Tensor
+    masked: list[tuple[str, Tensor]]
+
+    @classmethod
+    def of(cls, batch: BeamBatch, b: int) -> "Choice":
+        """The inputs of the newest step in slot b."""
+        watched, k = batch.watched, batch.plan.beam_size
+        rows, scores = slice(b * k, (b + 1) * k), watched.scores[b][:, None]  # (K, 1)
+        log_probs = watched.logits[rows] - watched.norm[rows, None]
+        values = watched.scored.values[rows, : log_probs.size(1)]
+        totals = values - watched.scored.norm[rows, None] + scores
+        masked = [(rule, mask[rows]) for rule, mask in watched.masked]
+        return cls(log_probs, log_probs + scores, totals, masked)
+
+    def best_of(self, totals: Tensor, n: int, why: str) -> list[Made]:
+        """The n largest of totals (K, V), without those of -inf and of rows that do not exist."""
+        best, v = torch.topk(totals.flatten(), min(n, totals.numel())), totals.size(1)
+        pairs = zip(best.indices.tolist(), best.values.tolist())
+        return [
+            Made(i // v, i % v, total, float(self.log_probs[i // v, i % v]), why)
+            for i, total in pairs
+            if total > IDLE
+        ]
 
 
 def continuations(columns: Candidates) -> list[Made]:
@@ -156,15 +151,11 @@ def continuations(columns: Candidates) -> list[Made]:
     return [Made(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
 
 
-def because(made: Made, why: str) -> Made:
-    return Made(made.parent, made.token, made.score, made.log_prob, why)
-
-
-def not_counted(plan: Plan, made: Made, event: Event) -> str:
+def not_counted(plan: Plan, made: Made, candidates: Candidates) -> str:
     """Why a candidate that ends is no finished hypothesis."""
-    tokens = zip(event.candidates.row, event.candidates.token)
-    ranks = [i for i, key in enumerate(tokens) if key == (made.parent, made.token)]
-    per_pool = max(1, len(event.candidates.token) // plan.n_pools)
+    keys = zip(candidates.row, candidates.token)
+    ranks = [i for i, key in enumerate(keys) if key == made.key]
+    per_pool = max(1, len(candidates.token) // plan.n_pools)
     first = plan.policy.ends_within * plan.width
     if ranks and ranks[0] % per_pool >= first:
         return f"ends, but an end counts among the best {first} candidates of a step alone"
@@ -174,61 +165,41 @@ def not_counted(plan: Plan, made: Made, event: Event) -> str:
 
 
 def passed_over(
-    plan: Plan,
-    beam: Beam,
-    step: int,
-    rows: list[Made],
-    here: Collection[tuple[int, int]],
-    choice: Choice,
+    plan: Plan, choice: Choice, alive: list[float], here: Collection[tuple[int, int]]
 ) -> list[Made]:
-    """The best K continuations that lost to the rows, and up to K that rules forbade although they
-    would have won."""
-    k, log_probs, totals, scores = plan.beam_size, choice.log_probs, choice.totals, choice.scores
-    alive = [made.score for made in rows[:k] if made.exists and made.score > IDLE]
-    lowest = min(alive, default=-math.inf)
-    forbidden = (totals == -math.inf) & (log_probs + scores > lowest)
-    plain = (log_probs + scores).masked_fill(~forbidden, -math.inf)
-    found = []
-    lost = f"not among the best {len(alive)}, the last of which has {lowest:.4f}"
+    """The best K continuations that lost to the rows; alive: the scores of these."""
     if plan.sampling:
-        lost = "others were drawn"
+        why = "others were drawn"
     elif plan.beam_groups > 1:
-        lost = "not among the best of its group, where tokens of earlier groups cost more"
-    for parent, token, score in best_of(totals, k + len(here)):
-        if (parent, token) not in here and score > IDLE:
-            found.append(Made(parent, token, score, float(log_probs[parent, token]), lost))
-    del found[k:]
-    for parent, token, score in best_of(plain, k):
-        if (parent, token) not in here and score > IDLE:
-            of_phrases = choice.of_phrases(parent, token)
-            why = "blocked: " + rule_against(plan, beam, step, token, of_phrases)
-            found.append(Made(parent, token, score, float(log_probs[parent, token]), why))
-    return found
+        why = "not among the best of its group, where tokens of earlier groups cost more"
+    else:
+        lowest = min(alive, default=-math.inf)
+        why = f"not among the best {len(alive)}, the last of which has {lowest:.4f}"
+    k = plan.beam_size
+    best = choice.best_of(choice.totals, k + len(here), why)
+    return [made for made in best if made.key not in here][:k]
 
 
-def best_of(totals: Tensor, n: int) -> list[tuple[int, int, float]]:
-    """Row, token and total of the n largest of totals (K, V), without those of -inf."""
-    best = torch.topk(totals.flatten(), min(n, totals.numel()))
-    pairs = zip(best.indices.tolist(), best.values.tolist())
-    v = totals.size(1)
-    return [(i // v, i % v, total) for i, total in pairs if total > -math.inf]
+def forbidden(
+    beam: Beam, step: int, choice: Choice, alive: list[float], here: Collection[tuple[int, int]]
+) -> list[Made]:
+    """Up to K continuations that rules forbade although they would have won."""
+    lowest = min(alive, default=-math.inf)
+    would_win = (choice.totals == -math.inf) & (choice.plain > lowest)  # (K, V)
+    totals = choice.plain.masked_fill(~would_win, -math.inf)
+    best = choice.best_of(totals, beam.plan.beam_size, "")
+    return [
+        replace(made, why="blocked: " + rule_against(beam, step, made, choice.masked))
+        for made in best
+        if made.key not in here
+    ]
 
 
-def rule_against(plan: Plan, beam: Beam, step: int, token: int, of_phrases: bool) -> str:
-    """Which rule kept a token from following; of_phrases: a phrase did."""
-    limits = beam.limits
-    if step <= len(limits.prefix):
-        return "the prefix of the line demands another token"
-    if token == plan.eos_id and step < limits.min_end:
-        return f"too early to end; min_length allows it from token {limits.min_end} on"
-    if step >= limits.max_steps and plan.force_end != "no":
-        return "the last step allows the end alone"
-    if token in plan.banned_ids or token in plan.never_ids:
-        return "this token is banned"
-    if of_phrases:
-        return PHRASES
-    if plan.blocks_ngrams:
-        n = plan.block_ngram_repeat
-        repeated = "a token" if n == 1 else f"{n} tokens in a row"
-        return f"it would repeat {repeated} (block_ngram_repeat)"
-    return "a rule of the options or the model forbids it"
+def rule_against(beam: Beam, step: int, made: Made, masked: list[tuple[str, Tensor]]) -> str:
+    """The first rule that forbade a continuation."""
+    rule = next(rule for rule, mask in masked if mask[made.key])
+    if rule == "forced" and step <= len(beam.limits.prefix):
+        rule = "prefix"
+    n = beam.plan.block_ngram_repeat
+    repeated = "a token" if n == 1 else f"{n} tokens in a row"
+    return RULES[rule].format(min_end=beam.limits.min_end, repeated=repeated)

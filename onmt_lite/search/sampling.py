@@ -1,4 +1,4 @@
-"""Drawing tokens: noise that belongs to a line, and the filters of what may be drawn."""
+"""Sampling: noise that belongs to a line, and top-k and top-p filters."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ MASK32 = 0xFFFFFFFF
 
 
 def line_seed(seed: int, line_id: int) -> int:
-    """What is drawn for a line follows from the job's seed and the line's number alone."""
+    """The seed of a line's draws: depends on the job's seed and the line's number alone."""
     digest = hashlib.blake2b(f"{seed} {line_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # fits into an int64
 
@@ -26,9 +26,9 @@ def gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     largest are C draws without replacement (Vieira 2014; Kool et al. 2019).  Each number is a
     hash of its seed, step and place, the same on every device and in every batch.
     """
-    low, high = (seeds & MASK32)[:, None], (seeds >> 32)[:, None]
-    place = torch.arange(n, device=seeds.device)[None]
-    bits = _mix(_mix(_mix(place ^ low) ^ high) + steps[:, None])
+    low, high = (seeds & MASK32)[:, None], (seeds >> 32)[:, None]  # (B, 1)
+    place = torch.arange(n, device=seeds.device)[None]  # (1, n)
+    bits = _mix(_mix(_mix(place ^ low) ^ high) + steps[:, None])  # (B, n)
     uniform = (bits.double() + 0.5) / 2**32
     return -(-uniform.log()).log()
 
@@ -42,9 +42,9 @@ def draw(
     n_words: int,
     plan: Plan,
 ) -> Ranked:
-    """Candidates drawn at random: one per row, or those of a sentence together.
+    """Draw candidates: one per row, or those of a sentence together.
 
-    scored: of R rows; scores (B, K); seeds, steps (B,); n_tokens: V; n_words: V and words to copy.
+    scored: of R rows; scores (B, K); seeds, steps (B,); n_tokens: V; n_words: V + X.
     """
     sampling, (b, k) = plan.sampling, scores.shape
     assert sampling is not None
@@ -54,17 +54,17 @@ def draw(
             values = keep_top_k(values, plan.topk, sampling.keep)
         elif name == "topp" and 0 < plan.topp < 1:
             values = keep_top_p(values, plan.topp, sampling.keep)
-    noise = _noise(seeds, steps, k, n_tokens, v)
-    log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)
-    totals = (log_probs + scores[:, :, None]).flatten(1)
+    noise = _noise(seeds, steps, k, n_tokens, v)  # (B, K*W)
+    log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)  # (B, K, W)
+    totals = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*W)
     if sampling.draws == "rows":
-        token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)
-        row = torch.arange(b * k, device=token.device).view(b, k)
+        token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)  # (B, K)
+        row = torch.arange(b * k, device=token.device).view(b, k)  # (B, K)
         index = row * v + token
         return Ranked(totals.take(index), row, token, log_probs.take(index))
     totals = totals.masked_fill(values.view(b, k * v) == -math.inf, -math.inf)
     n = min(plan.n_candidates, k * v)
-    index = (totals.double() + noise).topk(n, dim=1).indices
+    index = (totals.double() + noise).topk(n, dim=1).indices  # (B, N)
     row = index.div(v, rounding_mode="floor")
     log_prob = log_probs.flatten(1).gather(1, index)
     token = (index - row * v).clamp(max=n_words - 1)  # a spare column is no candidate
@@ -76,7 +76,8 @@ def draw(
 
 
 def _noise(seeds: Tensor, steps: Tensor, k: int, n: int, v: int) -> Tensor:
-    """Of each continuation (B, K*v): the same for the n tokens, however many words others copy."""
+    """Noise for each continuation (B, K*v): that of the n tokens does not depend on how many words
+    others copy."""
     noise = gumbel(seeds, steps, k * v)
     of_tokens, of_words = noise[:, : k * n].view(-1, k, n), noise[:, k * n :]
     words = of_words.view(len(seeds), v - n, k).transpose(1, 2)
@@ -84,7 +85,7 @@ def _noise(seeds: Tensor, steps: Tensor, k: int, n: int, v: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """32 bits well mixed: the finaliser of MurmurHash3, in int64."""
+    """Mix 32 bits: the finaliser of MurmurHash3, in int64."""
     x = x & MASK32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK32
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK32
@@ -92,15 +93,16 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def keep_top_k(values: Tensor, k: int, keep: int) -> Tensor:
-    """-inf for all but the k best of each row, and at least `keep`; ties with the last stay."""
+    """Set all but the k best of each row (R, W), and at least `keep`, to -inf; ties with the last
+    stay."""
     k = min(max(k, keep), values.size(1))
     worst = values.topk(k, dim=1).values[:, -1:]
     return values.masked_fill(values < worst, -math.inf)
 
 
 def keep_top_p(values: Tensor, p: float, keep: int) -> Tensor:
-    """-inf for all but the best of each row that together have the probability p, and at
-    least `keep` (Holtzman et al. 2020)."""
+    """Set all but the best of each row (R, W) that together have the probability p, and at least
+    `keep`, to -inf (Holtzman et al. 2020)."""
     ordered, index = values.sort(dim=1, descending=True, stable=True)
     probabilities = ordered.softmax(1)
     before = probabilities.cumsum(1) - probabilities

@@ -12,7 +12,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 @functools.lru_cache(maxsize=4096)  # the same few lengths, over and over
 def length_norm(form: str, alpha: float, length: int) -> float:
-    """What a log-probability is divided by; `length` counts tokens, the end token included.
+    """The divisor of a sum of log-probabilities; `length` counts the end token, too.
 
     `wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha.
     """
@@ -23,36 +23,29 @@ def length_norm(form: str, alpha: float, length: int) -> float:
     return 1.0
 
 
-def cost_of_coverage(plan: Plan, coverage: Tensor, src_length: Tensor) -> Tensor:
-    """The plan's penalty (..) for attention added up (.., S), of sources of src_length (.., 1)."""
-    inside = torch.arange(coverage.size(-1), device=coverage.device) < src_length
-    skips = plan.policy.skips_unattended
-    return coverage_penalty(plan.coverage_penalty, plan.beta, coverage, inside.float(), skips)
+def coverage_penalty(plan: Plan, coverage: Tensor, src_length: Tensor) -> Tensor:
+    """The penalty of each row (R,) for the attention that source tokens have received.
+
+    coverage (R, S): sum over the steps; src_length (R, 1).  `wu` is the coverage penalty of Wu et
+    al. 2016, `summary` that of Gehrmann et al. 2018.  A token that received no attention at all
+    costs a large finite amount instead of an infinite one, or nothing under CTranslate2.
+    """
+    inside = torch.arange(coverage.size(1), device=coverage.device) < src_length  # (R, S)
+    if plan.coverage_penalty == "wu":
+        per_token = -coverage.clamp(TINY, 1.0).log()  # (R, S)
+        if plan.policy.skips_unattended:
+            per_token = per_token * (coverage > 0)
+    else:
+        per_token = coverage.clamp(min=1.0) - 1.0  # (R, S)
+    return plan.beta * (per_token * inside.float()).sum(1)
 
 
 def most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
-    """The source token that attention (.., S) is at most (..), among those inside of the margins;
-    src_length (.., 1)."""
-    before, after = margins
-    place = torch.arange(attn.size(-1), device=attn.device)
-    outside = (place < before) | (place >= src_length - after)
-    return attn.masked_fill(outside, -1.0).argmax(-1)
+    """The source token that each row attends to most (R,), margins aside.
 
-
-def coverage_penalty(
-    form: str, beta: float, coverage: Tensor, inside: Tensor, skips_unattended: bool = False
-) -> Tensor:
-    """Sum of attention each source token has received (.., S) -> what to take off a score (..).
-
-    `inside` (.., S) is 1 on tokens and 0 on padding.  `wu` is the coverage penalty of
-    Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A token that received no
-    attention at all costs a large finite amount instead of an infinite one, or nothing if
-    `skips_unattended` (CTranslate2).
+    attn (R, S), src_length (R, 1)
     """
-    if form == "wu":
-        per_token = -coverage.clamp(TINY, 1.0).log()
-        if skips_unattended:
-            per_token = per_token * (coverage > 0)
-    else:
-        per_token = coverage.clamp(min=1.0) - 1.0
-    return beta * (per_token * inside).sum(-1)
+    before, after = margins
+    place = torch.arange(attn.size(1), device=attn.device)  # (S,)
+    outside = (place < before) | (place >= src_length - after)  # (R, S)
+    return attn.masked_fill(outside, -1.0).argmax(1)

@@ -1,4 +1,4 @@
-"""What the steps of a search tell the host."""
+"""Transfer: what each step tells the host, in one copy."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ from onmt_lite.search.ranking import Ranked
 FIRST_CAPACITY = 64  # steps
 
 
-class Log:
-    """A line of numbers per step and slot, (steps, slots, M) on the host.
+class Transfer:
+    """Copies a line of numbers per step and slot, and keeps them: (steps, slots, M) on the host.
 
     Columns: score, parent row, token and log_prob of the K new rows; the old rows' coverage
-    penalties and source places, where the plan has them; the scores of the N candidates, -inf
-    where they have ended; and the same four of the candidates, where the new rows are not simply
-    the first ones.  In float32, which holds integers up to 2^24.  Rows are those of the batch.
+    penalties and source places, if the plan has them; the scores of the N candidates, -inf if they
+    ended; and score, row, token and log_prob of the candidates, unless the new rows are the first
+    ones.  In float32, which holds integers up to 2^24.  Rows are those of the batch.
     """
 
     def __init__(self, plan: Plan, n_slots: int, device: torch.device):
@@ -45,25 +45,25 @@ class Log:
         if candidates is not None:
             parts += vars(candidates).values()
         self.n_candidates = open_scores.size(1)
-        return torch.cat(parts, 1)  # integers become numbers of float32
+        return torch.cat(parts, 1)  # (B, M); integers become numbers of float32
 
-    def append(self, packed: Tensor) -> None:
+    def begin(self, packed: Tensor) -> None:
         """Begin to copy the lines of a step (B, M): the only transfer from the device."""
         if self.n_steps == len(self.lines):
             shape = max(FIRST_CAPACITY, 2 * self.n_steps), self.n_slots, packed.size(1)
-            grown = torch.empty(shape, pin_memory=self.device.type == "cuda")
+            grown = torch.empty(shape, pin_memory=self.device.type == "cuda")  # (T, slots, M)
             grown[: self.n_steps] = self.lines.view(self.n_steps, *shape[1:])
             self.lines = grown
-        self.newest = self.lines[self.n_steps, : len(packed)]
+        self.newest = self.lines[self.n_steps, : len(packed)]  # (B, M)
         self.newest.copy_(packed, non_blocking=True)
         self.wait = arrival(self.device)
         self.n_steps += 1
 
     def lowest(self) -> list[float]:
-        """The lowest score of a candidate of the newest step in each slot, -inf where one has
-        ended; NaN is lower.  Waits until they have arrived."""
+        """The lowest score of a candidate of the newest step in each slot; -inf if one ended, and
+        NaN is lower.  Waits until they have arrived."""
         self.wait()
-        scores = self.newest[:, self.n_rows : self.n_rows + self.n_candidates]
+        scores = self.newest[:, self.n_rows : self.n_rows + self.n_candidates]  # (B, N)
         return scores.amin(1).tolist()
 
     def event(self, slot: int, step: int) -> Event:
@@ -75,31 +75,17 @@ class Log:
         costs = numbers[self.costs] if self.plan.has_costs else self.no_costs
         return Event(step, candidates, rows, costs)
 
-    def given(self, line: list[float], step: int) -> Event:
-        """A step that a prefix stands for as an event; line (M,): see `onmt_lite.search.prefix`."""
-        rows = as_columns(line[: 4 * self.plan.beam_size], 0)
-        costs = line[self.costs] if self.plan.has_costs else self.no_costs
-        return Event(step, rows, rows, costs)
-
     def read(self, slot: int, start: int) -> Tensor:
-        """The lines about the rows of a slot from step `start` on, (T, M'), their parents as rows
-        of the sentence."""
-        k, lines = (
-            self.plan.beam_size,
-            self.lines[start : self.n_steps, slot, : self.n_rows].clone(),
-        )
+        """The lines about the rows of a slot from step `start` on (T, M'), with parents as rows of
+        the sentence."""
+        k = self.plan.beam_size
+        lines = self.lines[start : self.n_steps, slot, : self.n_rows].clone()  # (T, M')
         lines[:, k : 2 * k] -= slot * k
         return lines
 
 
-def on_its_way(x: Tensor) -> Tensor:
-    """A copy of x on the host, which is there when a copy has arrived that began later."""
-    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
-    return copy.copy_(x, non_blocking=True)
-
-
 def arrival(device: torch.device) -> Callable[[], object]:
-    """What waits until the copies that have begun are there."""
+    """A function that waits for the copies that have begun."""
     if device.type != "cuda":
         return lambda: None
     event: torch.Event = torch.cuda.current_stream(device).record_event()

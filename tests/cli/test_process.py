@@ -91,6 +91,27 @@ def test_two_signals_at_once(running, tmp_path):
     untouched(tmp_path)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_that_python_drops_ends_the_job_all_the_same(tmp_path, env, table, workers):
+    """What a handler raises while a finalizer runs is dropped, as in callbacks of imports."""
+    program = (
+        "import os, sys; from onmt_lite.__main__ import main\n"
+        "from onmt_lite.jobs.output import Output\n"
+        "class Last:\n"
+        "    def __del__(self): os.kill(os.getpid(), 15)\n"
+        "Output.append = lambda self, done: (Last(), None)[1]\n"
+        "sys.exit(main())"
+    )
+    (tmp_path / "src").write_bytes(b"one\n" * 30)
+    words = ["-model", table, "-src", "src", "-output", "out", "-workers", str(workers)]
+    command = [sys.executable, "-c", program, *words, "-bucket_lines", "1"]
+    env = {**env, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=200)
+    err = done.stderr.decode()
+    assert "Exception ignored in: <function Last.__del__" in err and "stopped by SIGTERM" in err
+    assert done.returncode == 143 and not (tmp_path / "out").exists()
+
+
 def test_a_signal_at_the_very_end_changes_nothing(tmp_path, env, table):
     """The process ends, which takes a moment with torch; its work is done."""
     program = (

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onmt_lite.models.captured import with_graphs
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.beam_batch import Frontier
+from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.presets import PRESETS
 from tests.support.simulated import FREE
@@ -161,11 +161,11 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
     counter = Counter()
     with torch.no_grad(), counter:
         recorded = with_graphs(model, counter.record)
-        frontier = Frontier(recorded, *make_search(n_sentences), n_sentences)
+        batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
-            frontier.admit()
-            frontier.step()
+            batch.admit()
+            batch.step()
     return counter.counts
 
 

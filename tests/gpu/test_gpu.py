@@ -23,9 +23,9 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.beam_batch import Frontier
-from onmt_lite.search.scheduler import Feed
-from onmt_lite.search.transfer import Log
+from onmt_lite.search.beam_batch import BeamBatch
+from onmt_lite.search.scheduler import Scheduler
+from onmt_lite.search.transfer import Transfer
 from tests.support.cases import (
     BEAM,
     CASES,
@@ -144,9 +144,10 @@ class TestSearches:
         """One transfer to the host per step; all others are made when sentences join, or for
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
-        waiting = [(Log, "append"), (Log, "lowest"), (Feed, "ready"), (Frontier, "__init__")]
+        waiting = [(Transfer, "begin"), (Transfer, "lowest")]
+        waiting += [(Scheduler, "ready"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
-            waiting += [(Frontier, "_correct_scores")]
+            waiting += [(BeamBatch, "_correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
         model = pair[1].pipeline.searched
@@ -194,10 +195,10 @@ class TestShippedModel:
     @pytest.mark.parametrize("refills", [True, False])
     @pytest.mark.parametrize("batch_size", [1, 7, 64])
     def test_batches_of_any_size_that_refill_or_shrink(self, on_gpu, expected, batch_size, refills):
-        before, on_gpu.pipeline.refills = on_gpu.pipeline.refills, refills
+        before, on_gpu.pipeline.runner.refills = on_gpu.pipeline.runner.refills, refills
         options = dict(n_best=5, batch_size=batch_size, batch_type="sents")
         found = on_gpu.translate(SAMPLE * 6, **options)
-        on_gpu.pipeline.refills = before
+        on_gpu.pipeline.runner.refills = before
         assert_same(found, expected * 6)
 
     def test_samples_are_those_of_the_cpu(self, on_cpu, on_gpu):
@@ -223,7 +224,7 @@ class TestShippedModel:
     def test_bf16_is_the_default(self):
         translator = Translator.from_pretrained(device=DEVICE)
         assert {p.dtype for p in translator.model.parameters()} == {torch.bfloat16}
-        assert translator.device.type == "cuda" and translator.pipeline.refills
+        assert translator.device.type == "cuda" and translator.pipeline.runner.refills
 
 
 @on_a_gpu
@@ -231,7 +232,7 @@ class TestGraphs:
     """Steps that are recorded, and then replayed."""
 
     def test_steps_are_replayed_and_say_the_same(self, on_gpu, expected):
-        graphs = on_gpu.pipeline.searched.graphs
+        graphs = on_gpu.pipeline.runner.searched.graphs
         assert graphs is not None
         for _ in range(2):
             found = on_gpu.translate(SAMPLE * 6, n_best=5, batch_size=16, batch_type="sents")
@@ -242,7 +243,7 @@ class TestGraphs:
     def test_replays_equal_the_same_steps_without_graphs(self, on_gpu):
         options = dict(n_best=5, batch_size=16, batch_type="sents")
         replayed = on_gpu.translate(SAMPLE * 6, **options)
-        graphs = on_gpu.pipeline.searched.graphs
+        graphs = on_gpu.pipeline.runner.searched.graphs
         graphs.fails = True
         try:
             eager = on_gpu.translate(SAMPLE * 6, **options)
@@ -272,7 +273,7 @@ class TestMemory:
             found = translator.translate(SAMPLE * 160, **options)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        assert translator.pipeline.room.most < math.inf
+        assert translator.pipeline.runner.room.most < math.inf
         assert_same(found, expected * 160)
 
 

@@ -368,9 +368,9 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
         move(model)
     else:
         model.device = DEVICE
-    pipeline = translator.pipeline
-    pipeline.device, pipeline.refills = DEVICE, True
-    pipeline.searched = searched = with_graphs(model, simulated.recorder)
+    runner = translator.pipeline.runner
+    runner.device, runner.refills = DEVICE, True
+    runner.searched = searched = with_graphs(model, simulated.recorder)
     for phase in ("encode", "init_state", "prefill", "step"):
         for each in {id(model): model, id(searched): searched}.values():
             setattr(each, phase, _marked(getattr(each, phase), phase, simulated))

@@ -1,0 +1,235 @@
+"""Runner: one model on its device.  It searches, scores and aligns, in batches that fit into
+memory."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import MemoryExhausted
+from onmt_lite.inference.batching import (
+    join_batches,
+    longer_side,
+    make_batches,
+    pad_batch,
+    source_length,
+)
+from onmt_lite.inference.budget import Budget, Room
+from onmt_lite.inference.notes import total
+from onmt_lite.inference.postprocess import Renderer
+from onmt_lite.inference.records import NOTHING, Batch, Example, Found
+from onmt_lite.inference.runtime import placed
+from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_one
+from onmt_lite.inference.tracing import Tracer
+from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
+from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
+from onmt_lite.search.beam import NOT_A_NUMBER
+from onmt_lite.search.clock import Clock
+from onmt_lite.search.decode import decode
+from onmt_lite.search.forced import attend_targets, score_targets
+
+R = TypeVar("R")
+
+Group = tuple[list[Example], int]  # and how many of them are in memory at once
+
+
+class Runner:
+    """What a model does with examples.
+
+    searched  the model as searches run it: a GPU records its steps
+    refills   waiting sentences join a batch.  A GPU would idle with few sentences; a CPU is faster
+              with batches that shrink (docs/design.md)
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: TranslateOptions,
+        device: torch.device,
+        budget: Budget,
+        renderer: Renderer,
+    ):
+        self.checkpoint, self.device, self.budget = checkpoint, device, budget
+        self.renderer = renderer
+        self.model: EncoderDecoder = checkpoint.model
+        self.searched: AnyModel = self.model
+        if device.type == "cuda":
+            self.searched = with_graphs(self.model, CudaRecorder(device))
+        self.refills = device.type == "cuda"
+        self.sums_to_one = sums_to_one(options, checkpoint)
+        self.room = Room("lower beam_size or max_length")
+        self.score_room = Room("shorten its target")
+        self.align_room = Room("leave report_align out")
+        timed_gpu = options.information.report_time and device.type == "cuda"
+        self.clock = Clock(torch.cuda.synchronize) if timed_gpu else Clock()
+
+    @functools.cached_property
+    def exact_model(self) -> EncoderDecoder:
+        """The model in fp32.  MemoryExhausted if there is no room beside the other."""
+        return placed(self.model, self.device, "fp32")
+
+    # ---- search ----
+
+    def groups(self, examples: list[Example], config: SearchConfig) -> list[Group]:
+        """The examples in groups, each of which is one call of `search`."""
+        speed, limit = config.options.speed, self.budget.limit(config.plan.beam_size)
+        size, most, kind = speed.batch_size, math.inf, speed.batch_type
+        if speed.deterministic:
+            size, kind = 1, "sents"
+        elif size is None:
+            size = limit.tokens if kind == "tokens" else limit.sentences
+            most = limit.sentences
+        batches = make_batches(examples, size, kind, max_sentences=most)
+        return join_batches(batches, self._joins(config))
+
+    def search(self, group: list[Example], n_slots: int, config: SearchConfig) -> list[Found]:
+        """The best hypotheses of each example, of which n_slots run at once, or as many as memory
+        has room for.  An example for which the model returns NaN is tried once more."""
+        found = self._search(self.searched, group, n_slots, config)
+        fine = [i for i, each in enumerate(found) if each.hyps]
+        if config.plan.policy.as_2018 and len(fine) < len(group):  # batch mates have met the others
+            again = self.search([group[i] for i in fine], n_slots, config)
+            for i, each in zip(fine, again):
+                found[i] = each
+        return [f if f.hyps else self._retry(e, config) for e, f in zip(group, found)]
+
+    def _retry(self, example: Example, config: SearchConfig) -> Found:
+        """What a search in fp32 finds for an example alone; blank if that fails as well."""
+        blank = Found([NOTHING], NOT_A_NUMBER)
+        try:
+            (found,) = self._search(self.exact_model, [example], 1, config)
+        except MemoryExhausted:
+            return blank
+        return found if found.hyps else blank
+
+    def _search(
+        self, model: AnyModel, group: list[Example], n_slots: int, config: SearchConfig
+    ) -> list[Found]:
+        def width(example: Example) -> int:
+            return source_length(example) * config.plan.beam_size
+
+        def search(part: list[Example], n_at_once: int) -> Iterator[tuple[int, Found]]:
+            with giving_back(model):
+                yield from self._decode(model, config, part, n_at_once)
+
+        return self.room.run(group, n_slots, width, search)
+
+    def _joins(self, config: SearchConfig) -> bool:
+        """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
+        return self.refills and not (config.plan.policy.as_2018 or config.alone)
+
+    def _decode(
+        self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
+    ) -> Iterator[tuple[int, Found]]:
+        """The place of each example in the group and what was found, as soon as its search ends."""
+        aligns = config.plan.aligns or any(e.reading for e in group)
+        plan = replace(config.plan, aligns=aligns, clock=self.clock)
+        # A GPU that refills is at a step of one batch while the host reads that of another
+        n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
+        for start, part in parts_of(group, n_joint):
+            tracer = Tracer(self.renderer, part)
+            if tracer.watch is not None:  # which knows sentences by their numbers in one batch
+                plan, n_batches = replace(plan, watched=True), 1
+            sentences = [sentence_of(config, example) for example in part]
+            for i, beam in decode(model, sentences, plan, n_slots, tracer.watch, n_batches):
+                with self.clock.phase("tokenise"):
+                    text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
+                    found = tracer.traced(i, beam, text)
+                yield start + i, found
+
+    # ---- targets that are known ----
+
+    def score(self, examples: Sequence[Example], alone: bool) -> list[list[float] | None]:
+        """Log-probabilities of each example's target; None if either side is missing.  NaN if the
+        model returns NaN, once more in fp32 and alone.  `alone`: no batches."""
+        room, work = self.score_room, partial(self._score, self.model)
+        made = self._over_targets(examples, alone, room, work)
+        return [
+            self._rescore(example) if scores is not None and total(scores) is None else scores
+            for example, scores in zip(examples, made)
+        ]
+
+    def _rescore(self, example: Example) -> list[float] | None:
+        """The scores of an example alone in fp32; NaN if there is no room for that."""
+        try:
+            work = partial(self._score, self.exact_model)
+            return self._over_targets([example], True, self.score_room, work)[0]
+        except MemoryExhausted:
+            return [math.nan]
+
+    def _score(self, model: EncoderDecoder, batch: Batch) -> list[list[float]]:
+        return score_targets(
+            model,
+            batch.src,
+            batch.src_lengths,
+            [e.tgt_ids or [] for e in batch.examples],
+            [e.start for e in batch.examples],
+            self.checkpoint.eos_id,
+            self.sums_to_one,
+            batch.copy_ids,
+            self.budget.scored_logits,
+        )
+
+    def attend(self, examples: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
+        """For each example the weights (T + 1, S) of its source for the T tokens of its target and
+        the end token; None if either side is missing.  `alone`: no batches."""
+        return self._over_targets(examples, alone, self.align_room, partial(self._attend, heads))
+
+    def _attend(self, heads: Heads, batch: Batch) -> list[Tensor]:
+        return attend_targets(
+            self.model,
+            batch.src,
+            batch.src_lengths,
+            [e.tgt_ids or [] for e in batch.examples],
+            [e.start for e in batch.examples],
+            self.checkpoint.eos_id,
+            heads,
+            batch.copy_ids,
+        )
+
+    def _over_targets(
+        self,
+        examples: Sequence[Example],
+        alone: bool,
+        room: Room,
+        work: Callable[[Batch], list[R]],
+    ) -> list[R | None]:
+        """The results of `work` on batches of the examples; None for those that lack a side."""
+
+        def in_room(group: list[Example], n_at_once: int) -> Iterator[tuple[int, R]]:
+            for start, part in parts_of(group, n_at_once):
+                batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
+                yield from enumerate(work(batch), start)
+
+        full = [e for e in examples if e.src_ids and e.tgt_ids is not None]
+        most = 1 if alone else self.budget.scored_tokens
+        groups = [(group, len(group)) for group in make_batches(full, most, "tokens", longer_side)]
+        return over_groups(
+            examples, groups, lambda group, n: room.run(group, n, longer_side, in_room)
+        )
+
+
+def over_groups(
+    examples: Sequence[Example],
+    groups: Sequence[Group],
+    work: Callable[[list[Example], int], list[R]],
+) -> list[R | None]:
+    """The results of `work` on groups of examples, in the order of the examples; None for those
+    that are in no group."""
+    made: dict[int, R] = {}
+    for group, n_at_once in groups:
+        made.update(zip(map(id, group), work(group, n_at_once), strict=True))
+    return [made.get(id(example)) for example in examples]
+
+
+def parts_of(group: list[Example], size: int) -> Iterator[tuple[int, list[Example]]]:
+    """Parts of a group, each with its place in it."""
+    for start in range(0, len(group), size):
+        yield start, group[start : start + size]

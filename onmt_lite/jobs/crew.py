@@ -1,0 +1,220 @@
+"""Tasks, and those who do them: handed out one at a time, and done again if somebody dies.
+
+Workers of this machine and actors of Ray are such crews.  The input alone is read in a thread: a
+line may be typed, or trickle from a pipe.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from onmt_lite.config.interrupt import raise_pending
+from onmt_lite.errors import WorkerLost
+from onmt_lite.jobs.reports import LOG
+from onmt_lite.jobs.tasks import Progress
+
+MAX_DEATHS = 3  # of one task
+MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done
+READ_AHEAD = 2  # tasks
+START = -1  # stands for the place of a task if a hand dies before it has one
+
+
+@dataclass(eq=False)
+class Hand:
+    """One of a crew.
+
+    place              among its fellows
+    task               what it does, and `at`: the place of that among the tasks
+    n_lines, n_tokens  what of that is translated
+    ready              whether it takes tasks
+    """
+
+    place: int
+    task: Any = None
+    at: int = START
+    n_lines: int = 0
+    n_tokens: int = 0
+    ready: bool = False
+
+
+H = TypeVar("H", bound=Hand)
+Event = tuple[H, str, Any]  # who, what (ready, progress, done, failed, died), and its value
+
+
+class Crew(Generic[H]):
+    """An engine of several hands; see `onmt_lite.jobs.engine.Engine`."""
+
+    one, many = "a worker", "workers"
+    remedy = "give fewer -workers or a smaller -batch_size"
+
+    def __init__(self, n: int, read_ahead: int = READ_AHEAD):
+        self.n, self._read_ahead = n, read_ahead
+        self.hands: list[H] = []
+        self._again: list[tuple[int, Any]] = []  # tasks of those who died, by their place
+        self._failed: dict[int, Exception] = {}  # by the place of the task
+        self._deaths: Counter[int] = Counter()  # by the place of the task
+
+    def start(self, place: int) -> None:
+        """Add a hand."""
+        raise NotImplementedError
+
+    def give(self, hand: H) -> None:
+        """Send a hand its task."""
+        raise NotImplementedError
+
+    def listen(self, source: "Source | None") -> Iterator[Event[H]]:
+        """Wait, a second at most, for the input and the hands; yield what happens."""
+        raise NotImplementedError
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        """Yield what the tasks return, as they are done.
+
+        Raises what a task raises, once all tasks before it are done; WorkerLost if several hands
+        have died of one task.
+        """
+        source = Source(tasks, self._read_ahead)
+        try:
+            while True:
+                self._hand_out(source)
+                left = self._open()
+                if self._failed and min(self._failed) < min(left, default=source.n_taken):
+                    raise self._failed[min(self._failed)]
+                if source.ended and not source.waiting and not left:
+                    break
+                for event in self.listen(source):
+                    yield from self.take_in(*event, progress)
+                raise_pending()
+        finally:
+            source.stop()
+            for kept in (self._again, self._failed, self._deaths):
+                kept.clear()
+        if source.error is not None:
+            raise source.error
+
+    def busy(self) -> list[H]:
+        return [hand for hand in self.hands if hand.task is not None]
+
+    def _open(self) -> list[int]:
+        """The places of the tasks that are handed out and not done."""
+        return [hand.at for hand in self.busy()] + [at for at, _ in self._again]
+
+    def _hand_out(self, source: "Source") -> None:
+        """Give a task to each hand that has none; after an error, no new ones."""
+        for hand in self.hands:
+            if hand.task is not None or not hand.ready:
+                continue
+            if self._again:
+                self._again.sort(key=lambda again: -again[0])
+                hand.at, hand.task = self._again.pop()
+            elif source.waiting and not self._failed:
+                first = min(self._open(), default=source.n_taken)
+                if source.n_taken - first >= MAX_OPEN * self.n:
+                    return
+                hand.at, hand.task = source.take()
+            else:
+                return
+            hand.n_lines = hand.n_tokens = 0
+            self.give(hand)
+
+    def take_in(self, hand: H, what: str, value: Any, progress: Progress) -> Iterator[Any]:
+        """Take in an event; yield a result."""
+        if what == "ready":
+            hand.ready = True
+            self._deaths[START] = 0
+        elif what == "progress":
+            hand.n_lines, hand.n_tokens = hand.n_lines + value[0], hand.n_tokens + value[1]
+            progress(*value)
+        elif what == "done":
+            self._deaths.pop(hand.at, None)
+            hand.task = None
+            yield value
+        elif what == "failed":
+            if hand.task is None:
+                raise value
+            self._failed[hand.at], hand.task = value, None
+        elif what == "died":
+            self.hands.remove(hand)
+            progress(-hand.n_lines, -hand.n_tokens)
+            self._replace(hand, *value)
+
+    def _replace(self, hand: H, how: str, is_own: bool) -> None:
+        """Start another one in the place of a hand that died; `is_own`: by itself, or of its
+        task."""
+        at, where = START, "before it was ready"
+        if hand.task is not None:
+            at, where = hand.at, hand.task.where
+        self._deaths[at] += is_own
+        if self._deaths[at] < MAX_DEATHS:
+            LOG.info("NOTE: %s %s, %s; another one takes over", self.one, how, where)
+            if hand.task is not None:
+                self._again.append((at, hand.task))
+            self.start(hand.place)
+            return
+        error = WorkerLost(f"{MAX_DEATHS} {self.many} died {where}, the last {how}; {self.remedy}")
+        if hand.task is None:
+            raise error
+        self._failed[at] = error
+
+
+class Source:
+    """Tasks, read in a thread a little ahead of the crew.
+
+    waiting  tasks that are there
+    n_taken  those that were taken
+    ended    no more will come; `error`: by which the input ended
+    bell     can be read from when there is something to `answer`
+    """
+
+    def __init__(self, tasks: Iterable[Any], read_ahead: int):
+        self.waiting: list[Any] = []
+        self.n_taken = 0
+        self.ended = self._stopped = False
+        self.error: Exception | None = None
+        self.bell, self._ring = Pipe(duplex=False)
+        self._read_already: SimpleQueue[Any] = SimpleQueue()
+        self._room = threading.Semaphore(read_ahead)
+        threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
+
+    def answer(self) -> None:
+        """Take in what was read."""
+        self.bell.recv_bytes()
+        what, value = self._read_already.get()
+        if what == "task":
+            self.waiting.append(value)
+        else:
+            self.ended, self.error = True, value
+
+    def take(self) -> tuple[int, Any]:
+        """The place of the next task, and the task."""
+        self._room.release()
+        self.n_taken += 1
+        return self.n_taken - 1, self.waiting.pop(0)
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        self._stopped = True
+        self._room.release()
+
+    def _read(self, tasks: Iterable[Any]) -> None:
+        error = None
+        try:
+            for task in tasks:
+                self._say("task", task)
+                self._room.acquire()
+                if self._stopped:
+                    return
+        except Exception as found:
+            error = found
+            raise SystemExit from None  # a thread ends so without a word
+        finally:
+            self._say("end", error)
+
+    def _say(self, what: str, value: object) -> None:
+        self._read_already.put((what, value))
+        with suppress(OSError):
+            self._ring.send_bytes(b".")
