@@ -39,6 +39,7 @@ FAMILIES = {
     "ensemble": families.make_ensemble,
 }
 SLOTS = [(3, 1), (17, 1), (7, 2), (2, 3)]  # of a batch, and how many batches take turns
+DAILY = ["opennmt", "transformers", "fairseq", "marian", "tensor2tensor"]  # searches
 MORE = {
     "block_ngram_repeat": 2,
     "repetition_penalty": 1.3,
@@ -56,7 +57,7 @@ def run(translator, lines, refills, prefixes, **options):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"opennmt-2018"}))
+@pytest.mark.parametrize("name", swept(sorted(set(PRESETS) - {"opennmt-2018"}), DAILY))
 @settings(deadline=None, max_examples=12)
 @given(
     group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=6, max_size=12),
