@@ -25,6 +25,7 @@ def test_wrong_options(words, capsys):
     assert "benchmarks: error: " in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_a_run(monkeypatch, tmp_path, capfd):
     """Two rounds of onmt_lite alone: every figure is there, and the tables show them."""
     monkeypatch.setitem(SHAPES, "tiny", SMALL)

@@ -21,6 +21,7 @@ from tests.support.cases import (
     translate,
 )
 from tests.support.simulated import Event, SimulatedDevice, move
+from tests.support.sweeps import swept
 from tests.support.tables import Settings, plan_of
 from tests.test_device import assert_same, on_device, simulate
 from tests.test_state import TRANSFORMERS
@@ -50,7 +51,7 @@ def both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]
     return expected, moved, counts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(MODELS, ["plain", "shaw_values", "average", "copying"]))
 def test_every_step_of_a_shape_that_was_there_is_replayed(name):
     _, moved, (first, second) = both(MODELS[name], n_best=2)
     assert first["steps"] == second["steps"] > 10

@@ -20,6 +20,7 @@ from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
+from tests.support.files import assert_refused
 
 ATOL = 1e-6
 SRC, LENGTHS = torch.tensor([[5, 6, 7, 3]]), torch.tensor([4])
@@ -45,13 +46,13 @@ def logits_of(model) -> torch.Tensor:
     return model.forward(model.encode(SRC, LENGTHS), TGT)
 
 
-def assert_refused(path, *words: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
+def describe_as(path, **entries) -> None:
+    """Change a model's description, and its checksum to match."""
+    manifest = json.loads((path / "model.json").read_text()) | entries
+    del manifest["sha256"]
+    text = json.dumps(manifest, sort_keys=True)
+    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / "model.json").write_text(json.dumps(manifest))
 
 
 @pytest.fixture
@@ -212,33 +213,15 @@ class TestNative:
         ids=str,
     )
     def test_a_description_that_does_not_fit_though_its_checksum_does(self, copy, change):
-        manifest = json.loads((copy / "model.json").read_text())
-        del manifest["sha256"]
-        manifest["config"].update(change)
-        manifest["sha256"] = hashlib.sha256(
-            json.dumps(manifest, sort_keys=True).encode()
-        ).hexdigest()
-        (copy / "model.json").write_text(json.dumps(manifest))
+        describe_as(copy, config=json.loads((copy / "model.json").read_text())["config"] | change)
         assert_refused(copy)
 
     def test_an_entry_of_an_older_version_is_not_read(self, copy):
-        manifest = json.loads((copy / "model.json").read_text())
-        del manifest["sha256"]
-        manifest["retry_repeats"] = 3
-        manifest["sha256"] = hashlib.sha256(
-            json.dumps(manifest, sort_keys=True).encode()
-        ).hexdigest()
-        (copy / "model.json").write_text(json.dumps(manifest))
+        describe_as(copy, retry_repeats=3)
         assert native.load(copy).split_longer == 0
 
     def test_a_list_of_files_though_its_checksum_fits(self, copy):
-        manifest = json.loads((copy / "model.json").read_text())
-        del manifest["sha256"]
-        manifest["files"] = list(manifest["files"])
-        manifest["sha256"] = hashlib.sha256(
-            json.dumps(manifest, sort_keys=True).encode()
-        ).hexdigest()
-        (copy / "model.json").write_text(json.dumps(manifest))
+        describe_as(copy, files=list(json.loads((copy / "model.json").read_text())["files"]))
         assert_refused(copy, "not a model description")
 
     def test_pieces_of_another_size(self, tmp_path, tiny_pieces):
@@ -272,13 +255,8 @@ class TestRows:
         change(tensors)
         data = safetensors.dump(tensors)
         (path / "weights.safetensors").write_bytes(data)
-        manifest = json.loads((path / "model.json").read_text())
-        del manifest["sha256"]
-        manifest["files"]["weights.safetensors"] = hashlib.sha256(data).hexdigest()
-        manifest["sha256"] = hashlib.sha256(
-            json.dumps(manifest, sort_keys=True).encode()
-        ).hexdigest()
-        (path / "model.json").write_text(json.dumps(manifest))
+        files = json.loads((path / "model.json").read_text())["files"]
+        describe_as(path, files=files | {"weights.safetensors": hashlib.sha256(data).hexdigest()})
 
     def test_what_is_loaded_is_scale_times_integer(self, saved):
         model, path = saved

@@ -18,6 +18,7 @@ from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.line import Line
 from tests.support import cases
+from tests.support.sweeps import swept
 
 # Some come twice or oftener, far apart and side by side, and in other words the same tokens
 LINES = [
@@ -166,6 +167,9 @@ JOBS = {
 }
 
 
+DAILY = ["n_best", "moses", "gold align", "objects", "drawn", "dump", "workers", "2018"]
+
+
 class TestJobs:
     @pytest.fixture
     def run(self, tiny_checkpoint, tmp_path):
@@ -193,8 +197,9 @@ class TestJobs:
 
         return run
 
-    @pytest.mark.parametrize("words", JOBS.values(), ids=JOBS)
+    @pytest.mark.parametrize("words", swept(JOBS, DAILY))
     def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
+        words = JOBS[words]
         found, n_merged = run(words), sum(decoded)
         monkeypatch.setattr(SearchConfig, "copies_are_equal", False)
         decoded.clear()

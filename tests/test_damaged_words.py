@@ -18,6 +18,7 @@ from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_refused, one_line
 from tests.support.model_bin import ModelBin
+from tests.support.sweeps import swept
 
 FAMILIES = DATA.parent / "families"
 MODEL = {"opus": DATA / "marian_npz" / "opus", "ct2": DATA / "ct2" / "mbart_float16"}
@@ -52,7 +53,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("name, file", FILES)
+@pytest.mark.parametrize("name, file", swept(FILES, FILES[::4]))
 def test_names_in_descriptions(name, file, tmp_path):
     """One letter of a name at a time; a default does not take its place unseen."""
     path = shutil.copytree(MODEL[name], tmp_path / "copy")

@@ -210,6 +210,7 @@ print(pages())
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 @pytest.mark.parametrize("given", [{}, {"MALLOC_MMAP_THRESHOLD_": "100000"}])
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode
 from onmt_lite.text.lines import from_texts
+from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parent / "data" / "families"
 FILES = {p.stem: json.loads(p.read_text("utf-8")) for p in sorted(ROOT.glob("references/*.json"))}
-CASES = [
-    pytest.param(name, i, id=f"{name}-{i}")
-    for name, file in FILES.items()
-    for i in range(len(file["cases"]))
-]
+CASES = {
+    f"{name}-{i}": (name, i) for name, file in FILES.items() for i in range(len(file["cases"]))
+}
+DAILY = [*CASES.values()][::3]
 NAMES = {
     "num_beams": "beam_size",
     "length_penalty": "alpha",
@@ -67,7 +67,7 @@ def expected(translator, file, row):
     return [(tokens(list(ids)), ended, score) for (ids, ended), score in found.items()]
 
 
-@pytest.mark.parametrize("name, i", CASES)
+@pytest.mark.parametrize("name, i", swept(CASES.values(), DAILY), ids=CASES)
 def test_n_best_lists_are_those_of_transformers(translators, name, i):
     file = FILES[name]
     case, translator = file["cases"][i], translators[file["model"]]

@@ -231,6 +231,7 @@ def test_score_only_searches_nothing(score, monkeypatch):
     assert "GOLD 1: the cat" in score("-score_only -verbose")[1]
 
 
+@pytest.mark.sweep
 def test_score_only_with_workers_says_the_same(score):
     words = "-score_only -output_format jsonl -quiet"
     assert score(words)[0] == score(f"{words} -workers 2 -bucket_lines 2")[0]

@@ -76,6 +76,7 @@ def test_layers_do_not_grow_if_they_would_change_something():
 # Pieces
 
 
+@pytest.mark.sweep
 def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, options, tmp_path):
     words = ["-train", corpus, "-vocab_size", 33, "-enc_layers", 2]
     more = Trainer(options("more", "-init_from", grown(start, tmp_path / "grown", *words)))

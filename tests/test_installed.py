@@ -75,6 +75,7 @@ def from_checkout(tmp_path, monkeypatch, capfdbinary):
     return run
 
 
+@pytest.mark.sweep
 def test_the_package_is_the_installed_one(run, environment):
     where = run("python", "-c", "import onmt_lite; print(onmt_lite.__file__)")
     assert Path(where).is_relative_to(environment)
@@ -91,6 +92,7 @@ def test_the_shipped_model_translates(run, from_checkout):
     assert run("python", *words, stdin=GERMAN) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["nbest", "nbest.yaml", "configs/nbest.yaml"])
 def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
     expected = from_checkout("-config", "configs/nbest.yaml", "-print_config")
@@ -100,11 +102,13 @@ def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
     assert "n_best: 5" in values
 
 
+@pytest.mark.sweep
 def test_a_shipped_configuration_that_names_a_shipped_model(run, from_checkout):
     expected = from_checkout("-config", "configs/searches.yaml", stdin="x x\n")
     assert run("onmt_translate", "-config", "searches", stdin="x x\n") == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "command", [["onmt_translate"], ["python", "-m", "onmt_lite"], ["onmt_train"], ["onmt_export"]]
 )
@@ -115,17 +119,20 @@ def test_version_and_help(run, command):
     assert run(*command, "-help", err="").startswith(" ".join(command) + " ")
 
 
+@pytest.mark.sweep
 def test_names_of_other_tools_are_known(run):
     said = "onmt_lite: error: unknown option num_beams; here it is beam_size (command line)\n"
     run("onmt_translate", "-num_beams", "5", code=2, err=said)
 
 
+@pytest.mark.sweep
 def test_the_commands_train_and_export(run, tmp_path):
     assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
     run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
 
 
+@pytest.mark.sweep
 def test_from_python(run):
     code = (
         "from onmt_lite import Translator; "
@@ -135,6 +142,7 @@ def test_from_python(run):
     assert run("python", "-c", code, err="").startswith("Good morning")
 
 
+@pytest.mark.sweep
 def test_an_example_as_it_is(run):
     out = run("python", ROOT / "examples" / "draw_search.py", "Ja.", err="")
     assert out.startswith("Ja.\n\nstep ")
@@ -206,6 +214,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.sweep
 def test_a_type_checker_sees_types_and_mistakes(environment):
     """What `mypy --strict` says of two scripts; the types of torch are left out, they take long."""
     folder = environment.parent

@@ -20,6 +20,7 @@ from onmt_lite.models import attention, linear, processor
 from onmt_lite.models.linear import BLOCK, Bytes, Int8, Int8Weight, Linear, Packed, is_right, pack
 from onmt_lite.models.processor import processor_words
 from tests.support import tiny
+from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -277,18 +278,20 @@ class TestChoice:
         assert copy.deepcopy(model).output.kernel is model.output.kernel
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
-def test_a_sentence_is_alone_in_int8(batch_size, german, int8_anywhere):
+@pytest.mark.parametrize("every", swept([1, 4], [4]))
+def test_a_sentence_is_alone_in_int8(every, german, int8_anywhere):
     """A last bit may decide how a number is rounded to a byte, so all of them must be the same."""
     translator = Translator.from_pretrained(device="cpu", precision="int8", threads=1)
-    batches = dict(batch_type="sents", batch_size=batch_size, n_best=2)
-    order = random.Random(batch_size).sample(range(len(german)), len(german))
-    mixed = translator.translate([german[i] for i in order], **batches)
-    for i, found in zip(order, mixed, strict=True):
-        (alone,) = translator.translate([german[i]], n_best=2)
-        assert [h.text for h in found.hyps] == [h.text for h in alone.hyps]
-        scores = [h.score for h in found.hyps]
-        assert scores == pytest.approx([h.score for h in alone.hyps], abs=1e-5)
+    lines = german[::every]
+    alone = [translator.translate([line], n_best=2)[0] for line in lines]
+    for batch_size in (1, 7, 64):
+        order = random.Random(batch_size).sample(range(len(lines)), len(lines))
+        batches = dict(batch_type="sents", batch_size=batch_size, n_best=2)
+        mixed = translator.translate([lines[i] for i in order], **batches)
+        for i, found in zip(order, mixed, strict=True):
+            assert [h.text for h in found.hyps] == [h.text for h in alone[i].hyps]
+            scores = [h.score for h in found.hyps]
+            assert scores == pytest.approx([h.score for h in alone[i].hyps], abs=1e-5)
 
 
 class TestAttentionInBfloat16:
@@ -330,7 +333,7 @@ class TestAttentionInBfloat16:
         torch.testing.assert_close(found, exact, rtol=0, atol=0.03)
         torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 5))
 
-    @pytest.mark.parametrize("batch_size", [1, 5])
+    @pytest.mark.parametrize("batch_size", swept([1, 5], [5]))
     def test_a_sentence_is_alone(self, batch_size, tmp_path):
         shape = Shape(2, 256, 512, 4, 300, n_lines=8, n_tokens=20)
         made = random_workload(shape, tmp_path / "wide")

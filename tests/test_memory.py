@@ -21,6 +21,7 @@ from onmt_lite.inference.records import Example
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.line import Line
 from tests.support import families, tiny
+from tests.support.sweeps import swept
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
 MESSAGES = [
@@ -164,7 +165,10 @@ def texts(translations):
     return [[hyp.text for hyp in t.hyps] for t in translations]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), *map(RuntimeError, MESSAGES)], ids=range(5))
+ERRORS = [MemoryError(), *map(RuntimeError, MESSAGES)]
+
+
+@pytest.mark.parametrize("error", swept(ERRORS, ERRORS[:2]), ids=range(5))
 def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeypatch, error):
     expected = translator.translate(LINES, beam_size=2, n_best=2)
     tried = small(monkeypatch, "decode", error=error)

@@ -226,14 +226,15 @@ print(t.translate(["katze"])[0].text, flush=True)
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        ("", 0),
+        pytest.param("", 0, marks=pytest.mark.sweep),
         ("os.kill(os.getpid(), 9)", -9),
-        (  # a fork of the program leaves the workers of its parent alone
+        pytest.param(  # a fork of the program leaves the workers of its parent alone
             "pid = os.fork()\n"
             "if pid == 0: sys.exit(0)\n"
             "os.waitpid(pid, 0)\n"
             "assert t.translate(['katze'])[0].text == 'a cat'",
             0,
+            marks=pytest.mark.sweep,
         ),
     ],
 )

@@ -532,6 +532,7 @@ def test_no_word_is_translated_in_two_ways():
     assert all(side == side.strip() != "" for pair in pairs for side in pair)
 
 
+@pytest.mark.sweep
 def test_sentences_of_the_recipe_are_not_the_sixty_lines():
     pairs = [pair for name in SENTENCES for pair in read_pairs(RECIPE / name)]
     sources = [words_of(src.lower()) for src, _ in pairs]

@@ -20,6 +20,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.scheduler import fill_holes
 from onmt_lite.text.line import Line
 from tests.support import families, tiny
+from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,
     hypotheses,
@@ -37,6 +38,8 @@ FAMILIES = {
     "copying": partial(families.make_copying_rnn, "general"),
     "ensemble": families.make_ensemble,
 }
+SLOTS = [(3, 1), (17, 1), (7, 2), (2, 3)]  # of a batch, and how many batches take turns
+DAILY = ["opennmt", "transformers", "fairseq", "marian", "tensor2tensor"]  # searches
 MORE = {
     "block_ngram_repeat": 2,
     "repetition_penalty": 1.3,
@@ -54,7 +57,7 @@ def run(translator, lines, refills, prefixes, **options):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"opennmt-2018"}))
+@pytest.mark.parametrize("name", swept(sorted(set(PRESETS) - {"opennmt-2018"}), DAILY))
 @settings(deadline=None, max_examples=12)
 @given(
     group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=6, max_size=12),
@@ -83,7 +86,7 @@ def memory_full_of_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("n_slots, n_batches", [(3, 1), (17, 1), (7, 2), (2, 3)])
+@pytest.mark.parametrize("n_slots, n_batches", swept(SLOTS, [(17, 1), (2, 3)]))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full_of_nan):
     """Sentences that end at different steps; with 17 slots the batch shrinks before it grows."""

@@ -18,6 +18,7 @@ from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny
 from tests.support.families import VOCAB_SIZE, make_rnn
+from tests.support.sweeps import sweep
 from tests.support.tables import WORDS, Settings, brute_force, make_checkpoint, make_source, sources
 from tests.test_alignment import by_hand
 
@@ -204,7 +205,7 @@ def unsure(tmp_path_factory, tiny_pieces):
 
 @pytest.mark.parametrize(
     "options",
-    ["", "-n_best 3 -search fairseq", "-report_align", "-workers 2 -bucket_lines 2"],
+    ["", "-n_best 3 -search fairseq", "-report_align", sweep("-workers 2 -bucket_lines 2")],
 )
 def test_the_summary_says_how_many(unsure, tmp_path, capfd, options):
     """As many as stand in all hypotheses without it; copies of a line count too."""

@@ -25,10 +25,10 @@ STORED = json.loads(
 TRAINED = DATA / "onmt351_transformer.pt"
 
 
-def tokenizer_of(path=TRAINED, **options):
+def tokenizer_of(checkpoint=load_checkpoint(TRAINED), **options):  # noqa: B008 read once
     """What cuts lines for the model with these options."""
     checked = TranslateOptions.of(**options)
-    return next(iter(fit(load_checkpoint(path), checked, read_own(checked)).tokenizers.values()))
+    return next(iter(fit(checkpoint, checked, read_own(checked)).tokenizers.values()))
 
 
 def test_normalize_is_the_original_s():

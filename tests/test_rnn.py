@@ -11,7 +11,6 @@ from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.forced import score_targets
 from tests.support import archives, rnn_by_hand
 from tests.support.families import RNNS, build, make_rnn, rnn_weights
-from tests.support.rows import select
 
 ATOL = 1e-5
 RTOL = 5e-6  # logits are up to 10, with 24 bits each
@@ -71,32 +70,6 @@ def test_files_of_opennmt_py_follow_the_formulas(name):
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=RTOL)
 
 
-def test_cached_steps_equal_a_full_forward(model):
-    memory = model.encode(SRC, SRC_LENGTHS)
-    full = model.forward(memory, TGT)
-    state = model.init_state(memory)
-    for t in range(TGT.size(1)):
-        logits, attn = model.step(TGT[:, t], state)
-        torch.testing.assert_close(logits, full[:, t], atol=ATOL, rtol=0)
-        torch.testing.assert_close(attn.sum(1), torch.ones(3))
-
-
-def test_a_sentence_alone_equals_itself_in_a_batch(model):
-    together = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
-    for b, n in enumerate(SRC_LENGTHS.tolist()):
-        memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1])
-        alone = model.forward(memory, TGT[b : b + 1])
-        torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lower_precision_is_near(model, dtype):
-    exact = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
-    near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS), TGT)
-    assert near.dtype == dtype
-    assert (near - exact).abs().max() < 0.05
-
-
 def test_the_bridge_does_not_mix_sentences_as_it_once_did():
     """The rule up to 2.x: fold (layers, sentences, d) as it lies in memory."""
     encoder = make_rnn(bridge=True).encoder
@@ -108,23 +81,6 @@ def test_the_bridge_does_not_mix_sentences_as_it_once_did():
         alone = part[:, b : b + 1].contiguous()
         old = encoder.bridge[0](alone.view(-1, 16)).relu().view(alone.shape)
         torch.testing.assert_close(ours[:, b : b + 1], old)
-
-
-def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied():
-    model = make_rnn(attention="mlp")
-    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
-
-    def memory():
-        return state.memory.bank, state.memory.keys, state.memory.mask
-
-    places = [x.data_ptr() for x in memory()]
-    state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])
-    model.step(torch.full((12,), 2), state)
-    state = select(state, 4, [[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
-    assert [x.data_ptr() for x in memory()] == places
-    assert state.feed.size(0) == 12
-    state = select(state, 4, [[0, 1, 2, 3], [8, 8, 9, 9]])
-    assert {x.size(0) for x in memory()} == {2}
 
 
 def test_sparsemax_is_the_nearest_distribution():

@@ -143,6 +143,7 @@ def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
         Trainer(options(corpus, tmp_path / "fourth", "-init_from", str(DATA / "fs12_tf")))
 
 
+@pytest.mark.sweep
 def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_hold(
     corpus, tmp_path
 ):
@@ -169,6 +170,7 @@ def native_nll(translator, corpus) -> float:
     return -total / sum(len(encode(tgt)) + 1 for _, tgt in pairs)
 
 
+@pytest.mark.sweep
 def test_a_model_of_8_bits_goes_on_and_is_exported(corpus, tmp_path):
     train(options(corpus, tmp_path / "run", *"-train_steps 200 -dropout 0".split()))
     same = "-train_steps 1 -matrix_lr 1e-9 -vector_lr 1e-9".split()
@@ -191,6 +193,7 @@ def test_reverse_learns_the_other_direction(corpus):
     assert [(b, a) for a, b in forward] == backward
 
 
+@pytest.mark.sweep
 def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
     """The chain of docs/training.md: the other direction, drawn translations, pairs of both."""
     run = options(corpus, tmp_path / "back", *"-reverse -train_steps 400 -dropout 0".split())

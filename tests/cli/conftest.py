@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.jobs.bench import Start
+from tests.jobs.warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "translate.py"
@@ -114,17 +118,66 @@ def env():
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture
-def process(command, tmp_path, env):
-    """process(*argv, **popen) -> Popen in tmp_path; killed at the end of the test."""
-    started = []
+class Forked:
+    """A process that is forked off the warm one and used as a `subprocess.Popen`."""
 
-    def start(*argv, **popen):
-        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env, **popen}
-        started.append(subprocess.Popen(command(*argv), cwd=tmp_path, **popen))
-        return started[-1]
+    def __init__(self, warm, start, program="onmt_lite", *, stdin=subprocess.DEVNULL, **outs):
+        self.warm, self.returncode, theirs, ours = warm, None, [], []
+        for number, given in enumerate([stdin, *(outs.get(n) for n in ("stdout", "stderr"))]):
+            pipe = None
+            if given is None or given == subprocess.PIPE:
+                reading, writing = os.pipe()
+                pipe, given = (writing, reading) if number == 0 else (reading, writing)
+            elif given == subprocess.DEVNULL:
+                given = os.open(os.devnull, os.O_RDWR)
+            else:
+                given = os.dup(given)
+            ours.append(None if pipe is None else open(pipe, "rb" if number else "wb"))
+            theirs.append(given)
+        self.stdin, self.stdout, self.stderr = ours
+        self.pid = warm.spawn(start, theirs, program)
+        for fd in theirs:
+            os.close(fd)
 
-    yield start
+    def poll(self):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout=200):
+        if self.returncode is None:
+            found = self.warm.reap(self.pid, timeout)
+            if found is None:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = found[0]
+        return self.returncode
+
+    def communicate(self, timeout=200):
+        """What is left of stdout and of stderr; the process reads the end of its input."""
+        if self.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
+        with ThreadPoolExecutor() as pool:
+            outs = pool.map(lambda stream: stream and stream.read(), (self.stdout, self.stderr))
+            self.wait(timeout)
+            return tuple(outs)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def warm():
+    with Warm() as warm:
+        yield warm
+
+
+def end(started):
+    """Kill processes of a test and close what leads to them."""
     for one in started:
         if one.poll() is None:
             one.kill()
@@ -132,6 +185,29 @@ def process(command, tmp_path, env):
         for stream in (one.stdin, one.stdout, one.stderr):
             with contextlib.suppress(BrokenPipeError):  # what it did not read
                 stream and stream.close()
+
+
+@pytest.fixture
+def process(command, tmp_path, env, warm):
+    """process(*argv, **popen) -> a job in tmp_path; killed at the end of the test.
+
+    Its stdout and stderr are pipes unless given.  With `preexec_fn` it is no fork of the warm
+    process but starts as it does for a user.
+    """
+    started = []
+
+    def start(*argv, **popen):
+        words = command(*argv)
+        if "preexec_fn" in popen:
+            popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env, **popen}
+            started.append(subprocess.Popen(words, cwd=tmp_path, **popen))
+        else:
+            env_of = popen.pop("env", env)
+            started.append(Forked(warm, Start(words[2:], str(tmp_path), env_of), **popen))
+        return started[-1]
+
+    yield start
+    end(started)
 
 
 @pytest.fixture

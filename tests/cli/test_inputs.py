@@ -8,7 +8,6 @@ import re
 import shutil
 import zipfile
 
-import onmt_lite.job
 import pytest
 
 import onmt_lite.jobs.job

@@ -12,6 +12,7 @@ from onmt_lite.errors import FileError
 from onmt_lite.jobs.progress import add_log_file, logging_to
 from onmt_lite.jobs.reports import LOG
 from tests.cli.conftest import SCRIPT
+from tests.support.sweeps import swept
 
 JOBS = {
     "done": ["-src", "src.txt", "-output", "out"],
@@ -78,7 +79,7 @@ def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
         assert (tmp_path / name).read_text("utf-8").endswith(" INFO] inside\n")
 
 
-@pytest.mark.parametrize("log_file", ["log", "/dev/full", "/dev/stderr"])
+@pytest.mark.parametrize("log_file", swept(["log", "/dev/full", "/dev/stderr"], ["log"]))
 def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file):
     words = ["-src", src, "-model", table, "-output", "out", "-log_file", log_file, "-quiet"]
     command = [sys.executable, "-W", "always::ResourceWarning", SCRIPT, *words]

@@ -223,7 +223,7 @@ class TestTyping:
         """A job whose lines are typed, once it waits for them, and its terminal."""
         screen = terminal()
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
-        job = process(**streams, preexec_fn=screen.controls)
+        job = process(**streams)
         until(lambda: job.poll() is not None or "Ctrl-D ends\r\n" in screen.read())
         assert screen.lines() == ["loading the model ...", "type a line, Ctrl-D ends", ""]
         return job, screen
@@ -314,7 +314,7 @@ class TestStopped:
 
     def test_a_bar_ends_with_its_line(self, process, terminal, until):
         screen = terminal()
-        job = process("-output", "new", stdin=-1, stderr=screen.theirs, preexec_fn=screen.controls)
+        job = process("-output", "new", stdin=-1, stderr=screen.theirs)
         job.stdin.write(b"one\n")
         job.stdin.flush()
         until(lambda: job.poll() is not None or "1 lines" in screen.read())

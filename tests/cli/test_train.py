@@ -16,8 +16,10 @@ from onmt_lite import export
 from onmt_lite.config.interrupt import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.train import __main__ as train
 from onmt_lite.train import data
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, Forked, end
+from tests.jobs.bench import Start
 from tests.support.counting import write_pairs
+from tests.support.sweeps import swept
 
 TINY = (
     "-train my.tsv -output run -train_minutes 30 -vocab_size 26 -d_model 16 -heads 2 -d_ff 16 "
@@ -32,31 +34,30 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def start(folder):
-    """start(*words) -> the process of a command in `folder`; killed at the end of the test."""
+def start(folder, env, warm):
+    """start(*words) -> a process of the trainer in `folder`; killed at the end of the test."""
     started = []
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-    def run(*words, **popen):
-        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env, **popen}
-        started.append(subprocess.Popen(list(map(str, words)), cwd=folder, text=True, **popen))
+    def run(*more, ignored=()):
+        start = Start([*TINY, *more], str(folder), env, ignored=ignored)
+        started.append(Forked(warm, start, "onmt_lite.train"))
         return started[-1]
 
     yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    end(started)
 
 
-def train_command(*more):
-    return [sys.executable, "-m", "onmt_lite.train", *TINY, *more]
+@pytest.fixture
+def run(folder, env):
+    """run(*words) -> (stdout, stderr) of a command in `folder`, started as a user does."""
 
+    def run(*words):
+        popen = {"cwd": folder, "env": {**env, "PYTHONPATH": str(ROOT)}, "text": True}
+        done = subprocess.run(words, capture_output=True, timeout=200, **popen)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
 
-def default_signals():
-    """The tests themselves may run under nohup."""
-    for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
+    return run
 
 
 def test_a_saved_configuration_replaces_no_data(folder, monkeypatch, capfd):
@@ -85,7 +86,7 @@ def training(start, folder, until):
     def begin():
         # A row of the table at each step: the run would take a million of them
         steps = ["-train_steps", "1000000"]
-        process = start(*train_command(*steps), preexec_fn=default_signals)
+        process = start(*steps)
         log = folder / "run" / "train.log"
         until(
             lambda: process.poll() is not None or (log.exists() and "held out" in log.read_text())
@@ -105,11 +106,11 @@ def command_in(text, before):
     return [sys.executable, *words[1:]]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_a_run_that_can_go_on(training, start, folder, number):
+@pytest.mark.parametrize("number", swept(SIGNALS, [signal.SIGINT]))
+def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
     process = training()
     process.send_signal(number)
-    out, err = process.communicate(timeout=200)
+    out, err = (found.decode() for found in process.communicate())
     assert (process.returncode, out) == (128 + number, "")
     name = signal.Signals(number).name
     last = err.split("\n")[-2]
@@ -119,47 +120,42 @@ def test_a_signal_ends_a_run_that_can_go_on(training, start, folder, number):
         return
     # The commands do what they say, as they are
     steps = str(int(step[1]) + 2)
-    again = start(*command_in(err, "go on"), "-train_steps", steps)
-    out, more = again.communicate(timeout=200)
-    assert (again.returncode, out) == (0, ""), more
-    assert f"going on after step {step[1]}\n" in more
+    out, more = run(*command_in(err, "go on"), "-train_steps", steps)
+    assert out == "" and f"going on after step {step[1]}\n" in more
     (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
     command = command_in(err, "translate with it")
     assert command_in(more, "translate with it") == command
-    done = start(*command)
-    assert len(done.communicate(timeout=200)[0].split("\n")) == 4
-    assert done.returncode == 0
+    assert len(run(*command)[0].split("\n")) == 4
 
 
 def test_a_second_signal_ends_it_at_once(training, folder):
     process = training()
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         process.send_signal(number)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate()
     assert process.returncode in (129, 143)
-    assert "Traceback" not in err and "stopped" not in err
+    assert b"Traceback" not in err and b"stopped" not in err
     assert not (folder / "run" / "train_state.pt").exists()
 
 
 def test_an_ignored_hangup_stays_ignored(start, folder, until):
-    words = train_command("-train_steps", "1000000")
-    process = start(*words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = start("-train_steps", "1000000", ignored=[signal.SIGHUP])
     until(lambda: (folder / "run" / "train.csv").exists())
     process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=200)
+    process.communicate()
     assert process.returncode == 143
 
 
 def test_a_signal_while_it_reads_leaves_nothing(start, folder, until):
     os.mkfifo(folder / "pipe")
-    process = start(*train_command("-train", "pipe"), preexec_fn=default_signals)
+    process = start("-train", "pipe")
     with open(folder / "pipe", "w", encoding="utf-8"):  # waits for the reader
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=200)
-    assert (process.returncode, err) == (143, "onmt_lite: stopped by SIGTERM\n")
+        _, err = process.communicate()
+    assert (process.returncode, err) == (143, b"onmt_lite: stopped by SIGTERM\n")
     assert not (folder / "run").exists()
 
 

@@ -132,7 +132,7 @@ def sessions() -> Iterator[tuple[int, int]]:
 class Start:
     """How a job is started.  `limits`: of `resource`, by name; `streams`: descriptors or None for
     the files stdout and stderr; `close`: descriptors that the job does not have; `modes_count`:
-    also for root."""
+    also for root; `ignored`: signals, as nohup ignores SIGHUP."""
 
     argv: list[str]
     cwd: str
@@ -141,6 +141,7 @@ class Start:
     limits: dict[str, int] = dataclasses.field(default_factory=dict)
     close: tuple[int, ...] = ()
     modes_count: bool = False
+    ignored: tuple[int, ...] = ()
 
     def apply(self) -> None:
         """In the child: everything but the streams."""
@@ -148,6 +149,8 @@ class Start:
             resource.setrlimit(getattr(resource, name), (limit, limit))
         for fd in self.close:
             os.close(fd)
+        for number in self.ignored:
+            signal.signal(number, signal.SIG_IGN)
         if self.modes_count and os.getuid() == 0:
             # After the next exec, root is stopped by modes too
             ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)

@@ -10,6 +10,7 @@ from tests.jobs import kills, places, texts
 from tests.jobs.bench import Bench, Cold
 from tests.jobs.kit import KITS
 from tests.jobs.warm import Warm
+from tests.support.sweeps import swept
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -58,13 +59,14 @@ SAMPLE = {"K1": 5, "K2": 2, "K3": 5, "K4": 2, "K5": 6, "K6": 20, "K7": 8, "K8": 
 SAMPLE |= {"K11": 1, "faults": 5}
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", swept(SAMPLE, ["K1", "K4", "K6", "K9"]))
 def test_a_sample_finds_nothing(name, warm, tmp_path):
     kit, _, own_process = KITS[name]
     assert not own_process
     assert problems(kit, Bench(tmp_path, warm, n_lines=300), SAMPLE[name]) == []
 
 
+@pytest.mark.sweep
 def test_memory_does_not_grow_with_the_input(warm, tmp_path):
     """Over ten times as many lines, all of which come out right."""
     assert problems(texts.k15, Bench(tmp_path, warm, n_lines=300), 10_000) == []

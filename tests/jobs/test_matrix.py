@@ -169,7 +169,7 @@ MATRIX = {
     45: (
         "a flipped bit",
         "test_checkpoints.py::test_one_byte_changed",
-        "test_opennmt.py::test_changed_bytes_are_refused_or_change_nothing",
+        "test_mutations.py::test_bytes_changed_cut_out_and_repeated",
         KIT,
     ),
     46: (

@@ -1,18 +1,22 @@
 """Jobs that are forked off a process that has loaded torch: the same program, seconds sooner.
 
-For kits of hundreds of trials.  What the interpreter settles before `main` (the locale, descriptors
-that are closed) is not tried this way.
+For kits of hundreds of trials, and for tests of the command line.  What the interpreter settles
+before `main` (the locale, descriptors that are closed) is not tried this way.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import termios
 import time
 import traceback
 from dataclasses import asdict, fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from tests.jobs import faulty
@@ -45,6 +49,15 @@ class Warm:
         socket.send_fds(self.ours, [json.dumps(request).encode()], fds or [])
         return json.loads(self.ours.recv(1 << 16))
 
+    def spawn(self, start: Start, fds: list[int], program: str = "onmt_lite") -> int:
+        """The pid of a job with these standard streams; `program` is what `python -m` would run."""
+        return self.ask({**asdict(start), "program": program}, fds)
+
+    def reap(self, pid: int, seconds: float) -> tuple[int, float] | None:
+        """Exit code and peak memory of a job, None if it does not end within these seconds."""
+        found = self.ask({"pid": pid, "seconds": seconds})
+        return None if found is None else tuple(found)
+
     def start(self, start: Start, folder: Path) -> Job:
         folder.mkdir(exist_ok=True)
         with contextlib.ExitStack() as files:
@@ -53,13 +66,8 @@ class Warm:
                 stdin = files.enter_context(open(os.devnull, "rb")).fileno()
             made = [files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr")]
             fds = [stdin, *(m.fileno() if fd is None else fd for fd, m in zip(outs, made))]
-            pid = self.ask(asdict(start), fds)
-
-        def reap(seconds: float) -> tuple[int, float] | None:
-            found = self.ask({"pid": pid, "seconds": seconds})
-            return None if found is None else tuple(found)
-
-        return Job(pid, folder, reap)
+            pid = self.spawn(start, fds)
+        return Job(pid, folder, partial(self.reap, pid))
 
 
 def serve(control: socket.socket) -> None:
@@ -75,7 +83,8 @@ def serve(control: socket.socket) -> None:
             answer = os.fork()
             if not answer:
                 control.close()
-                become(Start(**{field.name: request[field.name] for field in fields(Start)}), fds)
+                start = Start(**{field.name: request[field.name] for field in fields(Start)})
+                become(start, fds, request["program"])
             for fd in fds:
                 os.close(fd)
         control.send(json.dumps(answer).encode())
@@ -93,12 +102,14 @@ def reap(pid: int, seconds: float) -> tuple[int, float] | None:
         time.sleep(0.003)
 
 
-def become(start: Start, fds: list[int]) -> None:
+def become(start: Start, fds: list[int], program: str) -> None:
     """In the child: be the program, and end as the interpreter would."""
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
+    if os.isatty(2):  # its terminal, so that ^C reaches it
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     os.chdir(start.cwd)
     os.environ.clear()
     os.environ.update(start.env)
@@ -107,11 +118,13 @@ def become(start: Start, fds: list[int]) -> None:
         start.apply()
         sys.argv = [str(ROOT / "translate.py"), *start.argv]
         sys.orig_argv = [sys.executable, *sys.argv]
+        module = import_module(f"{program}.__main__")
+        if program != "onmt_lite":
+            sys.modules["__main__"], sys.argv[0] = module, module.__spec__.origin
+            sys.orig_argv[1:2] = ["-m", program]
         if spec := os.environ.get("KIT_FAULT"):
             faulty.install(spec)
-        from onmt_lite.__main__ import main
-
-        code = main()
+        code = module.main()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -121,8 +134,6 @@ def become(start: Start, fds: list[int]) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    import onmt_lite.inference.translator  # noqa: F401
-    import onmt_lite.job  # noqa: F401
     import torch
 
     import onmt_lite.api  # noqa: F401
