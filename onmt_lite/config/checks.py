@@ -1,15 +1,14 @@
-"""The table of rules about options of a translation that do not go together.
+"""What is wrong with the options of a translation together, and which of them have no effect.
 
-Entries stand in the order of help's groups.  Of several rules that make an option idle, the first
-one counts; see `onmt_lite.config.rules`.
+Everything stands in the order of help's groups.  Of several rules that make an option idle, the
+first one counts; see `onmt_lite.config.rules`.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields
 from fractions import Fraction
-from functools import partial
-from typing import Literal
 
-from onmt_lite.config.option import build
+from onmt_lite.config.option import as_words, build
 from onmt_lite.config.rules import (
     Rule,
     Values,
@@ -20,7 +19,6 @@ from onmt_lite.config.rules import (
     needs,
     note,
     one_of,
-    refuse,
     refuse_all,
     requires,
     several,
@@ -43,7 +41,7 @@ from onmt_lite.search.presets import PRESETS, SWITCHES
 FEW_SENTENCES = 128  # up to here, a batch_size probably means sentences
 FORCED_AND_DRAWN = "force_words and drawing at random exclude each other; leave one out"
 ONE_LEFT = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
-OF_SEARCH = [f.name for g in (SearchOptions, SamplingOptions, PhraseOptions) for f in fields(g)]
+SEARCHED = {f.name: f for g in (SearchOptions, SamplingOptions, PhraseOptions) for f in fields(g)}
 
 
 # -- conditions of several rules ------------------------------------------------------------------
@@ -73,25 +71,9 @@ def draws_apart(v: Values) -> bool:
     return sampling is not None and (sampling.draws == "rows" or v.beam_size == 1)
 
 
-def draws_without(what: Literal["blocks_ngrams", "covers"], v: Values) -> bool:
-    """Return whether the search lacks something if it draws tokens, and does draw them."""
-    sampling = drawing(v)
-    return sampling is not None and not getattr(sampling, what)
-
-
-def draws_n_best(v: Values) -> bool:
-    """Return whether n_best, not beam_size, says how many samples are drawn."""
-    sampling = drawing(v)
-    return sampling is not None and sampling.chains == "n_best"
-
-
 def filters(v: Values) -> bool:
     """Return whether options restrict the tokens to draw from."""
     return v.random_sampling_topk != 0 or v.random_sampling_topp > 0
-
-
-def takes_best(v: Values) -> bool:
-    return v.random_sampling_topk == 1
 
 
 def implied(v: Values) -> bool:
@@ -105,29 +87,31 @@ def plain_average(v: Values) -> bool:
     return preset(v).policy.plain_avg and v.length_penalty == "avg"
 
 
-# -- messages of more than a line -----------------------------------------------------------------
+# -- what is refused ------------------------------------------------------------------------------
 
 
-def no_such_option(name: str, search: str, shown: str = "") -> str:
-    have = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
-    why = f"-search {search} has no such option ({PRESETS[search].system})"
-    return f"{shown or name}: {why}; leave it out, or choose from -search {have}"
+def wrong_text(v: Values) -> Iterator[str]:
+    """Of the groups Model and Text."""
+    n_models = max(1, len(v.model))
+    if v.model_weights and len(v.model_weights) != n_models:
+        weights = f"{len(v.model_weights)} weights for {n_models} models"
+        yield f"model_weights: {weights}; give one for each"
+    yield from wrong_transforms(v)
+    cutters = ", ".join(SUBWORDS)
+    twice = any(v.transforms.count(name) > 1 for name in PERFORMED + REWRITING)
+    if twice or len({*v.transforms} & {*SUBWORDS}) > 1:
+        yield f"transforms cut lines twice; give one of {cutters}, and each name once"
+    if {*v.transforms} & {*PERFORMED} and v.tokenizer != "auto":
+        yield "transforms and tokenizer both say how lines are cut; give one"
+    if cutting(v) and v.detokenizer != "auto":
+        both = f"transforms {cutting(v)} and detokenizer both say how output is joined"
+        yield f"{both}; leave detokenizer out"
+    yield from ends_that_are_cut(v)
+    yield from wrong_kwargs(v)
+    yield from missing_subword_models(v)
 
 
-def options_of_other_searches(v: Values) -> list[str]:
-    """Options of SWITCHES that the search does not have."""
-    groups = (SearchOptions, SamplingOptions, PhraseOptions, DataOptions)
-    defaults = {f.name: f.default for group in groups for f in fields(group)}
-    absent = [name for name in SWITCHES if name not in preset(v).options]
-    return [no_such_option(name, v.search) for name in absent if v[name] != defaults[name]]
-
-
-def no_such_form(option: str, forms: tuple[str, ...], v: Values) -> str:
-    have = " and ".join(forms)
-    return f"{option} {v[option]}: -search {v.search} has {have}; give one of these"
-
-
-def missing_subword_models(v: Values) -> list[str]:
+def missing_subword_models(v: Values) -> Iterator[str]:
     transform, ours = cutting(v), v.tokenizer in ("bpe", "sentencepiece")
     used = f"transforms {transform}" if transform else f"tokenizer {v.tokenizer}"
     src, tgt = (bool(file.path) for file in build(TextOptions, v).subword_files())
@@ -137,18 +121,90 @@ def missing_subword_models(v: Values) -> list[str]:
     # Our own switch joins output by its marks: it can do without a model of the target
     reads_target = not transform and ours and src and v.tgt is not None
     if (transform or v.tokenizer == "bpe") and not src:
-        return [f"{used} needs src_subword_model; name the file that cuts the source with it"]
-    if (transform or reads_target) and not tgt:
+        yield f"{used} needs src_subword_model; name the file that cuts the source with it"
+    elif (transform or reads_target) and not tgt:
         why = " to read -tgt" if reads_target else ""
-        return [
-            f"{used} needs tgt_subword_model{why}; give it, or share_vocab if it is the same file"
-        ]
-    return []
+        remedy = "give it, or share_vocab if it is the same file"
+        yield f"{used} needs tgt_subword_model{why}; {remedy}"
 
 
-def empty_names(v: Values) -> list[str]:
-    paths = ("src", "tgt", "output", "log_file", "report", "force_words", "ban_words")
-    return [f"{name} is empty; give a path" for name in paths if v[name] == ""]
+def wrong_files(v: Values) -> Iterator[str]:
+    """Of the group Input and output, and all other files."""
+    for name in ("src", "tgt", "output", "log_file", "report", "force_words", "ban_words"):
+        if v[name] == "":
+            yield f"{name} is empty; give a path"
+    if not v.text_field:
+        yield "text_field is empty; give the name of a field"
+    if v.src == v.tgt == "-":
+        yield "src and tgt cannot both be standard input; give one as a file"
+    for name in ("force_words", "ban_words"):
+        if v[name] == "-":
+            yield f"{name} -: standard input is for lines; give a file"
+    if v.report == "-":
+        yield "report: standard output is for translations; give a file"
+    if v.score_only and v.tgt_file_prefix:
+        yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
+    if v.score_only and v.output_format in ("moses", "tsv"):
+        remedy = "with score_only give text or jsonl"
+        yield f"output_format {v.output_format} is for translations; {remedy}"
+
+
+def wrong_search(v: Values) -> Iterator[str]:
+    """Of the groups Search, Sampling and Phrases."""
+    defaults = {name: field.default for name, field in SEARCHED.items()} | vars(DataOptions())
+    for name in SWITCHES:
+        if name not in preset(v).options and v[name] != defaults[name]:
+            yield no_such_option(name, v.search)
+    forms = {"length_penalty": preset(v).forms, "coverage_penalty": preset(v).coverage_forms}
+    for name, have in forms.items():
+        if v[name] not in have:
+            there = f"-search {v.search} has {' and '.join(have)}"
+            yield f"{name} {v[name]}: {there}; give one of these"
+    if v.early_stopping == "never" and "early_stopping=never" not in preset(v).stops:
+        yield f"early_stopping never: -search {v.search} has true and false; give one"
+    if v.n_best > v.beam_size:
+        remedy = "raise beam_size or lower n_best"
+        yield f"n_best {v.n_best} is more than beam_size {v.beam_size}; {remedy}"
+    if v.min_length > v.max_length:
+        remedy = "lower min_length or raise max_length"
+        yield f"min_length {v.min_length} is more than max_length {v.max_length}; {remedy}"
+    if v.beam_size % v.beam_groups:
+        problem = f"beam_groups {v.beam_groups} does not divide beam_size {v.beam_size}"
+        yield f"{problem}; give a beam_size that is a multiple of {v.beam_groups}"
+    if v.do_sample or filters(v):
+        for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
+            if asked:
+                yield f"{name} and drawing at random exclude each other; leave one out"
+    if filters(v) and not v.do_sample and preset(v).sampling and not implied(v):
+        yield "random_sampling_topk and random_sampling_topp need do_sample; give that too"
+    if v.force_words and (v.do_sample or drawing(v)):
+        yield FORCED_AND_DRAWN
+
+
+def no_such_option(name: str, search: str, shown: str = "") -> str:
+    have = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
+    why = f"-search {search} has no such option ({PRESETS[search].system})"
+    return f"{shown or name}: {why}; leave it out, or choose from -search {have}"
+
+
+def wrong_job(v: Values) -> Iterator[str]:
+    """Of the groups Speed, Jobs and Information."""
+    gpus = as_words(v.gpu)
+    if v.gpu and v.device != "auto":
+        yield f"gpu {gpus} and device {v.device} both choose the device; give one"
+    if len(v.gpu) > 1 and -1 in v.gpu:
+        yield f"gpu {gpus}: -1 is the CPU, which goes alone; leave it out"
+    if len(v.gpu) > 1 and v.workers not in (None, 1, len(v.gpu)):
+        yield f"gpu {gpus} has one worker per GPU, not {v.workers}; leave workers out"
+    if v.shard and Fraction(v.shard) > 1:
+        yield f"shard {v.shard}: there are {v.shard.split('/')[1]} parts; give one from 1"
+    if v.shard and "-" in (v.src, v.tgt):
+        yield "shard: lines of standard input cannot be counted first; give a file"
+    if v.verbose and v.quiet:
+        yield "verbose and quiet contradict each other; give one"
+
+
+# -- the table ------------------------------------------------------------------------------------
 
 
 def holds_objects(v: Values) -> bool:
@@ -157,50 +213,20 @@ def holds_objects(v: Values) -> bool:
     return any(map(data.is_jsonl, filter(None, (data.src, data.tgt))))
 
 
-# -- the table ------------------------------------------------------------------------------------
-
 RULES: tuple[Rule, ...] = (
+    *map(refuse_all, (wrong_text, wrong_files, wrong_search, wrong_job)),
     # Nothing is searched
     idle(
-        " ".join([*OF_SEARCH, "with_score"]),
+        " ".join([*SEARCHED, "with_score"]),
         lambda v: v.score_only,
         "score_only is true: nothing is searched",
     ),
     # Model
     needs("model_weights avg_raw_probs", several("model")),
-    refuse(
-        lambda v: v.model_weights and len(v.model_weights) != max(1, len(v.model)),
-        lambda v: (
-            f"model_weights: {len(v.model_weights)} weights for {max(1, len(v.model))} models; "
-            "give one for each"
-        ),
-    ),
     # Text
     needs("replace_unk", absent("ban_unk_token")),
     requires("phrase_table", given("replace_unk")),
     needs("split_longer", absent("score_only", "tgt_file_prefix", "gold_align")),
-    refuse_all(wrong_transforms),
-    refuse(
-        lambda v: (
-            len({*v.transforms} & {*SUBWORDS}) > 1
-            or any(v.transforms.count(name) > 1 for name in PERFORMED + REWRITING)
-        ),
-        f"transforms cut lines twice; give one of {', '.join(SUBWORDS)}, and each name once",
-    ),
-    refuse(
-        lambda v: {*v.transforms} & {*PERFORMED} and v.tokenizer != "auto",
-        "transforms and tokenizer both say how lines are cut; give one",
-    ),
-    refuse(
-        lambda v: cutting(v) and v.detokenizer != "auto",
-        lambda v: (
-            f"transforms {cutting(v)} and detokenizer both say how output is joined; leave "
-            "detokenizer out"
-        ),
-    ),
-    refuse_all(ends_that_are_cut),
-    refuse_all(wrong_kwargs),
-    refuse_all(missing_subword_models),
     note(
         lambda v: {*v.transforms} & {*OF_TRAINING},
         lambda v: (
@@ -243,12 +269,6 @@ RULES: tuple[Rule, ...] = (
     needs("pre_replace_unicode_punct post_remove_control_chars", one_of("transforms", "normalize")),
     needs("upper_corpus_ratio", one_of("transforms", "uppercase")),
     # Input and output
-    refuse_all(empty_names),
-    refuse(lambda v: not v.text_field, "text_field is empty; give the name of a field"),
-    refuse(
-        lambda v: v.src == v.tgt == "-",
-        "src and tgt cannot both be standard input; give one as a file",
-    ),
     idle(
         "text_field",
         lambda v: not holds_objects(v),
@@ -257,39 +277,8 @@ RULES: tuple[Rule, ...] = (
     needs("with_score", one_of("output_format", "text")),
     requires("score_only", given("tgt")),
     requires("tgt_file_prefix", given("tgt", "tgt_prefix")),
-    refuse(
-        lambda v: v.score_only and v.tgt_file_prefix,
-        "tgt is either scored (score_only) or a beginning (tgt_file_prefix)",
-    ),
-    refuse(
-        lambda v: v.score_only and v.output_format in ("moses", "tsv"),
-        "output_format {output_format} is for translations; with score_only give text or jsonl",
-    ),
-    # Search: options that the chosen one does not have
-    refuse_all(options_of_other_searches),
-    refuse(
-        lambda v: v.length_penalty not in preset(v).forms,
-        lambda v: no_such_form("length_penalty", preset(v).forms, v),
-    ),
-    refuse(
-        lambda v: v.coverage_penalty not in preset(v).coverage_forms,
-        lambda v: no_such_form("coverage_penalty", preset(v).coverage_forms, v),
-    ),
-    refuse(
-        lambda v: v.early_stopping == "never" and "early_stopping=never" not in preset(v).stops,
-        "early_stopping never: -search {search} has true and false; give one",
-    ),
     # Search: lengths and hypotheses
-    refuse(
-        lambda v: v.n_best > v.beam_size,
-        "n_best {n_best} is more than beam_size {beam_size}; raise beam_size or lower n_best",
-    ),
     needs("n_best_unique", at_least("n_best", 2)),
-    refuse(
-        lambda v: v.min_length > v.max_length,
-        "min_length {min_length} is more than max_length {max_length}; lower min_length or raise "
-        "max_length",
-    ),
     needs("length_penalty", {"-alpha": lambda v: v.alpha or plain_average(v)}),
     idle(
         "alpha",
@@ -300,7 +289,7 @@ RULES: tuple[Rule, ...] = (
     # Search: n-grams and coverage
     idle(
         "block_ngram_repeat ignore_when_blocking",
-        partial(draws_without, "blocks_ngrams"),
+        lambda v: (sampling := drawing(v)) and not sampling.blocks_ngrams,
         "-search {search} blocks no n-grams if it draws them",
     ),
     idle(
@@ -316,7 +305,7 @@ RULES: tuple[Rule, ...] = (
     needs("ignore_when_blocking", given("block_ngram_repeat")),
     idle(
         "coverage_penalty beta stepwise_penalty",
-        partial(draws_without, "covers"),
+        lambda v: (sampling := drawing(v)) and not sampling.covers,
         "-search {search} has no coverage penalty if it draws tokens",
     ),
     needs("coverage_penalty", given("beta")),
@@ -331,26 +320,8 @@ RULES: tuple[Rule, ...] = (
     ),
     needs("ratio", absent("do_sample", "random_sampling_topk", "random_sampling_topp")),
     needs("patience", {"-alpha or -beta": lambda v: v.alpha or v.beta or plain_average(v)}),
-    # Search: groups
-    refuse(
-        lambda v: v.beam_size % v.beam_groups,
-        "beam_groups {beam_groups} does not divide beam_size {beam_size}; give a beam_size that is "
-        "a multiple of {beam_groups}",
-    ),
     requires("diversity_rate", at_least("beam_groups", 2)),
     # Sampling
-    refuse(
-        lambda v: v.n_best_unique and (v.do_sample or filters(v)),
-        "n_best_unique and drawing at random exclude each other; leave one out",
-    ),
-    refuse(
-        lambda v: v.beam_groups > 1 and (v.do_sample or filters(v)),
-        "beam_groups and drawing at random exclude each other; leave one out",
-    ),
-    refuse(
-        lambda v: filters(v) and not v.do_sample and preset(v).sampling and not implied(v),
-        "random_sampling_topk and random_sampling_topp need do_sample; give that too",
-    ),
     note(
         lambda v: (
             v.given.get("random_sampling_topk") == 1
@@ -364,11 +335,23 @@ RULES: tuple[Rule, ...] = (
     requires("random_sampling_temp", DRAWING, usual=1.0),
     idle(
         "beam_size",
-        lambda v: draws_n_best(v) and v.beam_size not in (1, v.n_best),
+        lambda v: (
+            (sampling := drawing(v))
+            and sampling.chains == "n_best"
+            and v.beam_size not in (1, v.n_best)
+        ),
         "tokens are drawn, and n_best says how many samples there are",
     ),
-    idle("seed random_sampling_topp", lambda v: takes_best(v) and draws_apart(v), ONE_LEFT),
-    idle("seed", lambda v: takes_best(v) and preset(v).sampling and not drawing(v), ONE_LEFT),
+    idle(
+        "seed random_sampling_topp",
+        lambda v: v.random_sampling_topk == 1 and draws_apart(v),
+        ONE_LEFT,
+    ),
+    idle(
+        "seed",
+        lambda v: v.random_sampling_topk == 1 and preset(v).sampling and not drawing(v),
+        ONE_LEFT,
+    ),
     needs("seed", DRAWING),
     # Attention
     needs("alignment_layer", given("report_align", "attn_debug", "replace_unk")),
@@ -376,15 +359,6 @@ RULES: tuple[Rule, ...] = (
     requires(
         "gold_align",
         given("report_align") | given("tgt") | absent("replace_unk", "tgt_file_prefix"),
-    ),
-    # Phrases
-    refuse(lambda v: v.force_words and (v.do_sample or drawing(v)), FORCED_AND_DRAWN),
-    refuse_all(
-        lambda v: [
-            f"{name} -: standard input is for lines; give a file"
-            for name in ("force_words", "ban_words")
-            if v[name] == "-"
-        ]
     ),
     # Speed
     note(
@@ -396,30 +370,7 @@ RULES: tuple[Rule, ...] = (
         "batch_size {batch_size} counts tokens, which is slow; for sentences: -batch_type sents",
     ),
     needs("batch_size batch_type threads", absent("deterministic")),
-    refuse(
-        lambda v: v.gpu and v.device != "auto",
-        "gpu {gpu} and device {device} both choose the device; give one",
-    ),
-    refuse(
-        lambda v: len(v.gpu) > 1 and -1 in v.gpu,
-        "gpu {gpu}: -1 is the CPU, which goes alone; leave it out",
-    ),
-    refuse(
-        lambda v: len(v.gpu) > 1 and v.workers not in (None, 1, len(v.gpu)),
-        "gpu {gpu} has one worker per GPU, not {workers}; leave workers out",
-    ),
-    # Jobs
+    # Jobs and information
     needs("log_file_level", given("log_file")),
-    refuse(lambda v: v.report == "-", "report: standard output is for translations; give a file"),
-    refuse(
-        lambda v: v.shard and Fraction(v.shard) > 1,
-        lambda v: f"shard {v.shard}: there are {v.shard.split('/')[1]} parts; give one from 1",
-    ),
-    refuse(
-        lambda v: v.shard and "-" in (v.src, v.tgt),
-        "shard: lines of standard input cannot be counted first; give a file",
-    ),
-    # Information
-    refuse(lambda v: v.verbose and v.quiet, "verbose and quiet contradict each other; give one"),
     needs("report_bleu", given("tgt") | absent("tgt_file_prefix", "score_only")),
 )

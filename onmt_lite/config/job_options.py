@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import DEVICE, opt
+from onmt_lite.config.option import DEVICE, opt, switch
 
 # Levels of a log, by name and by number
 LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())
@@ -54,10 +54,9 @@ class SpeedOptions:
         max=1024,
         example="4",
     )
-    deterministic: bool = opt(
-        False,
+    deterministic: bool = switch(
         "Decode each sentence alone, with one CPU thread, in about four times the time: scores are "
-        "the same to the last bit whatever the batch size, the order and the other lines",
+        "the same to the last bit whatever the batch size, the order and the other lines"
     )
 
 
@@ -67,7 +66,7 @@ class JobOptions:
 
     title: ClassVar[str] = "Jobs"
 
-    quiet: bool = opt(False, "Show no progress and no log on stderr, only errors")
+    quiet: bool = switch("Show no progress and no log on stderr, only errors")
     log_file: str | None = opt(
         None, "Write the log and the progress to this file too", value="FILE", example="job.log"
     )
@@ -86,8 +85,7 @@ class JobOptions:
         value="FILE",
         example="degraded.jsonl",
     )
-    resume: bool = opt(
-        False,
+    resume: bool = switch(
         "Go on where a job with the same input, models and options was stopped, to the same "
         "output as without a stop",
         example="-src input.de -output output.en",
@@ -125,19 +123,17 @@ class InformationOptions:
 
     title: ClassVar[str] = "Information"
 
-    verbose: bool = opt(False, "Log each sentence with its hypotheses and scores")
+    verbose: bool = switch("Log each sentence with its hypotheses and scores")
     report_time: bool = opt(
         False, "Log seconds in all, by line and by phase, and tokens per second"
     )
-    report_bleu: bool = opt(
-        False,
+    report_bleu: bool = switch(
         "Log BLEU and chrF of the translations against tgt, by sacrebleu, which must be installed",
         example="-tgt reference.en",
     )
-    report_unsure: bool = opt(
-        False,
+    report_unsure: bool = switch(
         "Note `unsure` for lines whose translation is more probably wrong than right; the model "
-        "must be calibrated, as the shipped one is",
+        "must be calibrated, as the shipped one is"
     )
     dump_beam: str | None = opt(
         None,

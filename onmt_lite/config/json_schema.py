@@ -57,7 +57,7 @@ def _shapes(option: Option) -> list[Schema]:
     found: Schema = {"type": TYPES[option.kind]}
     found |= {BOUNDS[key]: bound for key, bound in option.bounds.items() if bound is not None}
     if option.kind is str:
-        found["pattern"] = f"^({option.form[0]})$" if option.form[0] else "^[^\\u0000]*$"
+        found["pattern"] = f"^({option.form[0]})$" if option.form[1] else "^[^\\u0000]*$"
     return [found, {"type": "object"}] if option.table else [found]
 
 

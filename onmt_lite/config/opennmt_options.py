@@ -4,6 +4,8 @@ Values that ask for nothing are taken without a word, so that configurations wor
 Other values get a note, or are refused if the output would not be what was asked for.
 """
 
+from typing import Any
+
 from onmt_lite.config.option import Foreign
 
 ALL = None  # values that ask for nothing
@@ -11,35 +13,30 @@ SWITCHED_OFF = ("false", "")
 ONE_PROCESS = (
     "without effect here; gpu names the GPUs, such as -gpu 0 1, and each has a process of its own"
 )
-TEXT_ONLY = "only text is translated; leave it out"
-NO_FEATURES = "models with word features are not read; leave it out"
 NOT_QUANTISED = "without effect here; weights are held in the type of -precision"
-TRAINING = "for training only; leave it out"
 
 
-def _pairs(table: str) -> dict[str, tuple[str]]:
+def _each(table: str, says: str = "without effect here", **more: Any) -> dict[str, Foreign]:
     """Read `option value, option value`: each option with the value that asks for nothing."""
     pairs = (pair.partition(" ") for pair in table.split(", "))
-    return {name: (value,) for name, _, value in pairs}
+    return {name: Foreign((value,), says, **more) for name, _, value in pairs}
 
 
-def _noted(table: str) -> dict[str, Foreign]:
-    """Options without effect."""
-    return {name: Foreign(off) for name, off in _pairs(table).items()}
+def _refused(says: str, table: str) -> dict[str, Foreign]:
+    return _each(table, f"{says}; leave it out", refused=True)
 
 
 def _of_training(transform: str, table: str) -> dict[str, Foreign]:
     """Options of a transform that does nothing in a translation: without effect if `transforms`
     name it, else refused."""
-    unless = ("transforms", transform)
-    pairs = _pairs(table).items()
-    return {name: Foreign(off, TRAINING, refused=True, unless=unless) for name, off in pairs}
+    says = "for training only; leave it out"
+    return _each(table, says, refused=True, unless=("transforms", transform))
 
 
 FOREIGN = {
     # Transforms that are not performed, or only in training
     **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(ALL)),
-    **_noted(
+    **_each(
         "src_lang, tgt_lang, reversible_tokenization joiner, doc_length 200, max_context 1, "
         "termbase_path, src_spacy_language_model, tgt_spacy_language_model, "
         "term_corpus_ratio 0.3, term_example_ratio 0.2, tm_path, tm_delimiter \t, "
@@ -47,7 +44,7 @@ FOREIGN = {
         "fuzzymatch_max_length 70"
     ),
     # Marks that those transforms put into the text
-    **_noted(
+    **_each(
         "src_term_stoken ｟src_term_start｠, tgt_term_stoken ｟tgt_term_start｠, "
         "tgt_term_etoken ｟tgt_term_end｠, term_source_delimiter ｟fuzzy｠, fuzzy_token ｟fuzzy｠"
     ),
@@ -71,27 +68,20 @@ FOREIGN = {
     ),
     **_of_training("response_patterns", "response_patterns Response : ｟newline｠"),
     # Subwords are drawn in training; the best ones are what a translation reads
-    "src_subword_nbest": Foreign(("1", "0")),
-    "tgt_subword_nbest": Foreign(("1", "0")),
-    "src_subword_alpha": Foreign(("0",)),
-    "tgt_subword_alpha": Foreign(("0",)),
+    **dict.fromkeys(("src_subword_nbest", "tgt_subword_nbest"), Foreign(("1", "0"))),
+    **_each("src_subword_alpha 0, tgt_subword_alpha 0"),
     "gpt2_pretok": Foreign(
         SWITCHED_OFF, "text is not cut into bytes; cut the file before, and leave it out", True
     ),
     # Where and how it runs
     "world_size": Foreign(("1", "0"), ONE_PROCESS),
     "gpu_ranks": Foreign(("", "0"), ONE_PROCESS),
-    "parallel_mode": Foreign(("data_parallel",)),
-    "gpu_backend": Foreign(("nccl",)),
-    "gpu_verbose_level": Foreign(("0",)),
-    "master_ip": Foreign(("localhost",)),
-    "master_port": Foreign(("10000",)),
-    "timeout": Foreign(("60",)),
-    "self_attn_type": Foreign(("scaled-dot-flash",), "without effect here; the model says it"),
-    "quant_layers": Foreign(("",), NOT_QUANTISED),
-    "quant_type": Foreign(("",), NOT_QUANTISED),
-    "w_bit": Foreign(("4",), NOT_QUANTISED),
-    "group_size": Foreign(("128",), NOT_QUANTISED),
+    **_each(
+        "parallel_mode data_parallel, gpu_backend nccl, gpu_verbose_level 0, master_ip localhost, "
+        "master_port 10000, timeout 60"
+    ),
+    **_each("self_attn_type scaled-dot-flash", "without effect here; the model says it"),
+    **_each("quant_layers, quant_type, w_bit 4, group_size 128", NOT_QUANTISED),
     "int8": Foreign(SWITCHED_OFF, "here it is precision int8", switch=("precision", "int8")),
     "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
     "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
@@ -99,16 +89,13 @@ FOREIGN = {
     "shard_size": Foreign(ALL),  # memory does not grow with the file
     "profile": Foreign(SWITCHED_OFF, "without effect here; -report_time says how long it took"),
     # What is read
-    "data_type": Foreign(("text",), TEXT_ONLY, refused=True),
-    "src_dir": Foreign(("",), TEXT_ONLY, refused=True),
-    "sample_rate": Foreign(("16000",), TEXT_ONLY, refused=True),
-    "window_size": Foreign(("0.02",), TEXT_ONLY, refused=True),
-    "window_stride": Foreign(("0.01",), TEXT_ONLY, refused=True),
-    "window": Foreign(("hamming",), TEXT_ONLY, refused=True),
-    "image_channel_size": Foreign(("3",), TEXT_ONLY, refused=True),
-    "n_src_feats": Foreign(("0",), NO_FEATURES, refused=True),
-    "src_feats": Foreign(("", "{}"), NO_FEATURES, refused=True),
-    "src_feats_defaults": Foreign(("",), NO_FEATURES, refused=True),
+    **_refused(
+        "only text is translated",
+        "data_type text, src_dir, sample_rate 16000, window_size 0.02, window_stride 0.01, "
+        "window hamming, image_channel_size 3",
+    ),
+    **_refused("models with word features are not read", "n_src_feats 0, src_feats_defaults"),
+    "src_feats": Foreign(("", "{}"), "models with word features are not read; leave it out", True),
     "dynamic_dict": Foreign(SWITCHED_OFF, "without effect here; the model says whether it copies"),
     # How long an output may be
     "max_sent_length": Foreign((), "here it is max_length", renamed="max_length"),
@@ -121,11 +108,7 @@ FOREIGN = {
     # Ours too: what "not given" is there, and what else a value may mean
     "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
     "coverage_penalty": Foreign((), "its weight is beta", refused=True),
-    "precision": Foreign(("",)),
-    "seed": Foreign(("-1",)),
-    "log_file": Foreign(("",)),
-    "dump_beam": Foreign(("",)),
-    "save_config": Foreign(("",)),
+    **_each("precision, seed -1, log_file, dump_beam, save_config"),
     "tgt_prefix": Foreign(
         ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
     ),

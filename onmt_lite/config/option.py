@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import operator
 import re
 import types
 import typing
@@ -18,7 +19,12 @@ SWITCHES = {
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 PATHS = ("FILE", "PATH")  # values that name what is on disk
-DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # see `form` below
+BOUNDS = {
+    "above": ("above", operator.gt),
+    "min": ("at least", operator.ge),
+    "max": ("at most", operator.le),
+}
+DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
 
 Group = TypeVar("Group")
 
@@ -26,30 +32,15 @@ Group = TypeVar("Group")
 # -- declarations ---------------------------------------------------------------------------------
 
 
-def opt(
-    default: Any,
-    help: str,
-    *,
-    min: float | None = None,
-    max: float | None = None,
-    above: float | None = None,
-    choices: tuple[str, ...] = (),
-    form: tuple[str, str] = ("", ""),
-    table: bool = False,
-    value: str = "",
-    example: str = "",
-) -> Any:
-    """Declare an option as a dataclass field, whose annotation is its type.
+def opt(default: Any, help: str, **more: Any) -> Any:
+    """Declare an option as a dataclass field, whose annotation is its type; `more` are other fields
+    of `Option`."""
+    return dataclasses.field(default=default, metadata={"help": help, **more})
 
-    min, max  inclusive bounds; `above` is an exclusive one
-    choices   values of a text, if they are known only at run time
-    form      a pattern that the whole text must match, and how messages describe it
-    table     a text that YAML may hold as a table, which becomes the text that Python would write
-    value     what help calls a value; FILE and PATH name what is on disk
-    example   the words after the option in the example of -help NAME
-    """
-    metadata = {key: value for key, value in locals().items() if key != "default"}
-    return dataclasses.field(default=default, metadata=metadata)
+
+def switch(help: str, example: str = "") -> Any:
+    """Declare an option that is off by default."""
+    return opt(False, help, example=example)
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class MetaOptions:
         value="[NAME ...]",
         example="beam_size sampling",
     )
-    version: bool = opt(False, "Print the versions of onmt_lite, Python and torch, and exit")
+    version: bool = switch("Print the versions of onmt_lite, Python and torch, and exit")
 
 
 # Groups that every program has, and that are never part of a configuration
@@ -101,25 +92,43 @@ META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
 
 @dataclass(frozen=True)
 class Option:
-    """A declared option; see `opt`."""
+    """A declared option.
+
+    group     the title of the group that help shows it in
+    kind      bool, int, float or str: the type of one value
+    many      takes a list of values
+    choices   values of a text
+    min, max  inclusive bounds of a number; `above` is an exclusive one
+    form      a pattern that the whole text must match, and how messages describe it
+    table     a text that YAML may hold as a table, which becomes the text that Python would write
+    value     what help calls a value; FILE and PATH name what is on disk
+    example   the words after the option in the example of -help NAME
+    remark    what help says besides, such as what the option needs
+    """
 
     name: str
-    group: str  # the title of the group that help shows it in
-    kind: type  # bool, int, float or str: the type of one value
-    many: bool  # takes a list of values
+    group: str
+    kind: type
+    many: bool
     default: Any
     help: str
-    choices: tuple[str, ...]
-    bounds: dict[str, float | None]
-    form: tuple[str, str] = ("", "")
+    choices: tuple[str, ...] = ()
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    form: tuple[str, str] = (".*", "")
     table: bool = False
     value: str = ""
     example: str = ""
-    remark: str = ""  # what help says besides, such as what the option needs
+    remark: str = ""
 
     @property
     def is_path(self) -> bool:
         return self.value in PATHS
+
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in BOUNDS}
 
     def expected(self) -> str:
         """Describe valid values."""
@@ -128,17 +137,12 @@ class Option:
         if self.form[1]:
             return self.form[1]
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        words = {"above": "above", "min": "at least", "max": "at most"}
-        limits = [f"{words[k]} {v:g}" for k, v in self.bounds.items() if v is not None]
+        limits = [f"{BOUNDS[k][0]} {v:g}" for k, v in self.bounds.items() if v is not None]
         return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
 
     def inside(self, value: float) -> bool:
-        low, high, above = (self.bounds[k] for k in ("min", "max", "above"))
-        return (
-            (low is None or value >= low)
-            and (high is None or value <= high)
-            and (above is None or value > above)
-        )
+        bounds = self.bounds.items()
+        return all(bound is None or BOUNDS[name][1](value, bound) for name, bound in bounds)
 
 
 def options_of(
@@ -154,10 +158,7 @@ def options_of(
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
             kind, choices, many = _read_type(hints[f.name])
-            more = dict(f.metadata)
-            more["bounds"] = {key: more.pop(key) for key in ("above", "min", "max")}
-            more["choices"] = choices or more["choices"]
-            more["remark"] = remark(f.name)
+            more = {"choices": choices, **f.metadata, "remark": remark(f.name)}
             found[f.name] = Option(f.name, group.title, kind, many, f.default, **more)
     return found
 
@@ -184,16 +185,15 @@ def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
 
 def parse_words(option: Option, words: list[str]) -> Any:
     """Read the words of a command line.  Raises ValueError that says what was expected."""
-    if option.many:
-        if not words:
-            raise ValueError("needs at least one value")
-        return check(option, [_parse_word(option, word) for word in words])
     if option.kind is bool and not words:
         return True
-    if len(words) != 1:
+    if option.many and not words:
+        raise ValueError("needs at least one value")
+    if not option.many and len(words) != 1:
         got = f"{len(words)}: {' '.join(words)}" if words else "none"
         raise ValueError(f"takes one value, got {got}")
-    return check(option, _parse_word(option, words[0]))
+    values = [_parse_word(option, word) for word in words]
+    return check(option, values if option.many else values[0])
 
 
 def _parse_word(option: Option, word: str) -> Any:
@@ -211,15 +211,13 @@ def _parse_word(option: Option, word: str) -> Any:
 def check_quoted(option: Option, value: Any) -> Any:
     """Check a value from YAML whose quotes make no difference: "5" and 5 are the same number and
     the same text, as in files of programs that read all values as words of a command line."""
-    if isinstance(value, (list, tuple)):
-        return check(option, [_unquoted(option, item) for item in value])
-    return check(option, _unquoted(option, value))
 
+    def unquoted(item: Any) -> Any:
+        if option.kind is bool and type(item) in (str, int):
+            return SWITCHES.get(str(item).lower(), item)
+        return _parse_word(option, item) if isinstance(item, str) else item
 
-def _unquoted(option: Option, value: Any) -> Any:
-    if option.kind is bool and type(value) in (str, int):
-        return SWITCHES.get(str(value).lower(), value)
-    return _parse_word(option, value) if isinstance(value, str) else value
+    return check(option, list(map(unquoted, value)) if _is_list(value) else unquoted(value))
 
 
 def check(option: Option, value: Any) -> Any:
@@ -229,9 +227,11 @@ def check(option: Option, value: Any) -> Any:
         value = str(value)
     if not option.many:
         return _check_one(option, value)
-    if not isinstance(value, (list, tuple)):
-        value = [value]
-    return tuple(_check_one(option, item) for item in value)
+    return tuple(_check_one(option, item) for item in (value if _is_list(value) else [value]))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _check_one(option: Option, value: Any) -> Any:
@@ -239,25 +239,21 @@ def _check_one(option: Option, value: Any) -> Any:
     if option.choices:
         if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
             value = str(value).lower()
-        if value not in option.choices or not isinstance(value, str):
+        if value not in option.choices:
             near = difflib.get_close_matches(str(value), option.choices, n=1)
             raise ValueError(f"{wrong}" + (f"; did you mean {near[0]}?" if near else ""))
         return value
-    if option.kind is str:
-        if not isinstance(value, str) or "\0" in value:
-            raise wrong
-        if not re.fullmatch(option.form[0] or ".*", value, re.DOTALL):
-            raise wrong
-        return value
-    if option.kind is float and isinstance(value, str) and EXPONENT.fullmatch(value):
-        value = float(value)  # YAML 1.1 takes 1e-3 for text
-    if option.kind is float and type(value) is int and abs(value) < 2**53:
-        value = float(value)
+    if option.kind is float:
+        if isinstance(value, str) and EXPONENT.fullmatch(value):
+            value = float(value)  # YAML 1.1 takes 1e-3 for text
+        if type(value) is int and abs(value) < 2**53:
+            value = float(value)
     if type(value) is not option.kind:  # True is an int to isinstance
         raise wrong
-    if isinstance(value, float) and not math.isfinite(value):
-        raise wrong
-    if isinstance(value, (int, float)) and not option.inside(value):
+    if isinstance(value, str):
+        if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
+            raise wrong
+    elif value != value or math.inf in (value, -value) or not option.inside(value):
         raise wrong
     return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
 
@@ -273,7 +269,7 @@ def _quote(value: Any) -> str:
 
 def as_words(value: Any) -> str:
     """Write a value as on a command line: (0, 1) -> "0 1", True -> "true"."""
-    if isinstance(value, (list, tuple)):
+    if _is_list(value):
         return " ".join(map(as_words, value))
     if isinstance(value, bool):
         return str(value).lower()

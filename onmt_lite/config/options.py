@@ -1,7 +1,7 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from onmt_lite.config.checks import RULES
@@ -69,18 +69,7 @@ class TranslateOptions:
         return TranslateOptions.of(**{**self.given, **given})
 
 
-KINDS: dict[str, type] = {
-    "model": ModelOptions,
-    "text": TextOptions,
-    "data": DataOptions,
-    "search": SearchOptions,
-    "sampling": SamplingOptions,
-    "attention": AttentionOptions,
-    "phrases": PhraseOptions,
-    "speed": SpeedOptions,
-    "jobs": JobOptions,
-    "information": InformationOptions,
-}
+KINDS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if is_dataclass(f.type)}
 
 
 def help_besides(name: str) -> str:
@@ -137,9 +126,9 @@ PROGRAM = Program(
 
 
 def build_options(resolved: Resolved) -> TranslateOptions:
-    groups: dict[str, Any] = {name: resolved.build(kind) for name, kind in KINDS.items()}
-    more = dict(given=resolved.given(), notes=resolved.notes, configs=resolved.values["config"])
-    return TranslateOptions(**groups, **more)
+    groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
+    configs = resolved.values["config"]
+    return TranslateOptions(**groups, given=resolved.given(), notes=resolved.notes, configs=configs)
 
 
 def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:

@@ -21,7 +21,7 @@ class Values(dict[str, Any]):
 
 Condition = Callable[[Values], Any]
 # A message, in which {beam_size} stands for a value; or a function that makes one or several
-Says = str | Callable[[Values], str | list[str]]
+Says = str | Callable[[Values], str | Iterable[str]]
 Clauses = dict[str, Condition]  # conditions that must all hold, by the words that help has for them
 
 
@@ -49,7 +49,7 @@ class Rule:
         if isinstance(self.says, str):
             return [self.says.format_map({name: as_words(value) for name, value in v.items()})]
         said = self.says(v)
-        return [said] if isinstance(said, str) else said
+        return [said] if isinstance(said, str) else list(said)
 
 
 # -- entries of a table ---------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def refuse(holds: Condition, says: Says) -> Rule:
     return Rule("refused", holds, says)
 
 
-def refuse_all(problems: Callable[[Values], list[str]]) -> Rule:
+def refuse_all(problems: Callable[[Values], Iterable[str]]) -> Rule:
     """Refuse with every problem that a function finds."""
     return Rule("refused", lambda v: True, problems)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import opt
+from onmt_lite.config.option import opt, switch
 from onmt_lite.search.presets import PRESETS
 
 FORM = "TAB between them; a file of one line holds for all lines, else it has a line for each line"
@@ -28,8 +28,7 @@ class SearchOptions:
     n_best: int = opt(
         1, "Return the N best hypotheses per sentence, at most beam_size", min=1, example="5"
     )
-    n_best_unique: bool = opt(
-        False,
+    n_best_unique: bool = switch(
         "Return n_best hypotheses with different texts: if a line has fewer, double its beam "
         "until there are enough or no more are found, at most up to 1,000",
         example="-n_best 5",
@@ -75,7 +74,7 @@ class SearchOptions:
         max=100,
         example="1.2 -search transformers",
     )
-    ban_unk_token: bool = opt(False, "Never produce the unknown token")
+    ban_unk_token: bool = switch("Never produce the unknown token")
     coverage_penalty: Literal["none", "wu", "summary"] = opt(
         "none",
         "Lower the score for source tokens attended too little (`wu`: -sum log min(c,1)) or too "
@@ -89,8 +88,7 @@ class SearchOptions:
         max=1000,
         example="0.2 -coverage_penalty wu",
     )
-    stepwise_penalty: bool = opt(
-        False,
+    stepwise_penalty: bool = switch(
         "Apply the coverage penalty at every step, not only to finished hypotheses",
         example="-coverage_penalty summary -beta 5",
     )
@@ -137,8 +135,7 @@ class SamplingOptions:
 
     title: ClassVar[str] = "Sampling"
 
-    do_sample: bool = opt(
-        False,
+    do_sample: bool = switch(
         "Draw tokens at random: n_best samples per sentence (opennmt-3, fairseq: the n_best of "
         "beam_size samples; transformers: beam sampling)",
         example="-n_best 5",
@@ -180,11 +177,10 @@ class AttentionOptions:
 
     title: ClassVar[str] = "Attention"
 
-    report_align: bool = opt(
-        False,
+    report_align: bool = switch(
         "Report from which source token each target token comes: pairs `source-target` after "
         "`|||` in text and moses, of words if tokens are pieces of words; in jsonl `align` of "
-        "each hypothesis, of tokens, and `src_tokens`",
+        "each hypothesis, of tokens, and `src_tokens`"
     )
     alignment_layer: int | None = opt(
         None,
@@ -202,16 +198,14 @@ class AttentionOptions:
         max=1000,
         example="1 -report_align",
     )
-    gold_align: bool = opt(
-        False,
+    gold_align: bool = switch(
         "Report the alignment of the reference in place of that of the translation; in jsonl "
         "beside it, as `gold_align`",
         example="-report_align -tgt reference.en",
     )
-    attn_debug: bool = opt(
-        False,
+    attn_debug: bool = switch(
         "Log for the best hypothesis of each line with which weight each of its tokens attends to "
-        "each token of the line: those of the last layer's first head, or of alignment_layer",
+        "each token of the line: those of the last layer's first head, or of alignment_layer"
     )
 
     @property

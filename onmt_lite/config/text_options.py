@@ -8,7 +8,7 @@ models of any toolkit.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import opt
+from onmt_lite.config.option import opt, switch
 from onmt_lite.config.transforms import NO_KWARGS, PERFORMED, REWRITING, SUBWORDS
 from onmt_lite.text.bpe import SubwordFile
 
@@ -49,8 +49,7 @@ class ModelOptions:
         max=1e6,
         example="2 1 -model first.pt second.pt",
     )
-    avg_raw_probs: bool = opt(
-        False,
+    avg_raw_probs: bool = switch(
         "Average probabilities in an ensemble, not log-probabilities",
         example="-model first.pt second.pt",
     )
@@ -120,8 +119,7 @@ class TextOptions:
         value="FILE",
         example="target.model -src_subword_model source.model -transforms sentencepiece",
     )
-    share_vocab: bool = opt(
-        False,
+    share_vocab: bool = switch(
         "Use src_subword_model for the target too",
         example="-src_subword_model both.model -transforms sentencepiece",
     )
@@ -209,15 +207,12 @@ class TextOptions:
         "Let `normalize` replace a non-breaking space inside a number by a comma or a point",
         example="false -transforms normalize",
     )
-    pre_replace_unicode_punct: bool = opt(
-        False,
+    pre_replace_unicode_punct: bool = switch(
         "Let `normalize` replace full-width digits and punctuation first",
         example="-transforms normalize",
     )
-    post_remove_control_chars: bool = opt(
-        False,
-        "Let `normalize` remove control characters at the end",
-        example="-transforms normalize",
+    post_remove_control_chars: bool = switch(
+        "Let `normalize` remove control characters at the end", example="-transforms normalize"
     )
     upper_corpus_ratio: float = opt(
         0.01,
@@ -289,12 +284,11 @@ class DataOptions:
         "`log_prob` and `text` with tabs between them (`tsv`)",
         example="jsonl",
     )
-    with_score: bool = opt(False, "Append a tab and the score to each translation")
-    token_scores: bool = opt(
-        False,
+    with_score: bool = switch("Append a tab and the score to each translation")
+    token_scores: bool = switch(
         "Append a tab and the log-probabilities of all tokens and the end token to each "
         "translation; in moses they are the feature `WordScores=`, in jsonl the field "
-        "`word_log_probs` has the sums of words",
+        "`word_log_probs` has the sums of words"
     )
     tgt: str | None = opt(
         None,
@@ -303,15 +297,13 @@ class DataOptions:
         value="FILE",
         example="reference.en",
     )
-    score_only: bool = opt(
-        False,
+    score_only: bool = switch(
         "Translate nothing: write the log-probability of each line of tgt, its tokens (the end "
         "token counted) and its perplexity, with tabs between them, or objects with "
         "-output_format jsonl",
         example="-tgt reference.en",
     )
-    tgt_file_prefix: bool = opt(
-        False,
+    tgt_file_prefix: bool = switch(
         "Begin each translation with its line of tgt; without tgt, all with the words of "
         "tgt_prefix",
         example="-tgt begin.en",
