@@ -366,8 +366,6 @@ class TestForeign:
             (b'{"format": ', ["not a table model"]),
             (b"[1, 2]", ["unknown kind"]),
             (b"\1" + bytes(99), ["Bergamot"]),
-            (b"GGUF" + bytes(99), ["GGUF"]),
-            (b"\x89HDF\r\n", ["TensorFlow"]),
         ],
         ids=[
             "zip",
@@ -382,8 +380,6 @@ class TestForeign:
             "cut",
             "list",
             "bergamot",
-            "gguf",
-            "hdf5",
         ],
     )
     def test_files_are_refused_by_kind(self, tmp_path, data, words):

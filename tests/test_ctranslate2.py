@@ -224,7 +224,6 @@ class TestRefused:
             (lambda s: setattr(s, "version", 7), "version 7"),
             (lambda s: setattr(s, "revision", 8), "revision 8"),
             (lambda s: setattr(s, "specification", "WhisperSpec"), "WhisperSpec"),
-            (lambda s: setattr(s, "specification", "TransformerDecoderSpec"), "a language model"),
             (lambda s: s.variables.update({"decoder/alibi": flag(1)}), "ALiBi"),
             (lambda s: s.variables.update({"decoder/activation": flag(6)}), "activation 6"),
             (lambda s: s.variables.update({"encoder/pre_norm": flag(0)}), "pre_norm"),

@@ -54,14 +54,6 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_config(path: Path, **fields: Any) -> TransformerConfig:
-    """Make a configuration.  Raises CheckpointError where the fields contradict each other."""
-    try:
-        return TransformerConfig(**fields)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-
-
 def build_transformer(
     cfg: TransformerConfig, weights: Mapping[str, Tensor], path: Path
 ) -> Transformer:
@@ -89,7 +81,10 @@ def finished(ours: dict[str, Tensor], rest: Weights, path: Path, **switches: Any
     path: the file that describes the model.  CheckpointError where the switches contradict each
     other or the weights, and where weights of the file are left in `rest`.
     """
-    cfg = build_config(path, **{**_sizes(ours), **switches})
+    try:
+        cfg = TransformerConfig(**{**_sizes(ours), **switches})
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
     if rest.tensors:
         name = min(rest.tensors)
         raise CheckpointError(

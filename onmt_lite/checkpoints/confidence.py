@@ -2,17 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Scored(Protocol):
-    """A hypothesis, as far as its confidence goes."""
-
-    @property
-    def log_prob(self) -> float: ...
-
-    @property
-    def token_log_probs(self) -> list[float]: ...
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,7 +17,7 @@ class Confidence:
     at_zero: float
     per_nat: float
 
-    def of(self, hyp: Scored) -> float | None:
+    def of(self, hyp: Any) -> float | None:
         """From 0 to 1; None for a text that the model did not make."""
         return self.at(mean_log_prob(hyp)) if hyp.token_log_probs else None
 
@@ -41,6 +31,6 @@ class Confidence:
         return -self.at_zero / self.per_nat
 
 
-def mean_log_prob(hyp: Scored) -> float:
+def mean_log_prob(hyp: Any) -> float:
     """In nats per token, the end token included."""
     return hyp.log_prob / len(hyp.token_log_probs)

@@ -72,7 +72,7 @@ def _describe(path: Path) -> str:
             f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
         )
     if path.is_dir():
-        if other := others.in_folder(path):
+        if other := others.by_name(path):
             return f"the directory holds {other}, which is not read"
         return "the directory has no model.json, no config.json and no dict.*.txt"
     if not path.is_file():  # a pipe might never say anything
@@ -82,5 +82,5 @@ def _describe(path: Path) -> str:
     if not start:
         return "the file is empty"
     kinds = [kind for magic, kind in others.STARTS.items() if start.startswith(magic)]
-    kinds += [kind for end, kind in others.ENDS.items() if path.suffix == end]
-    return f"it is {kinds[0]}" if kinds else "a file of unknown kind"
+    kind = kinds[0] if kinds else others.by_name(path)
+    return f"it is {kind}" if kind else "a file of unknown kind"

@@ -19,14 +19,14 @@ from torch import Tensor
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
 from onmt_lite.checkpoints.confidence import Confidence
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
+from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text.whole import replace_files
@@ -46,10 +46,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
     Raises FileError where that fails; an older model in the directory is then unchanged.
     """
     weights = _unique_weights(model)
-    if bits == 8:
-        weights = rows.pack(weights)
-    else:
-        weights = {name: tensor.half() for name, tensor in weights.items()}
+    weights = rows.pack(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
     files = {WEIGHTS: safetensors.dump(weights), PIECES: pieces}
     manifest: dict[str, Any] = {
         "format": FORMATS[bits],
@@ -85,27 +82,21 @@ def load(path: Path) -> Checkpoint:
     files = {name: _read(path / name, digest) for name, digest in manifest["files"].items()}
     sp = spm.SentencePieceProcessor()
     try:
-        cfg = TransformerConfig(**manifest["config"])
+        cfg, options = TransformerConfig(**manifest["config"]), _read_options(manifest)
         tensors = safetensors.parse(files.pop(WEIGHTS))
         if manifest["format"] == FORMATS[8]:
             tensors = rows.unpack(tensors, path)
         weights = Weights(tensors, path)
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
-    description = Description(manifest, path / MANIFEST)
+        raise CheckpointError(f"{path}: {MANIFEST}: {str(error).splitlines()[0]}") from None
     ours = {name: weights.take(name) for name in list(weights.tensors)}
     model = build_transformer(cfg, ours, path)
     if sp.vocab_size() != cfg.tgt_vocab_size:
         raise CheckpointError(
             f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
         )
-    return dataclasses.replace(
-        checkpoint(model, sp, f"(format {manifest['format']})"),
-        unknown=_read_unknown(description),
-        confidence=_read_confidence(description),
-        split_longer=_read_split(description),
-    )
+    return dataclasses.replace(checkpoint(model, sp, f"(format {manifest['format']})"), **options)
 
 
 def checkpoint(
@@ -132,36 +123,15 @@ def checkpoint(
     )
 
 
-def _read_unknown(description: Description) -> Unknown:
-    """Read the handling of unknown characters; older models have the default."""
-    if description.get("unknown") is None:
-        return Unknown()
-    part = Description(description.get("unknown"), description.path)
-    rules: dict[str, UnknownRule] = {"copy": "copy", "drop": "drop", "model": "model"}
-    names, numbers = part.get("names") or [], part.get("numbers") or []
-    words = part.get("words") or {}
-    fits = (type(names), type(numbers), type(words)) == (list, list, dict)
-    if not fits or not all(map(is_one_word, [*names, *numbers, *words, *words.values()])):
-        raise CheckpointError(f"{description.path}: unknown: names, numbers or words are none")
-    rule, rare = part.choice("rule", rules, "model"), part.text("rare", "")
-    return Unknown(rule, tuple(names), tuple(numbers), words, rare)
-
-
-def _read_confidence(description: Description) -> Confidence | None:
-    if description.get("confidence") is None:
-        return None
-    part = Description(description.get("confidence"), description.path)
-    curve = Confidence(part.real("at_zero"), part.real("per_nat"))
-    if curve.per_nat <= 0:
-        raise CheckpointError(f"{description.path}: confidence: per_nat is not above 0")
-    return curve
-
-
-def _read_split(description: Description) -> int:
-    n = description.number("split_longer", 0)
-    if n < 0:
-        raise CheckpointError(f"{description.path}: split_longer is below 0")
-    return n
+def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The optional entries, as `describe` wrote them: the checksum says so."""
+    unknown, confidence = manifest.get("unknown"), manifest.get("confidence")
+    entries = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(unknown or {}).items()}
+    return dict(
+        unknown=Unknown(**entries),
+        confidence=None if confidence is None else Confidence(**confidence),
+        split_longer=int(manifest.get("split_longer", 0)),
+    )
 
 
 def _unique_weights(model: Transformer) -> dict[str, Tensor]:
@@ -200,9 +170,7 @@ def _read(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: {error.strerror}; the model directory is incomplete"
-        ) from None
+        raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(f"{path}: damaged or not of this model: checksum mismatch")
     return data

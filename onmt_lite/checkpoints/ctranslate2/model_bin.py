@@ -51,10 +51,9 @@ class _Fields:
             )
         specification, revision = self.text(), self.number("I")
         if (specification, revision > REVISION) != (SPECIFICATION, False):
-            what = others.SPECIFICATIONS.get(specification, "another kind of model")
             raise ValueError(
-                f"a CTranslate2 model of {specification[:50]!r} ({what}), revision {revision}; of "
-                f"these, translators are read: {SPECIFICATION} up to revision {REVISION}"
+                f"a CTranslate2 model of {specification[:50]!r}, revision {revision}; of these, "
+                f"translators are read: {SPECIFICATION} up to revision {REVISION}"
             )
         variables: dict[str, Tensor] = {}
         for _ in range(self.count("variables")):

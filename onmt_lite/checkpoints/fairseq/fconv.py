@@ -1,18 +1,21 @@
 """Convolutional models of fairseq (`fconv`)."""
 
-import ast
+import re
 from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
+from onmt_lite.checkpoints.building import build
 from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.opennmt.cnn import read_layers
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
 PAD_ID = 1  # in every fairseq dictionary; positions are counted from the one after it
 MAX_SPEC = 10_000  # characters of a description of layers
+LAYER = r"\((\d{1,4}),(\d{1,4})(?:,(\d{1,4}))?\)"
+LAYERS = re.compile(r"\[((?:\(\d{1,4},\d{1,4}(?:,\d{1,4})?\),?)+)\](?:\*(\d{1,3}))?")
 RULES = (
     (r"(en|de)coder\.embed_tokens\.weight", r"\1coder.embedding.token.weight"),
     (r"(en|de)coder\.embed_positions\.weight", r"\1coder.embedding.position"),
@@ -29,7 +32,11 @@ RULES = (
 
 def build_model(weights: Weights, options: Description) -> Convolution:
     """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
-    model = build_convolution(read_config, fold_weight_norm(weights), RULES)
+    weights = fold_weight_norm(weights)
+    fields = read_fields(weights)
+    model = build(
+        lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(RULES), weights.path
+    )
     _check_layers(options, "encoder_layers", model.cfg.encoder)
     _check_layers(options, "decoder_layers", model.cfg.decoder)
     return model
@@ -39,42 +46,31 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
     """Raise CheckpointError where the options, if present, contradict the weights."""
     if options.get(name) is None:
         return
-    try:
-        spec = options.text(name)
-        if len(spec) > MAX_SPEC:
-            raise ValueError("longer than any list of layers")
-        said = evaluate(ast.parse(spec, mode="eval").body)
-        if not isinstance(said, list) or not all(isinstance(layer, tuple) for layer in said):
-            raise ValueError("not a list of layers")
-    except (ValueError, SyntaxError, RecursionError, TypeError, MemoryError):
-        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood") from None
-    # (width, kernel, residual): no weight shows a residual over several layers
-    if any(residual not in ([], [1]) for _, _, *residual in said):
+    said = _listed(options.text(name))
+    if not said:
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood")
+    # No weight shows a residual over several layers
+    if any(residual not in ("", "1") for _, _, residual in said):
         raise CheckpointError(
             f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
             "read"
         )
-    if [tuple(layer[:2]) for layer in said] != [(layer.d, layer.kernel) for layer in layers]:
+    if [(int(d), int(kernel)) for d, kernel, _ in said] != [(x.d, x.kernel) for x in layers]:
         raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
 
 
-def evaluate(node: ast.expr) -> Any:
-    """Evaluate lists of tuples of numbers, added and multiplied: `[(512, 3)] * 20`.
+def _listed(spec: str) -> list[tuple[str, str, str]]:
+    """(width, kernel, residual or "") of each layer in a text such as `[(8, 3)] * 2 + [(9, 1)]`.
 
-    fairseq runs such a text as Python.  Raises ValueError for anything else.
+    fairseq runs it as Python.  Empty where it is anything else.
     """
-    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 10_000:
-        return node.value
-    if isinstance(node, ast.List):
-        return [evaluate(item) for item in node.elts]
-    if isinstance(node, ast.Tuple) and len(node.elts) in (2, 3):
-        return tuple(evaluate(item) for item in node.elts)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-        left, right = evaluate(node.left), evaluate(node.right)
-        wanted = list if isinstance(node.op, ast.Add) else int
-        if isinstance(left, list) and isinstance(right, wanted) and len(left) < 1000:
-            return left + right if isinstance(right, list) else left * right
-    raise ValueError("not a list of layers")
+    layers: list[tuple[str, str, str]] = []
+    for term in spec.replace(" ", "").split("+") if len(spec) <= MAX_SPEC else [""]:
+        match = LAYERS.fullmatch(term)
+        if match is None:
+            return []
+        layers += re.findall(LAYER, match[1]) * int(match[2] or 1)
+    return layers
 
 
 def fold_weight_norm(weights: Weights) -> Weights:
@@ -104,10 +100,10 @@ def _our_layout(weight: Tensor) -> Tensor:
     return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
 
 
-def read_config(weights: Weights) -> ConvolutionConfig:
+def read_fields(weights: Weights) -> dict[str, Any]:
     """Read the sizes off the tensors, with weight norm folded and in our layout."""
     src, tgt = "encoder.embed_positions.weight", "decoder.embed_positions.weight"
-    return ConvolutionConfig(
+    return dict(
         **weights.table_sizes("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
         decoder=read_layers(

@@ -180,7 +180,7 @@ def weights_file(path: Path) -> Path:
     for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
         if (path / name).is_file():
             return path / name
-    other = others.in_folder(path)
+    other = others.by_name(path)
     only = f", only {other}, which is not read" if other else ""
     raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")
 

@@ -4,11 +4,13 @@ Each language has a token.  The source's stands beside the line; the target's is
 each output, at no cost, or (mBART of 25 languages) what the decoder starts with.
 """
 
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from onmt_lite.checkpoints.building import MAX_POSITIONS
 from onmt_lite.checkpoints.description import read_json
-from onmt_lite.checkpoints.huggingface import language_codes
 from onmt_lite.checkpoints.huggingface.bart import read_transformer
 from onmt_lite.checkpoints.huggingface.directory import Directory, checkpoint, token_id
 from onmt_lite.checkpoints.huggingface.words import Words, default_language, language_ids
@@ -29,16 +31,13 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
     own_vocab = (directory.path / "vocab.json").is_file()
     words = Words(directory, OF_M2M100 if own_vocab else OF_NLLB)
     if own_vocab:
-        codes = directory.tokenizer.choice(
-            "language_codes",
-            {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21},
-            "m2m100",
-        )
+        lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
+        named = directory.tokenizer.choice("language_codes", lists, "m2m100")
         tokens = _own_ids(directory)
-        others = [f"__{code}__" for code in codes]
+        others = [f"__{code}__" for code in usual_codes(named)]
     else:
         tokens = _fairseq_ids(words)
-        others = [*language_codes.NLLB, "<mask>"]
+        others = [*usual_codes("nllb"), "<mask>"]
     tokens = _with_languages(tokens, words, others)
     last = not own_vocab and directory.tokenizer.flag("legacy_behaviour", False)
     languages = _languages(directory, words, tokens, "after" if last else "before", "forced")
@@ -61,7 +60,7 @@ def load_mbart(directory: Directory) -> Checkpoint:
     """mBART of 25 or of 50 languages.  CheckpointError for a directory that is damaged."""
     words = Words(directory, OF_MBART)
     of_25 = _is_of_25(directory, words)
-    codes = language_codes.MBART25 if of_25 else language_codes.MBART50
+    codes = usual_codes("mbart25") + ([] if of_25 else usual_codes("mbart50"))
     tokens = _with_languages(_fairseq_ids(words), words, [*codes, "<mask>"])
     starts = of_25 and directory.config.get("forced_bos_token_id") is None
     languages = _languages(
@@ -87,13 +86,19 @@ def load_mbart(directory: Directory) -> Checkpoint:
 
 
 def _is_of_25(directory: Directory, words: Words) -> bool:
-    """What the tokenizer's class says, or else whether there are more than 25 languages."""
+    """What the tokenizer's class says, or else whether its tokens are too few for 50 languages."""
     for described in (directory.tokenizer, directory.config):
         name = described.get("tokenizer_class")
         if isinstance(name, str) and name.startswith("MBart"):
             return not name.startswith("MBart50")
     n_others = directory.config.number("vocab_size") - len(words.pieces)
-    return n_others < len(language_codes.MBART50)
+    return n_others < len(usual_codes("mbart25") + usual_codes("mbart50"))
+
+
+def usual_codes(name: str) -> list[str]:
+    """Languages in the order of their ids, for directories that do not list them."""
+    lists = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_bytes())
+    return lists[name].split()
 
 
 def _own_ids(directory: Directory) -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.huggingface import marian, multilingual, t5
 from onmt_lite.checkpoints.huggingface.directory import (
     CONFIG,
@@ -20,7 +19,6 @@ FAMILIES = {
     "t5": t5.load,
     "mt5": t5.load,
 }
-LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")  # ends of architectures
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
@@ -43,22 +41,14 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
 
 def _other_kind(directory: Directory) -> str:
     """What the model is, in words, where it is none that is read; else ""."""
-    config, kind = directory.model, directory.family
-    architectures = config.get("architectures")
-    listed = architectures if isinstance(architectures, list) else []
-    names = [name for name in listed if isinstance(name, str)]
     files = [name for name in QUANTISED if (directory.path / name).is_file()]
-    if config.get("quantization_config") is not None or files:
+    if directory.model.get("quantization_config") is not None or files:
         return "a quantised model; give the one it was made from"
     if _is_small_100(directory):
         return "SMaLL-100, which wants the target language before the source"
-    if kind in FAMILIES:
-        alone = [name for name in names if name.endswith("EncoderModel")]
-        return f"{alone[0][:50]}, an encoder alone, which translates nothing" if alone else ""
-    if any(name.endswith(LANGUAGE_MODELS) for name in names):
-        return f"a language model ({kind[:50]})"
-    known = (what for start, what in others.MODEL_TYPES.items() if kind.lower().startswith(start))
-    return next(known, f"a model of type {kind[:50]!r}, which is not read")
+    if directory.family not in FAMILIES:
+        return f"a model of type {directory.family[:50]!r}, which is not read"
+    return ""
 
 
 def _is_small_100(directory: Directory) -> bool:

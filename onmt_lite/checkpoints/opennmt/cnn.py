@@ -1,13 +1,16 @@
 """Convolutional models of OpenNMT-py."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
-from onmt_lite.checkpoints.convolutional import build_convolution, read_layers
+from onmt_lite.checkpoints.building import build
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt.vocab import EMBEDDINGS, SRC, TGT
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.convolution import Convolution, ConvolutionConfig
+from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 
 RULES = (
     (
@@ -25,7 +28,11 @@ RULES = (
 
 def build_model(weights: Weights, opt: Description) -> Convolution:
     """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
-    return build_convolution(read_config, fold_averages(weights), RULES)
+    weights = fold_averages(weights)
+    fields = read_fields(weights)
+    return build(
+        lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(RULES), weights.path
+    )
 
 
 def fold_averages(weights: Weights) -> Weights:
@@ -61,12 +68,12 @@ def _fold(weights: Weights, base: str) -> Tensor:
     return v * (g / v.flatten(1).norm(dim=1))[:, None, None]
 
 
-def read_config(weights: Weights) -> ConvolutionConfig:
+def read_fields(weights: Weights) -> dict[str, Any]:
     """Read the sizes off the tensors, with averages folded."""
     names = [f"{table}.pe.pe" for table in EMBEDDINGS.values()]
     has_positions = any(name in weights for name in names)  # on both sides or on none
     src_positions, tgt_positions = (weights.shape(n)[0] if has_positions else 0 for n in names)
-    return ConvolutionConfig(
+    return dict(
         **weights.table_sizes(SRC, TGT),
         encoder=read_layers(weights, "encoder.cnn.layers.{}.conv.weight", lambda i: False),
         decoder=read_layers(weights, "decoder.conv_layers.{}.conv.weight", lambda i: True),
@@ -75,3 +82,14 @@ def read_config(weights: Weights) -> ConvolutionConfig:
         tgt_positions=tgt_positions,
         scale_embedding=has_positions,
     )
+
+
+def read_layers(
+    weights: Weights, pattern: str, attends: Callable[[int], bool]
+) -> tuple[Layer, ...]:
+    """Read widths and kernels off the convolutions (2 out, kernel, in) named by `pattern`.
+
+    pattern  the name, with {} for the number of the layer
+    """
+    shapes = [weights.shape(pattern.format(i), 3) for i in range(weights.count(pattern))]
+    return tuple(Layer(rows // 2, kernel, attends(i)) for i, (rows, kernel, _) in enumerate(shapes))

@@ -1,6 +1,6 @@
 """Recurrent models of OpenNMT-py, versions 1 to 3."""
 
-from typing import cast
+from typing import Any, cast
 
 from onmt_lite.checkpoints.building import build
 from onmt_lite.checkpoints.description import Description, shown
@@ -33,11 +33,11 @@ def build_model(weights: Weights, opt: Description) -> Rnn:
 
     Raises CheckpointError where weights or options do not fit.
     """
-    cfg = read_config(weights, opt)
-    return build(lambda: Rnn(cfg), weights.by_rules(RULES), weights.path)
+    fields = read_fields(weights, opt)
+    return build(lambda: Rnn(RnnConfig(**fields)), weights.by_rules(RULES), opt.path)
 
 
-def read_config(weights: Weights, opt: Description) -> RnnConfig:
+def read_fields(weights: Weights, opt: Description) -> dict[str, Any]:
     """Read the structure off the names of the weights, the sizes off their shapes."""
     attention = read_attention(weights, "decoder.attn")
     if (said := opt.get("global_attention") or attention) != attention:
@@ -47,22 +47,19 @@ def read_config(weights: Weights, opt: Description) -> RnnConfig:
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
     layers = "layers.{}." if input_feed else "weight_hh_l{}"
-    try:
-        return RnnConfig(
-            **weights.table_sizes(SRC, TGT),
-            d_model=weights.shape(f"decoder.rnn.{first}")[1],
-            enc_layers=weights.count("encoder.rnn.weight_hh_l{}"),
-            dec_layers=weights.count(f"decoder.rnn.{layers}"),
-            cell=_cell(weights),
-            bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
-            bridge="encoder.bridge.0.weight" in weights,
-            input_feed=input_feed,
-            attention=attention,
-            normaliser=read_normaliser(opt),
-            context_gate=_gate(weights, opt),
-        )
-    except ValueError as error:
-        raise CheckpointError(f"{opt.path}: {error}") from None
+    return dict(
+        **weights.table_sizes(SRC, TGT),
+        d_model=weights.shape(f"decoder.rnn.{first}")[1],
+        enc_layers=weights.count("encoder.rnn.weight_hh_l{}"),
+        dec_layers=weights.count(f"decoder.rnn.{layers}"),
+        cell=_cell(weights),
+        bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
+        bridge="encoder.bridge.0.weight" in weights,
+        input_feed=input_feed,
+        attention=attention,
+        normaliser=read_normaliser(opt),
+        context_gate=_gate(weights, opt),
+    )
 
 
 def _cell(weights: Weights) -> Cell:
