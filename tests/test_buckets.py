@@ -19,7 +19,6 @@ from onmt_lite.api import Translator
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.jobs import ranges
 from onmt_lite.jobs.inputs import look_at_inputs, survey
 from onmt_lite.jobs.ranges import cut
 from onmt_lite.jobs.reading import Reader
@@ -112,9 +111,8 @@ class TestCutting:
     @pytest.mark.parametrize("bucket_lines", [1, 3, 7, 1000])
     def test_buckets_are_those_of_a_stream(self, tmp_path, bucket_lines, monkeypatch, pack):
         """Also of long lines, and of gzip data."""
-        for module in (of_lines, ranges):
-            monkeypatch.setattr(module, "MAX_WINDOW_BYTES", 500)
-            monkeypatch.setattr(module, "MAX_MEAN_BYTES", 50)
+        monkeypatch.setattr(of_lines, "MAX_WINDOW_BYTES", 500)
+        monkeypatch.setattr(of_lines, "MAX_MEAN_BYTES", 50)
         lines = [b"x" * (i * 37 % 300) + b"\xff\r" * (i % 3) for i in range(200)]
         path = tmp_path / "a.txt"
         path.write_bytes(pack(b"\xef\xbb\xbf" + b"\n".join(lines)))

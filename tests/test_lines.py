@@ -1,6 +1,7 @@
 """Bytes to lines, compared with `bytes.split(b"\\n")` and nothing cleverer."""
 
 import gzip
+import math
 import os
 import threading
 import tracemalloc
@@ -11,12 +12,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
-from onmt_lite.jobs.inputs import open_input
+from onmt_lite.jobs.inputs import open_input, survey
 from onmt_lite.text import lines as lines_module
 from onmt_lite.text.file_types import kind_of
 from onmt_lite.text.json_lines import object_line
 from onmt_lite.text.line import Line
-from onmt_lite.text.lines import LineReader, count_lines, from_text, in_capitals, to_line
+from onmt_lite.text.lines import LineReader, from_text, in_capitals, to_line
 
 BOM = b"\xef\xbb\xbf"
 ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]
@@ -117,7 +118,7 @@ def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
     assert flat(windows) == naive(data)
     assert all(len(window) == window_lines for window in windows[:-1])
     assert all(len(window) <= window_lines for window in windows)
-    assert count_lines(str(path)) == len(naive(data))
+    assert survey(str(path), [math.inf]).n_lines == len(naive(data))
 
 
 @settings(max_examples=100)
@@ -258,4 +259,4 @@ def test_reading_errors_name_the_file(tmp_path):
         os.close(fd)
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileError, match=str(path)):
-            count_lines(str(path))
+            survey(str(path), [math.inf])

@@ -15,9 +15,9 @@ from onmt_lite.config.cores import may_have_gpu
 from onmt_lite.config.files import rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
-from onmt_lite.jobs.ranges import Range, Role, Span, cut, max_bytes_of
+from onmt_lite.jobs.ranges import Range, Role, Span, cut
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.lines import count_ahead
+from onmt_lite.text.lines import max_bytes_of
 from onmt_lite.text.stream import STANDARD_INPUT, text_stream
 
 CHUNK = 1 << 20
@@ -244,7 +244,9 @@ def count_standard_input() -> int | None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return None
     start = os.lseek(fd, 0, os.SEEK_CUR)
-    n = count_ahead(fd, STANDARD_INPUT)
+    stream = text_stream(fd, STANDARD_INPUT)
+    chunks = iter(lambda: stream.read(CHUNK), b"")
+    n = sum(span.n_lines for span in cut("-", chunks, [math.inf]))
     os.lseek(fd, start, os.SEEK_SET)
     return n
 

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from onmt_lite.text.lines import MAX_LINE_BYTES, MAX_MEAN_BYTES, MAX_WINDOW_BYTES
+from onmt_lite.text.lines import MAX_LINE_BYTES
 
 Role = str  # of an input: src, tgt, force_words or ban_words
 
@@ -79,8 +79,3 @@ def cut(
         n_bytes, crc = n_bytes + len(rest), zlib.crc32(rest, crc)
     if n_bytes:
         yield Span(path, n_lines + (length > 0), start, n_bytes, crc)
-
-
-def max_bytes_of(n_lines: int) -> int:
-    """The bytes at which a bucket of so many lines ends early."""
-    return max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * n_lines)

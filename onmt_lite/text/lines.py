@@ -1,12 +1,9 @@
 """Lines of an input.  A line feed ends a line; no other character does."""
 
 import math
-import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from onmt_lite.errors import FileError
 from onmt_lite.text.line import Line
 from onmt_lite.text.stream import Stream, text_stream
 
@@ -17,15 +14,6 @@ MAX_WINDOW_BYTES = 4 << 20
 MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
-
-
-@dataclass(frozen=True)
-class Window:
-    """Lines in a row; `lines` is empty if they are passed over."""
-
-    number: int
-    n_lines: int
-    lines: list[Line]
 
 
 class LineReader:
@@ -46,67 +34,53 @@ class LineReader:
         """`name` is the input's name in messages; `parse` makes a line of its bytes, its number
         and whether it is cut, by default `to_line`."""
         self.name, self.window_lines, self.parse = name, window_lines, parse or to_line
-        self.max_bytes = max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * window_lines)
-        self.n_lines = 0  # read, or passed over
+        self.n_lines = 0
         self.not_utf8 = b""  # lines that are not UTF-8, up to about MAX_SAMPLE bytes
         self.n_utf8 = 0  # lines in UTF-8 that are not ASCII
-        self._raw = self._raw_lines(fd)
+        self._lines = self._parsed(fd)
 
     def windows(self) -> Iterator[list[Line]]:
         """Yield lists of lines, numbered from 0.
 
         Raises FileError if reading fails, DataError for an input that is not text.
         """
-        return (window.lines for window in self.cut())
-
-    def cut(self, wanted: Container[int] | None = None) -> Iterator[Window]:
-        """Yield all windows; lines only of those whose numbers are `wanted`.  Errors as above."""
-        number = n_lines = n_bytes = 0
+        max_bytes = max_bytes_of(self.window_lines)
         lines: list[Line] = []
-        for raw, cut in self._raw:
-            if raw is not None:
-                if wanted is None or number in wanted:
-                    lines.append(self._line(raw, cut))
-                self.n_lines += 1
-                n_lines, n_bytes = n_lines + 1, n_bytes + len(raw)
-            full = n_lines >= self.window_lines or n_bytes >= self.max_bytes
-            if n_lines and (full or raw is None):
-                yield Window(number, n_lines, lines)
-                number, n_lines, n_bytes, lines = number + 1, 0, 0, []
-        if n_lines:
-            yield Window(number, n_lines, lines)
+        n_bytes = 0
+        for line, size in self._lines:
+            if line is not None:
+                lines.append(line)
+                n_bytes += size
+            full = len(lines) >= self.window_lines or n_bytes >= max_bytes
+            if lines and (full or line is None):
+                yield lines
+                lines, n_bytes = [], 0
+        if lines:
+            yield lines
 
     def take(self, n: int) -> list[Line]:
         """Read the next n lines; fewer at the end.  Errors as above."""
-        lines: list[Line] = []
-        for raw, cut in self._next(n):
-            lines.append(self._line(raw, cut))
+        return list(islice((line for line, _ in self._lines if line is not None), n))
+
+    def _parsed(self, fd: int) -> Iterator[tuple[Line | None, int]]:
+        """Yield lines and their bytes; None at a pause."""
+        for raw, cut in raw_lines(text_stream(fd, self.name)):
+            if raw is None:
+                yield None, 0
+                continue
+            line = self.parse(raw, self.n_lines, cut)
             self.n_lines += 1
-        return lines
+            if not raw.isascii():  # as JSON that escapes half a character is
+                if "invalid-utf8" not in line.notes:
+                    self.n_utf8 += 1
+                elif len(self.not_utf8) < MAX_SAMPLE:
+                    self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
+            yield line, len(raw)
 
-    def skip(self, n: int) -> int:
-        """Pass over n lines, fewer at the end: their number.  Errors as above."""
-        n_skipped = sum(1 for _ in self._next(n))
-        self.n_lines += n_skipped
-        return n_skipped
 
-    def _next(self, n: int) -> Iterator[tuple[bytes, bool]]:
-        lines = ((raw, cut) for raw, cut in self._raw if raw is not None)
-        return islice(lines, n)
-
-    def _line(self, raw: bytes, cut: bool) -> Line:
-        line = self.parse(raw, self.n_lines, cut)
-        self._look_at(line, raw)
-        return line
-
-    def _look_at(self, line: Line, raw: bytes) -> None:
-        if "invalid-utf8" not in line.notes:
-            self.n_utf8 += not raw.isascii()
-        elif len(self.not_utf8) < MAX_SAMPLE and not raw.isascii():  # as JSON has half a character
-            self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
-
-    def _raw_lines(self, fd: int) -> Iterator[tuple[bytes | None, bool]]:
-        yield from raw_lines(text_stream(fd, self.name))  # only now is the input looked at
+def max_bytes_of(n_lines: int) -> int:
+    """The bytes at which a window of so many lines ends early."""
+    return max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * n_lines)
 
 
 def raw_lines(stream: Stream) -> Iterator[tuple[bytes | None, bool]]:
@@ -188,27 +162,3 @@ def in_capitals(text: str) -> bool:
     """
     n_letters = sum(char.isalpha() for char in text)
     return text.replace("ß", "").isupper() and n_letters > 3
-
-
-def count_lines(path: str) -> int:
-    """Count the lines of a text file, with a last line that has no line feed.
-
-    Raises FileError and DataError as `LineReader` does.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return count_ahead(fd, path)
-    finally:
-        os.close(fd)
-
-
-def count_ahead(fd: int, name: str) -> int:
-    """Count lines from the position of a descriptor to the end; see `count_lines`."""
-    n, last = 0, b"\n"
-    stream = text_stream(fd, name)
-    while chunk := stream.read(1 << 20):
-        n, last = n + chunk.count(b"\n"), chunk[-1:]
-    return n + (last != b"\n")
