@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -60,17 +59,13 @@ DAMAGED = st.one_of(
 
 def parse(text):
     """The field `text` of an object and its others, by json; None for what is no object, or has a
-    number in its others that JSON does not have."""
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
+    number in its others that JSON does not have, or Python does not read."""
     try:
         found = json.loads(text)
         value = found.pop("text", None)
         json.dumps(found, allow_nan=False)
     except (ValueError, AttributeError, TypeError):  # no JSON, or another kind of value
         return None
-    finally:
-        sys.set_int_max_str_digits(before)
     return value, found
 
 
@@ -107,7 +102,7 @@ def test_a_line_is_the_text_of_its_field(text):
     [
         ('{"b": 1, "ä": "ß\\u00e4", "a": [2 , {}]}', '{"b": 1, "ä": "ßä", "a": [2, {}]}'),
         ('{"n": 1.10, "m": 1E2, "z": -0.0}', '{"n": 1.1, "m": 100.0, "z": -0.0}'),
-        (f'{{"n": {"9" * 5000}}}', f'{{"n": {"9" * 5000}}}'),
+        (f'{{"n": {"9" * 4300}}}', f'{{"n": {"9" * 4300}}}'),
         ('{"a": 1, "b": 2, "a": {"a": 3, "a": 4}}', '{"a": {"a": 4}, "b": 2}'),
         ('{"a": "\\ud83d\\ude00", "b": "\\uDE00"}', '{"a": "😀", "b": "\\ude00"}'),
     ],
@@ -118,7 +113,7 @@ def test_other_fields_are_written_as_json_writes_them(fields, written):
     line.fields.encode("utf-8")
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "1e400", "9" * 100_001])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "1e400", "9" * 4301])
 def test_numbers_that_could_not_be_written(number):
     for value in (number, f"[1, {number}]"):
         line = object_line(f'{{"text": "x", "n": {value}}}'.encode(), 1)

@@ -36,7 +36,7 @@ def saved(**options):
 CONTENTS = "[Content_Types].xml"
 KINDS = {
     "docx": (zipped(CONTENTS, "_rels/.rels", "word/document.xml"), "a Word document"),
-    "xlsx": (zipped(CONTENTS, "_rels/.rels", "xl/workbook.xml"), "an Excel workbook"),
+    "xlsx": (zipped(CONTENTS, "_rels/.rels", "xl/workbook.xml"), "a zip archive or an office"),
     "pptx": (zipped(CONTENTS, "_rels/.rels", "ppt/presentation.xml"), "a zip archive or an office"),
     "zip": (zipped("a.txt", "b.txt"), "a zip archive"),
     "empty zip": (zipped(), "a zip archive"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from onmt_lite.errors import DataError
 from onmt_lite.text.line import Line
@@ -18,12 +19,22 @@ def with_phrases(lines: Iterable[Line], forced: Phrases, banned: Phrases) -> Ite
     Raises DataError if there are more or fewer entries than lines, or a phrase is forced and
     banned; TypeError for an entry that holds no phrases.
     """
-    of_forced, of_banned = Entries("force_words", forced), Entries("ban_words", banned)
+    given = {"force_words": forced, "ban_words": banned}
+    columns = {name: phrases_of_lines(name, phrases) for name, phrases in given.items()}
     n = 0
     for n, line in enumerate(lines, 1):
-        yield marked(line, of_forced.take(n), of_banned.take(n))
-    of_forced.end(n)
-    of_banned.end(n)
+        own = []
+        for name, column in columns.items():
+            phrases = next(column, None)
+            if phrases is None:
+                raise DataError(
+                    f"{name} has {n - 1} entries, but there are more lines; give one for each"
+                )
+            own.append(phrases)
+        yield marked(line, *own)
+    for name, column in columns.items():
+        if not isinstance(column, repeat) and next(column, None) is not None:
+            raise DataError(f"{name} has more entries than the {n} lines; give one for each")
 
 
 def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:
@@ -44,36 +55,18 @@ def parsed(phrases: str) -> tuple[str, ...]:
     return parse_phrases(from_text(phrases, 0).text)
 
 
-class Entries:
-    """The phrases of one line after the other."""
+def phrases_of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
+    """The phrases of one line after the other; a `repeat` of what all lines have."""
+    if isinstance(phrases, str | None):
+        return repeat(parsed(phrases or ""))
+    if not hasattr(phrases, "__iter__"):
+        raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
+    return (of_entry(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
 
-    def __init__(self, name: str, phrases: Phrases):
-        self.name = name
-        self.of_all = parsed(phrases or "") if isinstance(phrases, str | None) else None
-        self.each: Iterator[str | Sequence[str] | None] = iter(())
-        if not isinstance(phrases, str | None):
-            if not hasattr(phrases, "__iter__"):
-                raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
-            self.each = iter(phrases)
 
-    def take(self, n: int) -> tuple[str, ...]:
-        """The phrases of line n, from 1."""
-        if self.of_all is not None:
-            return self.of_all
-        try:
-            entry = next(self.each)
-        except StopIteration:
-            raise DataError(
-                f"{self.name} has {n - 1} entries, but there are more lines; give one for each"
-            ) from None
-        words = [entry] if isinstance(entry, str) else [] if entry is None else entry
-        try:
-            return parsed("\t".join(words))
-        except TypeError:
-            raise TypeError(
-                f"{self.name}[{n - 1}]: expected phrases, got {repr(entry)[:50]}"
-            ) from None
-
-    def end(self, n: int) -> None:
-        if self.of_all is None and next(self.each, self) is not self:
-            raise DataError(f"{self.name} has more entries than the {n} lines; give one for each")
+def of_entry(place: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
+    words = [entry] if isinstance(entry, str) else [] if entry is None else entry
+    try:
+        return parsed("\t".join(words))
+    except TypeError:
+        raise TypeError(f"{place}: expected phrases, got {repr(entry)[:50]}") from None

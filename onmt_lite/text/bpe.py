@@ -93,11 +93,10 @@ class BytePairEncoder:
         if len(word) == 1:
             return [word]
         ending = [word[-1] + END] if self.codes.marks_last else [word[-1], END]
-        *inner, last = self._merge([*word[:-1], *ending])
-        if last == END:  # merged with nothing
-            *inner, last = *inner, ""
-        if not last:
-            last = inner.pop()
+        merged = self._merge([*word[:-1], *ending])
+        if merged[-1] == END:  # merged with nothing
+            merged.pop()
+        *inner, last = merged
         pieces = [(piece, False) for piece in inner] + [(last.removesuffix(END), True)]
         if self.vocabulary is not None:
             pieces = [part for piece in pieces for part in self._known_parts(*piece)]

@@ -14,33 +14,18 @@ class Kind(NamedTuple):
     remedy: str
 
 
-MEMBER = rb"PK\x03\x04.{26}"  # of a zip archive; its name follows
-# Patterns of first bytes
-KINDS = [
-    (rb"\A\x1f\x8b", Kind("gzip data within gzip data", "unpack it first: zcat {} | zcat")),
-    (
-        MEMBER + rb"word/",
-        Kind(
-            "a Word document (docx)",
-            "save it as plain text (UTF-8), or convert it: pandoc -t plain --wrap=none {}",
-        ),
+# By patterns of first bytes
+KINDS = {
+    rb"\A\x1f\x8b": Kind("gzip data within gzip data", "unpack it first: zcat {} | zcat"),
+    rb"PK\x03\x04.{26}word/": Kind(  # the name of a member of a zip archive
+        "a Word document (docx)",
+        "save it as plain text (UTF-8), or convert it: pandoc -t plain --wrap=none {}",
     ),
-    (
-        MEMBER + rb"xl/",
-        Kind(
-            "an Excel workbook (xlsx)",
-            "export the column to translate as a text file, one cell per line",
-        ),
+    rb"\APK(\x03\x04|\x05\x06)": Kind(
+        "a zip archive or an office document", "unpack it, or save it as plain text (UTF-8)"
     ),
-    (
-        rb"\APK(\x03\x04|\x05\x06)",
-        Kind(
-            "a zip archive or an office document",
-            "unpack it, or save it as plain text (UTF-8)",
-        ),
-    ),
-    (rb"\A%PDF-\d\.\d", Kind("a PDF file", "take its text out first: pdftotext {} -")),
-]
+    rb"\A%PDF-\d\.\d": Kind("a PDF file", "take its text out first: pdftotext {} -"),
+}
 UTF_16 = "convert it: iconv -f {} -t utf-8 {{}}"
 BINARY = Kind("binary data, with NUL bytes", "give lines of text")
 
@@ -62,7 +47,7 @@ def kind_of(head: bytes) -> Kind | None:
     Text may have single NUL bytes.  Binary data has four NULs in a row, or NULs and one control
     character, which a NUL is too, in 32 bytes.
     """
-    for pattern, kind in KINDS:
+    for pattern, kind in KINDS.items():
         if re.search(pattern, head, re.DOTALL):
             return kind
     if b"\0" not in head:

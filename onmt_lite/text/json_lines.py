@@ -1,17 +1,13 @@
 """Lines of a JSONL input: an object each, one field of which is the text to translate."""
 
-import contextlib
 import json
 import re
-import sys
-from collections.abc import Iterator
 
 from onmt_lite.text.line import Line
 from onmt_lite.text.lines import to_line
 
 INVALID = "invalid-json"  # the note of a line that is no object with a text
 MAX_DEPTH = 200  # arrays and objects in one another; not all readers take 1,000
-MAX_DIGITS = 100_000  # of a whole number, which takes half a second; a million would take 35
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no encoding has
 
 
@@ -37,14 +33,14 @@ def read_object(text: str, field: str) -> tuple[object, str]:
     """Read an object: the value of `field`, None if it has none, and the other fields as JSON.
 
     Raises ValueError or RecursionError unless `text` is one object whose other fields can be
-    written as JSON again: NaN, Infinity and numbers that are too large for a float cannot.
+    written as JSON again: NaN, Infinity, numbers that are too large for a float and whole numbers
+    of more than 4,300 digits, which Python does not read, cannot.
     """
-    with long_numbers():
-        record = json.loads(text)
-        if not isinstance(record, dict) or depth(record) > MAX_DEPTH + 1:
-            raise ValueError("no object, or a deep one")
-        value = record.pop(field, None)
-        fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    record = json.loads(text)
+    if not isinstance(record, dict) or depth(record) > MAX_DEPTH + 1:
+        raise ValueError("no object, or a deep one")
+    value = record.pop(field, None)
+    fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
     # Half a character becomes \\udXXX, its escape in JSON too
     return value, fields.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -54,17 +50,3 @@ def depth(value: object) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
-
-
-@contextlib.contextmanager
-def long_numbers() -> Iterator[None]:
-    """Let Python read and write whole numbers of up to MAX_DIGITS digits, not 4,300."""
-    if not hasattr(sys, "set_int_max_str_digits"):  # Python 3.10.6 and before: no limit
-        yield
-        return
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(MAX_DIGITS)
-    try:
-        yield
-    finally:
-        sys.set_int_max_str_digits(before)

@@ -58,7 +58,7 @@ def occurs(text: str, phrase: str, alone: bool = False) -> bool:
 
 def parse_phrases(line: str) -> tuple[str, ...]:
     """The phrases of a line of -force_words or -ban_words, TAB between them; each of them once."""
-    phrases = (SPACES.sub(" ", part).strip() for part in line.split("\t"))
+    phrases = (single_spaced(part).strip() for part in line.split("\t"))
     return tuple(dict.fromkeys(filter(None, phrases)))
 
 

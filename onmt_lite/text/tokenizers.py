@@ -7,6 +7,7 @@ from typing import Protocol
 import sentencepiece as spm
 
 from onmt_lite.errors import CheckpointError
+from onmt_lite.text.markup import LANGUAGE
 
 # Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -117,14 +118,13 @@ class MarianTokenizer:
     model with several is to translate into.
     """
 
-    LANGUAGE = re.compile(r">>[^<>\s]+<<")
     SPECIAL = ("</s>", "<unk>", "<pad>")
 
     def __init__(self, source: spm.SentencePieceProcessor, target: spm.SentencePieceProcessor):
         self.source, self.target = source, target
 
     def encode(self, text: str) -> list[str]:
-        language = self.LANGUAGE.match(text)
+        language = LANGUAGE.match(text)
         if language is None:
             return pieces_of(self.source, text)
         return [language[0], *pieces_of(self.source, text[language.end() :])]
