@@ -132,6 +132,14 @@ class TestReasons:
         assert math.isclose(others[0, "a"].score, -0.9606, abs_tol=1e-4)
         assert [c.token for (c,) in trace.steps] == ["the", "cat", "</s>"]
 
+    @pytest.mark.parametrize("given", [("tensorflow", 5), ("fairseq", 3)])
+    def test_a_candidate_that_does_not_exist_hides_no_hypothesis(self, given):
+        """With fewer words than candidates, places without one repeat a row and a token."""
+        search, beam_size = given
+        _, trace = self.others(1, search=search, beam_size=beam_size, max_length=2)
+        states = {cell.token: cell.state for cell in trace.steps[-1]}
+        assert states["</s>"] == "finished"
+
     def test_why_it_stopped(self):
         _, trace = self.others(1)
         assert trace.stop.startswith("2 hypotheses had finished")

@@ -14,7 +14,7 @@ from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import constraints_of
 from onmt_lite.search.events import Event
-from onmt_lite.search.masks import Masks, Scored, StepRules, Watched
+from onmt_lite.search.masks import Forced, Masks, Scored, StepRules, Watched
 from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
 from onmt_lite.search.ranking import Ranked, Ranker, open_places
 from onmt_lite.search.sampling import draw
@@ -233,7 +233,8 @@ class BeamBatch:
             last = (steps >= table.max_steps) & ~is_given
             forced = forced.masked_fill(last, plan.eos_id)
             costless = costless | last if plan.force_end == "free" else costless
-        return StepRules(too_early, self._of_rows(forced), self._of_rows(costless), held)
+        in_rows = Forced(self._of_rows(forced)[:, None], self._of_rows(costless))
+        return StepRules(too_early, in_rows, held)
 
     def _candidates(self, scored: Scored, scores: Tensor, rules: StepRules) -> Ranked:
         """The candidates of each sentence, from what tokens count and the scores (B, K) of rows."""

@@ -31,18 +31,33 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Forced:
+    """The only token that a row may take: a given one, or the end token at the last step.
+
+    tokens (R, 1)   NO_TOKEN: the row is free to choose
+    costless (R,)   the token counts 0, unless the model itself forbids it
+    """
+
+    tokens: Tensor
+    costless: Tensor
+
+    @property
+    def places(self) -> Tensor:
+        """Columns of the tokens (R, 1); any column for rows that are free."""
+        return self.tokens.clamp(min=0)
+
+
+@dataclass(frozen=True)
 class StepRules:
-    """Rules of one step, for each row; None if a rule concerns no row.
+    """Rules of one step; None if a rule concerns no row.
 
     too_early (R,)  the end token may not follow yet
-    forced (R,)     the only token that may follow; NO_TOKEN: the row is free to choose
-    costless (R,)   the forced token costs nothing
+    forced          see `Forced`
     held            phrases that must or must not follow, see `onmt_lite.search.constraints`
     """
 
     too_early: Tensor | None = None
-    forced: Tensor | None = None
-    costless: Tensor | None = None
+    forced: Forced | None = None
     held: Held | None = None
 
 
@@ -101,22 +116,22 @@ class Masks:
         )
 
     def score(
-        self, logits: Tensor, scores: Tensor, history: Tensor | None, rules: StepRules
+        self, logits: Tensor, scores: Tensor, history: Tensor, rules: StepRules
     ) -> tuple[Scored, Tensor]:
         """Return what tokens count, and the model's own normaliser (R,).
 
         logits (R, V): overwritten; scores (R,): of the rows, -inf if there is no such row;
         history (R, T): tokens of the rows, newest last, NO_TOKEN before the first.
         """
-        plan, sampling = self.plan, self.plan.sampling
+        plan, temperature = self.plan, self.plan.sampling and self.plan.sampling.temperature
         plain_norm = normaliser(logits) if plan.sums_to_one else torch.zeros_like(logits[:, 0])
         values, norm, slope = self._own(logits), plain_norm, None  # (R, W), (R,)
-        if sampling and sampling.temperature == "logits":
+        if temperature == "logits":
             values /= plan.temperature
             norm = normaliser(values)
-        if plan.repetition_penalty != 1.0 and history is not None:
+        if plan.repetition_penalty != 1.0:
             values, norm, slope = self._repel(values, norm, history)
-        forced_values = self._values_of(rules.forced, values)
+        before = values.gather(1, rules.forced.places) if rules.forced else None  # (R, 1)
         self._forbid(values, plain_norm, scores, history, rules)
         if plan.policy.masks == "logits":
             norm = normaliser(values)
@@ -124,20 +139,15 @@ class Masks:
             values.index_fill_(1, self.never, -math.inf)
             self._note("banned", values)
         scored = Scored(values, norm, slope)
-        if forced_values is not None:
-            scored = self._force(scored, forced_values, rules)
-        if sampling and sampling.temperature == "log_probs":
+        if rules.forced is not None and before is not None:
+            scored = self._force(scored, rules.forced, before)
+        if temperature == "log_probs":
             values, norm = scored.values / plan.temperature, scored.norm / plan.temperature
             scored = Scored(values, norm, scored.slope)
         return scored, plain_norm
 
     def _forbid(
-        self,
-        values: Tensor,
-        norm: Tensor,
-        scores: Tensor,
-        history: Tensor | None,
-        rules: StepRules,
+        self, values: Tensor, norm: Tensor, scores: Tensor, history: Tensor, rules: StepRules
     ) -> None:
         """Write -inf into values (R, W) of tokens that may not follow."""
         self.masked = []
@@ -151,7 +161,7 @@ class Masks:
         if rules.held is not None:
             rules.held.forbid(values, norm)
             self._note("phrases", values)
-        if self.plan.blocks_ngrams and history is not None:  # last: is anything else left?
+        if self.plan.blocks_ngrams:  # last: is anything else left?
             self._block_ngrams(values, scores, history)
             self._note("n-grams", values)
 
@@ -165,31 +175,21 @@ class Masks:
             return F.pad(logits, (0, self.spare), value=-math.inf)  # (R, V + 1)
         return logits if self.keeps_values else logits.clone()
 
-    def _values_of(self, forced: Tensor | None, values: Tensor) -> Tensor | None:
-        """What forced tokens count before rules forbid them (R, 1)."""
-        return None if forced is None else values.gather(1, forced.clamp(min=0)[:, None])
-
-    def _force(self, scored: Scored, forced_values: Tensor, rules: StepRules) -> Scored:
-        """Forbid all but the forced tokens, which no other rule forbids.
-
-        A token that costs nothing counts 0, unless the model itself forbids it.
-        """
-        forced, costless, values, norm = rules.forced, rules.costless, scored.values, scored.norm
-        assert forced is not None and costless is not None
-        is_forced = (forced != NO_TOKEN)[:, None]  # (R, 1)
-        place = forced.clamp(min=0)[:, None]  # (R, 1)
-        new = forced_values.where(is_forced, values.gather(1, place))  # (R, 1)
+    def _force(self, scored: Scored, forced: Forced, before: Tensor) -> Scored:
+        """Forbid all but the forced tokens, with their values (R, 1) from before other rules."""
+        values, norm, slope = scored.values, scored.norm, scored.slope
+        is_forced = forced.tokens != NO_TOKEN  # (R, 1)
+        new = before.where(is_forced, values.gather(1, forced.places))  # (R, 1)
         values.masked_fill_(is_forced, -math.inf)
-        values.scatter_(1, place, new)
+        values.scatter_(1, forced.places, new)
         if self.plan.watched:
             self.masked.insert(0, ("forced", is_forced & (values == -math.inf)))
-        value = forced_values[:, 0]  # (R,)
-        is_possible = value - norm > -math.inf  # False for NaN, which must not be lost
-        norm = value.where(costless & is_possible, norm)
-        slope = scored.slope
+        before = before[:, 0]
+        is_possible = before - norm > -math.inf  # not for NaN, which must not be lost
+        norm = before.where(forced.costless & is_possible, norm)  # (R,)
         if self.plan.beam_groups > 1:  # nor does a group pay for agreeing with another
             share = torch.ones_like(values) if slope is None else slope
-            slope = share.masked_fill(costless[:, None], 0.0)  # (R, W)
+            slope = share.masked_fill(forced.costless[:, None], 0.0)  # (R, W)
         return Scored(values, norm, slope)
 
     def _repel(

@@ -136,31 +136,24 @@ class Scheduler:
     def _table(self, chosen: Sequence[Sentence]) -> SlotTable:
         """The table of sentences that join, in one transfer."""
         given = [[*(s.limits.start or (self.plan.bos_id,)), *s.limits.prefix] for s in chosen]
-        facts = [
-            [0, own.max_steps, own.min_end, own.seed, len(sentence.src), len(own.prefix)]
-            for sentence, own in zip(chosen, (s.limits for s in chosen))
-        ]
         width = max(map(len, given))
+        facts = [[0, *facts_of(sentence)] for sentence in chosen]
         both = torch.cat([torch.tensor(facts), padded(given, width, NO_TOKEN)], 1)  # (B, 6 + G)
-        there = sent(both, self.model.device)
-        started, max_steps, min_end, seed, src_length, n_prefix = there[:, :6, None].unbind(1)
-        return SlotTable(
-            tokens=there[:, 6:7].repeat(1, self.plan.beam_size),  # (B, K)
-            scores=self.first_scores.repeat(len(chosen), 1),  # (B, K)
-            parents=torch.zeros_like(there[:, :1]).repeat(1, self.plan.beam_size),  # (B, K)
-            started=started,
-            max_steps=max_steps,
-            min_end=min_end,
-            seed=seed,
-            src_length=src_length,
-            n_prefix=n_prefix,
-            given=there[:, 6:],
-        )
+        columns = torch.split(sent(both, self.model.device), [1] * 6 + [width], 1)
+        tokens = columns[-1][:, :1].repeat(1, self.plan.beam_size)  # (B, K)
+        scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
+        return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
 
     def _beam(self, sentence: Sentence) -> Beam:
         if self.plan.policy.as_2018:
             return Beam2018(self.plan, sentence.limits, self.open_2018)
         return Beam(self.plan, sentence.limits)
+
+
+def facts_of(sentence: Sentence) -> list[int]:
+    """The numbers of a `SlotTable` from `max_steps` to `n_prefix`."""
+    own = sentence.limits
+    return [own.max_steps, own.min_end, own.seed, len(sentence.src), len(own.prefix)]
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
