@@ -172,7 +172,7 @@ class Beam:
             for pool in self.pools:
                 pool.done = True
         if self.bounded:
-            self.watching = any([pool.complete and not pool.done for pool in self.pools])
+            self.watching = any([pool.has_enough and not pool.done for pool in self.pools])
 
     def _open_scores(self, rows: Candidates) -> list[float]:
         """Scores of rows; -inf if they ended."""

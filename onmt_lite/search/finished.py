@@ -37,7 +37,7 @@ class FinishedPool:
                 finished.append(hyp)
 
     @property
-    def complete(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether enough hypotheses are finished to check the stop rule."""
         return len(self.finished) >= self.need
 
@@ -47,15 +47,15 @@ class FinishedPool:
         if isinstance(stop, TopEnded):
             ended = candidates.token[0] == self.plan.eos_id and candidates.score[0] > -math.inf
             self.top_ended = ended or (stop.sticky and self.top_ended)
-            return self.complete and self.top_ended
-        if not self.complete or not isinstance(stop, Bound):
-            return self.complete and isinstance(stop, Full)
-        racing = candidates if stop.best_of == "candidates" else rows
-        return self._out_of_reach(stop, max(racing.score), step, max_steps)
+            return self.has_enough and self.top_ended
+        if isinstance(stop, Bound):
+            racing = candidates if stop.best_of == "candidates" else rows
+            return self.has_enough and self._out_of_reach(stop, max(racing.score), step, max_steps)
+        return self.has_enough and isinstance(stop, Full)
 
     def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
         """Whether the best finished hypothesis has at least the score `per_token`."""
-        if not self.complete:
+        if not self.has_enough:
             return False
         best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
         return best >= per_token
