@@ -11,6 +11,7 @@ from torch import Tensor
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 
+Parts = Mapping[str, tuple[str, ...]]
 Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 # Tolerances of position tables computed in float32, where large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
@@ -91,27 +92,23 @@ class Weights:
         a, b = self.tensors.get(one), self.tensors.get(other)
         return a is not None and b is not None and a.shape == b.shape and torch.equal(a, b)
 
-    def renamed(
-        self, theirs: str, ours: str, parts: Mapping[str, tuple[str, ...]]
-    ) -> dict[str, Tensor]:
-        """Take the weights of one layer, under our names.
+    def renamed(self, theirs: str, ours: str, parts: Parts) -> dict[str, Tensor]:
+        """Take the weights of one layer, under our names, as far as the file has them.
 
         theirs, ours  prefixes of the names
         parts         our name of each part, and their names, whose tensors are stacked
-
-        A part has a weight, and a bias if the file has one.
         """
         renamed: dict[str, Tensor] = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
                 names = [joined(theirs, source, kind) for source in sources]
-                if kind == "weight" or names[0] in self:
+                if any(name in self for name in names):
                     tensors = [self.take(name) for name in names]
                     renamed[joined(ours, name, kind)] = self._stacked(tensors)
         return renamed
 
     def layers(
-        self, theirs: str, ours: str, n: int, parts: Mapping[str, tuple[str, ...]], first: int = 0
+        self, theirs: str, ours: str, n: int, parts: Parts, first: int = 0
     ) -> dict[str, Tensor]:
         """Take the weights of n layers, `first` being the number in the place of {} in `theirs`."""
         found: dict[str, Tensor] = {}

@@ -172,9 +172,6 @@ def _forces_eos(config: Description, eos: int) -> bool:
     return forced is not None
 
 
-# -- weights --------------------------------------------------------------------------------------
-
-
 def weights_file(path: Path) -> Path:
     """Find the file of the weights or the index of their shards.  CheckpointError for neither."""
     for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):

@@ -17,6 +17,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import PieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
+ALONE = "added_tokens.json"
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model")
 
 
@@ -57,36 +58,29 @@ class Words:
     @cached_property
     def added(self) -> dict[int, Added]:
         """Added tokens by id, of the first file that lists some of the family's."""
-        for find in (self._added_to_config, self._added_to_fast, self._added_alone):
-            added = find()
+        for file in (TOKENIZER, FAST, ALONE):
+            added = self._added_in(file)
             if any(re.fullmatch(self.pattern, token.text) for token in added.values()):
                 return added
-        return self._added_to_config()
+        return self._added_in(TOKENIZER)
 
-    def _added_to_config(self) -> dict[int, Added]:
-        listed = self.directory.tokenizer.get("added_tokens_decoder") or {}
-        return self._checked(listed.items() if isinstance(listed, dict) else (), TOKENIZER)
-
-    def _added_to_fast(self) -> dict[int, Added]:
-        listed = self.fast.get("added_tokens") or []
-        if not isinstance(listed, list):
-            raise CheckpointError(f"{self.path / FAST}: its added_tokens are not a list")
-        return self._checked(((token["id"], token) for token in listed), FAST)
-
-    def _added_alone(self) -> dict[int, Added]:
-        listed = described(self.path / "added_tokens.json").values
-        tokens = ((i, {"content": text, "special": True}) for text, i in listed.items())
-        return self._checked(tokens, "added_tokens.json")
-
-    def _checked(self, listed: Any, name: str) -> dict[int, Added]:
+    def _added_in(self, file: str) -> dict[int, Added]:
+        """A table by id, a list of tables, or a table by text."""
         try:
+            if file == TOKENIZER:
+                listed = (self.directory.tokenizer.get("added_tokens_decoder") or {}).items()
+            elif file == FAST:
+                listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
+            else:
+                texts = described(self.path / ALONE).values
+                listed = [(i, {"content": text}) for text, i in texts.items()]
             return {
                 _id_of(i): Added(_text_of(token["content"]), bool(token.get("special", True)))
                 for i, token in listed
             }
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(
-                f"{self.path / name}: added tokens whose ids are no whole numbers, or without text"
+                f"{self.path / file}: added tokens whose ids are no whole numbers, or without text"
             ) from None
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
@@ -127,7 +121,7 @@ class Words:
 
     def tokenizer(self, silent: Sequence[str] = ()) -> PieceTokenizer:
         """`silent`: tokens that are no text in an output."""
-        cut = [token.text for token in self._added_to_config().values() if not token.special]
+        cut = [token.text for token in self._added_in(TOKENIZER).values() if not token.special]
         return PieceTokenizer(self.processor, cut, silent)
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.opennmt.transformer import DEC, ENC, MAX_POSITIONS, layer_parts
+from onmt_lite.checkpoints.opennmt.transformer import (
+    DEC,
+    DECODER_LAYER,
+    ENC,
+    ENCODER_LAYER,
+    MAX_POSITIONS,
+    RELATIONS,
+)
 from onmt_lite.checkpoints.opennmt.vocab import BOS, EMBEDDINGS, EOS, PAD, SRC, TGT, UNK
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
@@ -167,7 +174,7 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
-    encoder_parts, decoder_parts = layer_parts(vars(cfg))
+    relation = RELATIONS.get(cfg.relative, {})
     theirs = {
         SRC: ours["src_embedding.token.weight"],
         TGT: ours["tgt_embedding.token.weight"],
@@ -178,9 +185,9 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     theirs |= taken_apart(ours, "enc_norm", "encoder", {"": ("layer_norm",)})
     theirs |= taken_apart(ours, "dec_norm", "decoder", {"": ("layer_norm",)})
     for i in range(cfg.enc_layers):
-        theirs |= taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", encoder_parts)
+        theirs |= taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", ENCODER_LAYER | relation)
     for i in range(cfg.dec_layers):
-        theirs |= taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", decoder_parts)
+        theirs |= taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", DECODER_LAYER | relation)
         if cfg.parallel_residual:  # a norm that is not used
             theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
