@@ -3,7 +3,7 @@
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
 directory loads as it was written or is refused.  Three entries are optional: "unknown", the
 handling of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from
-score to confidence (`onmt_lite.checkpoints.confidence`), and the default of "split_longer".
+score to confidence (`onmt_lite.checkpoints.record`), and the default of "split_longer".
 Further entries, such as older versions wrote, are not read.
 """
 
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
-from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.description import shown
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Confidence
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
@@ -126,7 +125,8 @@ def checkpoint(
 def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
     """The optional entries, as `describe` wrote them: the checksum says so."""
     unknown, confidence = manifest.get("unknown"), manifest.get("confidence")
-    entries = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(unknown or {}).items()}
+    entries: dict[str, Any] = dict(unknown or {})
+    entries |= {name: tuple(value) for name, value in entries.items() if isinstance(value, list)}
     return dict(
         unknown=Unknown(**entries),
         confidence=None if confidence is None else Confidence(**confidence),

@@ -125,10 +125,10 @@ def _fields(data: bytes) -> Iterator[Field]:
         start = at
         key, at = _read_varint(data, at)
         number, wire = key >> 3, key & 7
-        value: int | bytes
-        value, at = _read_varint(data, at)
-        if wire == 2:  # the number is the length of bytes
-            value, at = data[at : at + value], at + value
+        n, at = _read_varint(data, at)
+        value: int | bytes = n
+        if wire == 2:  # so many bytes
+            value, at = data[at : at + n], at + n
         elif wire != 0:
             raise ValueError(f"a field of wire type {wire}")
         if at > len(data):

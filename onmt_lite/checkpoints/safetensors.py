@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import parse_json
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, is_size, tensor_of
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, is_size, tensor_of
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20

@@ -1,5 +1,6 @@
-"""Weights in the files of other toolkits, renamed to ours."""
+"""Weights in the files of other toolkits: tensors from bytes, checked and renamed to ours."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +16,8 @@ Parts = Mapping[str, tuple[str, ...]]
 Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 # Tolerances of position tables computed in float32, where large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
-
-
-def check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError where a weight is not finite."""
-    for name, tensor in tensors.items():
-        # A sum is many times faster than a test of each number, but may overflow
-        if tensor.is_floating_point() and not tensor.sum().isfinite():
-            if not tensor.isfinite().all():
-                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
+# What a file may claim to hold
+MAX_TENSORS, MAX_DIMS, MAX_SIZE = 20_000, 16, 1 << 48
 
 
 class Weights:
@@ -31,7 +25,11 @@ class Weights:
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
         """Raises CheckpointError where a number is not finite."""
-        check_numbers(tensors, path)
+        for name, tensor in tensors.items():
+            # A sum is many times faster than a test of each number, but may overflow
+            finite = not tensor.is_floating_point() or tensor.sum().isfinite()
+            if not finite and not tensor.isfinite().all():
+                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
         self.tensors, self.path = tensors, path
 
     def __contains__(self, name: str) -> bool:
@@ -156,3 +154,23 @@ def layout_of(table: Tensor, offset: int = 0) -> str:
         if error[:FIRST_ROWS].max() < ATOL_FIRST and error.max() < ATOL:
             return layout
     return "learned"
+
+
+def is_shape(sizes: Sequence[Any]) -> bool:
+    """Whether a tensor can have these sizes.
+
+    PyTorch multiplies those beside a 0 too, and fails where they are too large.
+    """
+    if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
+        return False
+    return math.prod(max(1, n) for n in sizes) < MAX_SIZE
+
+
+def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor whose numbers these bytes are, without a copy."""
+    numbers = torch.frombuffer(data or bytearray(8), dtype=dtype)  # an empty buffer is refused
+    return numbers[: math.prod(shape)].view(tuple(shape))
+
+
+def is_size(n: Any) -> bool:
+    return type(n) is int and 0 <= n < MAX_SIZE

@@ -24,17 +24,12 @@ from onmt_lite.text.vocab import Vocab
 LanguageCheck = Callable[[Languages | None], object]
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-ACTIVATIONS = {
+ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "swish": "silu",
-    "silu": "silu",
     "tanh": "tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("gelu_python", "gelu"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     "quick_gelu": "gelu_sigmoid",
 }
 IDS = (

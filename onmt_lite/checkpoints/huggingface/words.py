@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from onmt_lite.checkpoints.description import Description, checked_tokens, described, shown
 from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, Directory, token_id
 from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
-from onmt_lite.checkpoints.subwords import FAST, processor, read_pieces
+from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import PieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 ALONE = "added_tokens.json"
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model")
 
 
 class Added(NamedTuple):
@@ -37,7 +36,7 @@ class Words:
         CheckpointError where no file says how lines are cut, or the file is damaged."""
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.unk_token = _text_of(directory.tokenizer.get("unk_token") or "<unk>")
-        file = next((name for name in SENTENCEPIECE if (self.path / name).is_file()), None)
+        file = next((name for name in PIECES if (self.path / name).is_file()), None)
         self.own_ids = file is None  # those of tokenizer.json, for whatever family
         if file is not None:
             self.processor = read_pieces(str(self.path / file))
@@ -46,8 +45,8 @@ class Words:
             self.processor = processor(data, self.path / FAST)
         else:
             raise CheckpointError(
-                f"{self.path}: the directory has neither {SENTENCEPIECE[0]} nor {SENTENCEPIECE[1]} "
-                f"nor {FAST}, by which the model cuts lines into tokens"
+                f"{self.path}: the directory has neither {' nor '.join((*PIECES, FAST))}, by which "
+                "the model cuts lines into tokens"
             )
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 

@@ -15,11 +15,10 @@ from torch import Tensor
 from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.limits import is_size
 from onmt_lite.checkpoints.marian import npz
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.weights import Weights, is_size
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.model_defaults import DECODER as DEFAULTS

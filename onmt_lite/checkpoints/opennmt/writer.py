@@ -33,7 +33,6 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SentencePieceTokenizer
-from onmt_lite.text.vocab import Vocab
 
 NAME = "OpenNMT-py"
 # By activation and whether it is gated
@@ -108,15 +107,10 @@ def _vocabulary_obstacles(checkpoint: Checkpoint) -> dict[str, bool]:
     }
 
 
-def _special(vocab: Vocab) -> dict[int | None, str]:
-    ids = {vocab.pad_id: PAD, vocab.unk_id: UNK, vocab.bos_id: BOS, vocab.eos_id: EOS}
-    return {i: name for i, name in ids.items() if i is not None}
-
-
 def _vocabularies(checkpoint: Checkpoint) -> dict[str, Any]:
     src, tgt = (
-        named_as(vocab, _special(vocab), NAME)
-        for vocab in (checkpoint.src_vocab, checkpoint.tgt_vocab)
+        named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, NAME)
+        for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
     )
     start = tgt[checkpoint.start_id]
     return {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start}
