@@ -12,30 +12,20 @@ that hold equally many tokens of its phrases.  The end token comes when all are 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.selection import sent
-from onmt_lite.search.beam import Beam
 from onmt_lite.search.plan import Plan, Sentence
 from onmt_lite.search.ranking import Ranked
+from onmt_lite.search.scheduler import Slot
 from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
 DOUBTFUL = math.log(0.02)
-
-
-class Slot(Protocol):
-    """See `onmt_lite.search.scheduler`."""
-
-    number: int
-    beam: Beam
-    started: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -102,14 +92,9 @@ class Held:
         exists &= ~same.triu(1).any(2)
         total = total.masked_fill(~exists, -math.inf)
         order = dealt(total, banks, n)
-        parts = (total, of_row + first, tokens, log_prob)
-        taken = Ranked(*(part.gather(1, order) for part in parts))
-        return Ranked(
-            *(
-                old.index_copy(0, self.steered, new)
-                for old, new in zip(vars(ranked).values(), vars(taken).values())
-            )
-        )
+        taken = Ranked(total, of_row + first, tokens, log_prob).take(order)
+        pairs = zip(vars(ranked).values(), vars(taken).values())
+        return Ranked(*(old.index_copy(0, self.steered, new) for old, new in pairs))
 
 
 def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Tokens and their ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onmt_lite.errors import DataError
 
@@ -20,22 +20,20 @@ class Vocab:
     pad_id: int | None = None
     unk_id: int | None = None
     language_ids: frozenset[int] = frozenset()
-    ids: dict[str, int] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def ids(self) -> dict[str, int]:
         ids: dict[str, int] = {}
         for i, token in enumerate(self.tokens):
             ids.setdefault(token, i)  # of duplicates the first counts
-        object.__setattr__(self, "ids", ids)
+        return ids
 
     @classmethod
     def named(cls, tokens: list[str], **special: str | None) -> "Vocab":
         """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
-        ids = cls(tokens).ids
-        found: dict[str, Any] = {
-            f"{kind}_id": ids.get(t) for kind, t in special.items() if t is not None
-        }
-        return cls(tokens, **found)
+        vocab = cls(tokens)
+        ids = {f"{kind}_id": vocab.ids.get(t) for kind, t in special.items() if t is not None}
+        return replace(vocab, **ids)
 
     def __len__(self) -> int:
         return len(self.tokens)
