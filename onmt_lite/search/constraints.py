@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.selection import sent
-from onmt_lite.search.plan import Plan, Sentence
+from onmt_lite.search.plan import Plan
 from onmt_lite.search.ranking import Ranked
 from onmt_lite.search.scheduler import Slot
 from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
@@ -49,11 +49,6 @@ class Held:
     banks: Tensor
     wanted: Tensor
 
-    @property
-    def steers(self) -> bool:
-        """Whether any sentence has forced phrases."""
-        return len(self.steered) > 0
-
     def forbid(self, values: Tensor, norm: Tensor) -> None:
         """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
         if self.closed.size(1):
@@ -71,6 +66,8 @@ class Held:
         values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
         z, k, n = len(self.steered), scores.size(1), ranked.score.size(1)
+        if not z:
+            return ranked
         first = self.steered[:, None] * k
         own = Ranked(*(part[self.steered] for part in vars(ranked).values()))
         best = values.max(2).indices[self.steered]  # (Z, K): no row is left without heir
@@ -238,11 +235,3 @@ class Constraints:
             states.append(None if before is None else phrases.after(before, int(token)))
         self.states[slot.number] = states
         self.best[slot.number] = max(range(k), key=scores.__getitem__)
-
-
-def constraints_of(
-    plan: Plan, sentences: Sequence[Sentence], n_words: int, device: torch.device
-) -> Constraints | None:
-    """The constraints of the sentences; None if they have none."""
-    phrases = [sentence.phrases for sentence in sentences]
-    return Constraints(plan, phrases, n_words, device) if any(phrases) else None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, cast
 
 from onmt_lite.errors import DataError
 
@@ -33,7 +34,7 @@ class Vocab:
         """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
         vocab = cls(tokens)
         ids = {f"{kind}_id": vocab.ids.get(t) for kind, t in special.items() if t is not None}
-        return replace(vocab, **ids)
+        return replace(vocab, **cast(dict[str, Any], ids))
 
     def __len__(self) -> int:
         return len(self.tokens)
