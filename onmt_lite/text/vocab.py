@@ -1,9 +1,9 @@
 """Tokens and their ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from onmt_lite.errors import DataError
 
@@ -32,9 +32,11 @@ class Vocab:
     @classmethod
     def named(cls, tokens: list[str], **special: str | None) -> "Vocab":
         """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
-        vocab = cls(tokens)
-        ids = {f"{kind}_id": vocab.ids.get(t) for kind, t in special.items() if t is not None}
-        return replace(vocab, **cast(dict[str, Any], ids))
+        ids = cls(tokens).ids
+        found: dict[str, Any] = {
+            f"{kind}_id": ids.get(t) for kind, t in special.items() if t is not None
+        }
+        return cls(tokens, **found)
 
     def __len__(self) -> int:
         return len(self.tokens)
