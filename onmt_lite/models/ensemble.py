@@ -5,7 +5,7 @@ vocabulary, X words that copying members take from the sources of the batch.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -94,16 +94,6 @@ class Ensemble(nn.Module):
         pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
         logits, attn = zip(*pairs)
         return self._mean(logits), self._mean_attention(attn)
-
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: EnsembleState, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        given = self._known(tokens), lengths
-        pairs = [
-            m.prefill(*given, own, first, at_once) for m, own in zip(self.members, state.members)
-        ]
-        attn, logits = zip(*pairs)
-        return self._mean_attention(attn), map(self._mean, zip(*logits))
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         known = self._known(tgt)
