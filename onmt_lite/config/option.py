@@ -253,7 +253,9 @@ def _check_one(option: Option, value: Any) -> Any:
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
             raise wrong
-    elif value != value or math.inf in (value, -value) or not option.inside(value):
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise wrong
+    elif isinstance(value, (int, float)) and not option.inside(value):
         raise wrong
     return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
 
