@@ -178,12 +178,7 @@ def test_random_walk_through_selections(rows, seed):
 GIVEN = [[2, 1, 3], [], [1], [3, 1, 2, 1, 3, 3, 2], [2, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("given", [[], GIVEN], ids=["", "given"])
-def test_sentences_join_at_different_steps(rows, given):
-    """Where tokens are given, they are read in one pass: by sentences that are there from the
-    start, some of which have none, and by one that joins with more than others have."""
-    if given:
-        rows.give(given)
+def test_sentences_join_at_different_steps(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 3, 2, 3])

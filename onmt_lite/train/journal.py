@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onmt_lite.errors import FileError
-from onmt_lite.inference.chart import line_chart
 from onmt_lite.text.whole import replace_files
+from onmt_lite.train.chart import line_chart
 from onmt_lite.train.folder import PLOT, TABLE
 
 
