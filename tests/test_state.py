@@ -175,9 +175,6 @@ def test_random_walk_through_selections(rows, seed):
         n_sentences = len(kept)
 
 
-GIVEN = [[2, 1, 3], [], [1], [3, 1, 2, 1, 3, 3, 2], [2, 2], [1, 3]]
-
-
 def test_sentences_join_at_different_steps(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)

@@ -71,11 +71,7 @@ class EncoderDecoder(Protocol[M, S]):
         ...
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
         """Encode src (B, S), padded, with src_lengths (B,).
 

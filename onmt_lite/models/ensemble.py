@@ -77,11 +77,7 @@ class Ensemble(nn.Module):
         return self.members[0].device
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> list[Any]:
         sources = (src if table is None else table.on(src.device)[src] for table in self.own_ids)
         return [m.encode(own, src_lengths, ids, width) for m, own in zip(self.members, sources)]

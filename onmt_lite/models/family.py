@@ -90,11 +90,7 @@ class Family(nn.Module, Generic[M, S]):
         return next(self.parameters()).device
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
         memory = self.read(src, src_lengths)
         memory.of_head = self.output.read(src, memory, ids, width)

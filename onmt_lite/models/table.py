@@ -133,11 +133,7 @@ class TableModel:
         self.logits, self.attn = map(Constant, numbers)
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> tuple[Tensor, int]:
         """A memory holds the roots (B,) of the sources, and S."""
         for constant in (self.next, self.logits, self.attn):
