@@ -137,7 +137,7 @@ class TestReasons:
         """With fewer words than candidates, places without one repeat a row and a token."""
         search, beam_size = given
         _, trace = self.others(1, search=search, beam_size=beam_size, max_length=2)
-        states = {cell.token: cell.state for cell in trace.steps[-1]}
+        states = {cell.text: cell.state for cell in trace.steps[-1]}
         assert states["</s>"] == "finished"
 
     def test_why_it_stopped(self):

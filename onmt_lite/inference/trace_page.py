@@ -190,8 +190,8 @@ def row_of(trace: Trace, t: int, k: int) -> Html:
     state = trace.steps[t][k].state
     if state == "none":
         return fill("no row")
-    state += " best" * on_path(trace, t, k)
-    return fill("row", state=state, name=name_of(trace, t, k), contents=contents_of(trace, t, k))
+    marked = f"{state} best" if on_path(trace, t, k) else state
+    return fill("row", state=marked, name=name_of(trace, t, k), contents=contents_of(trace, t, k))
 
 
 def contents_of(trace: Trace, t: int, k: int) -> Html:
