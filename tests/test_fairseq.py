@@ -224,6 +224,7 @@ class TestRefused:
             file.unlink()
         assert_refused(path, "none")
 
+    @pytest.mark.sweep
     def test_options_of_any_kind_raise_nothing_else(self, store):
         odd = [None, True, -1, 0, 2**40, 1.5, float("nan"), "", "x", [], [1], {"a": 1}]
         random, names = Random(0), list(vars(read_root(SWITCHES / "fairseq_pre_norm")["args"]))

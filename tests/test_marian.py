@@ -329,6 +329,7 @@ class TestRefused:
         (copy / name).unlink()
         assert_refused(copy, "copy")
 
+    @pytest.mark.sweep
     def test_damaged_descriptions_raise_nothing_else(self, copy):
         random = Random(0)
         odd = [None, True, -1, 0, 3, 2**40, 1.5, float("nan"), "", "x", [], [1], {}, {"a": 1}]

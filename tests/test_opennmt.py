@@ -326,6 +326,7 @@ class TestRefused:
     def test_parts_of_the_wrong_kind(self, store, name, value):
         assert_refused(store(**{name: value}), "x.pt")
 
+    @pytest.mark.sweep
     def test_options_of_any_kind_raise_nothing_else(self, store, root):
         odd = [None, True, -1, 0, 2**40, 1.5, float("nan"), "", "x", [], [1], {"a": 1}]
         random, options = Random(0), vars(root["opt"])

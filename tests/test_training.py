@@ -75,6 +75,7 @@ def test_what_prepares_epochs_leaves_signals_to_the_trainer(corpus, tmp_path):
     assert not process.is_alive()
 
 
+@pytest.mark.sweep
 def test_epochs_prepared_beside_are_the_same(corpus, tmp_path):
     # Some three epochs, with everything that is drawn; also gone on with in the middle
     same = "-train_steps 60 -src_sampling 0".split()  # sentencepiece draws anew in each process

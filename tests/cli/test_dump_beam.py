@@ -13,6 +13,9 @@ from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Parts, Store
 from tests.cli.conftest import ROOT
 from tests.cli.test_resume import SLOW
+from tests.support.sweeps import swept
+
+WAYS = [[], ["-workers", 2], ["-bucket_lines", 7, "-workers", 2]]
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def many(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("more", [[], ["-workers", 2], ["-bucket_lines", 7, "-workers", 2]])
+@pytest.mark.parametrize("more", swept(WAYS, WAYS[::2]))
 def test_the_first_hundred_lines(main, many, tmp_path, more):
     done = main("-src", many, "-output", "out", "-dump_beam", "beam.json", *more)
     assert done.code == 0

@@ -20,11 +20,12 @@ from onmt_lite.jobs.progress import Meter, counted
 ROOT = Path(__file__).parents[2]
 SLOW = """
 import sys, time
-from onmt_lite import __main__, parts
+from onmt_lite import __main__
+from onmt_lite.inference import loading
 def load(*args):
     open("loading", "w").close()
     time.sleep(300)
-parts.load_checkpoints = load
+loading.load_checkpoints = load
 sys.exit(__main__.main())
 """
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src

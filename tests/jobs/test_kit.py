@@ -36,12 +36,16 @@ def problems(kit, bench, n, seed=1, argv=()):
     return [(row.action, row.problem) for row in kit(bench, Random(seed), n, *argv) if row.problem]
 
 
-@pytest.mark.parametrize("kit, n", sorted({k for ks in FOUND.values() for k in ks}, key=str))
+WHOLE = sorted({k for ks in FOUND.values() for k in ks}, key=str)
+BROKEN = [(broken, *kit) for broken, kits in FOUND.items() for kit in kits]
+
+
+@pytest.mark.parametrize("kit, n", swept(WHOLE, WHOLE[::4]))
 def test_nothing_is_found_in_a_toy_that_is_whole(kit, n, tmp_path):
     assert problems(kit, toy(tmp_path), n) == []
 
 
-@pytest.mark.parametrize("broken, kit, n", [(b, *k) for b, ks in FOUND.items() for k in ks])
+@pytest.mark.parametrize("broken, kit, n", swept(BROKEN, BROKEN[::3]))
 def test_what_is_broken_is_found(broken, kit, n, tmp_path):
     """In one of some rounds: a kill may miss the moment at which the toy is broken."""
     rounds = range(1, 6)
