@@ -21,7 +21,7 @@ from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
 
 T = TypeVar("T")
-ON = ([], ["true"])  # words after a switch
+ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
 
 
 def run_program(

@@ -41,7 +41,9 @@ def handle_signals(handler: Handler) -> dict[int, Any]:
     """Handle the signals from now on, unless they are ignored: nohup means it.  Return the handlers
     so far."""
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    taken = {n: before for n, before in handlers.items() if before is not signal.SIG_IGN}
+    taken: dict[int, Any] = {
+        n: before for n, before in handlers.items() if before is not signal.SIG_IGN
+    }
     for signum in taken:
         signal.signal(signum, handler)
     return taken

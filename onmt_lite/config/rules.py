@@ -113,7 +113,11 @@ def given(*names: str) -> Clauses:
 
 def absent(*names: str) -> Clauses:
     """no -a and no -b: none of these options asks for anything."""
-    return {f"no -{name}": lambda v, name=name: not asks(v[name]) for name in names}
+
+    def absence(name: str) -> Callable[[Values], bool]:
+        return lambda v: not asks(v[name])
+
+    return {f"no -{name}": absence(name) for name in names}
 
 
 def one_of(name: str, *values: str) -> Clauses:
