@@ -10,8 +10,9 @@ Further entries, such as older versions wrote, are not read.
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import sentencepiece as spm
 from torch import Tensor
@@ -25,7 +26,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text.whole import replace_files
@@ -123,15 +124,30 @@ def checkpoint(
 
 
 def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The optional entries, as `describe` wrote them: the checksum says so."""
-    unknown, confidence = manifest.get("unknown"), manifest.get("confidence")
-    entries: dict[str, Any] = dict(unknown or {})
-    entries |= {name: tuple(value) for name, value in entries.items() if isinstance(value, list)}
-    return dict(
-        unknown=Unknown(**entries),
-        confidence=None if confidence is None else Confidence(**confidence),
-        split_longer=int(manifest.get("split_longer", 0)),
-    )
+    """The optional entries.  Raises ValueError or TypeError for values that cannot be used."""
+    unknown, confidence = Unknown(), None
+    if manifest.get("unknown") is not None:
+        entries = {"names": [], "numbers": [], "words": {}, "rare": "", **manifest["unknown"]}
+        names, numbers, words = (entries.pop(name) or {} for name in ("names", "numbers", "words"))
+        unknown = Unknown(names=tuple(names), numbers=tuple(numbers), words=dict(words), **entries)
+        stand_ins = (*unknown.names, *unknown.numbers, *words, *unknown.words.values())
+        if isinstance(names, str) or not all(map(is_one_word, stand_ins)):
+            raise ValueError("unknown: names, numbers or words are none")
+        if unknown.rule not in get_args(UnknownRule) or not isinstance(unknown.rare, str):
+            raise ValueError("unknown: rule or rare is none")
+    if manifest.get("confidence") is not None:
+        confidence = Confidence(**manifest["confidence"])
+        curve = (confidence.at_zero, confidence.per_nat)
+        if (
+            not {*map(type, curve)} <= {int, float}
+            or not all(map(math.isfinite, curve))
+            or curve[1] <= 0
+        ):
+            raise ValueError("confidence: at_zero and per_nat are no rising curve")
+    split_longer = manifest.get("split_longer", 0)
+    if type(split_longer) is not int or split_longer < 0:
+        raise ValueError("split_longer is no number from 0 on")
+    return dict(unknown=unknown, confidence=confidence, split_longer=split_longer)
 
 
 def _unique_weights(model: Transformer) -> dict[str, Tensor]:
