@@ -118,11 +118,9 @@ class Int8(Shared):
     94 (float32: 1150), scaling 21.  Wide outputs are computed in blocks that are scaled while they
     are in cache: 32,000 outputs of 320 rows at once took 3 times as long.
 
-    Tried and left: one scale per call, as in torch's dynamic linear, which makes a sentence depend
-    on its batch; bfloat16 outputs, since rounded logits change more lines than int8 does; blocks of
-    rows, each of which reads the weights again; one scale for all inputs that come from a norm,
-    applied by norm and product: 15 to 40 % less time for 192 inputs, 7 to 35 % for 512, next to
-    none for a vocabulary, and 1.5 times the error.
+    Tried and left: one scale per call, which makes a sentence depend on its batch; bfloat16
+    outputs, which change more lines than int8 does; one scale for all inputs that come from a norm,
+    7 to 40 % less time and 1.5 times the error.
     """
 
     def __init__(self, layer: nn.Linear):
