@@ -13,8 +13,14 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
-from onmt_lite.inference.batching import Pair, growing_windows, pair_up, totals
-from onmt_lite.inference.glossary import Phrases, with_phrases
+from onmt_lite.inference.inputs import (
+    Pair,
+    Phrases,
+    growing_windows,
+    pair_up,
+    totals,
+    with_phrases,
+)
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Progress, Translation
 from onmt_lite.jobs.inprocess import InProcess

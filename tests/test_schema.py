@@ -506,3 +506,13 @@ def test_variables_are_text(resolve, monkeypatch):
     monkeypatch.setenv("NAME", "other")
     assert resolve([], "name: ${NAME}").values["name"] == "${NAME}"
     assert resolve(["-name", "$NAME ~"]).values["name"] == "$NAME ~"
+
+
+def test_later_sources_win_also_with_the_default_value(resolve, tmp_path):
+    got = resolve(["-count", "5"], "count: 2\nrate: 2\nname: a", "count: 3\nname: b")
+    assert got.values["count"] == 5  # typed, although it is the default
+    assert (got.values["name"], got.values["rate"]) == ("b", 2.0)
+    assert got.origins["count"] == "command line"
+    assert got.origins["name"] == f"{tmp_path}/b.yaml:2"
+    assert got.origins["rate"] == f"{tmp_path}/a.yaml:2"
+    assert got.origins["mode"] == "default"

@@ -25,7 +25,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.inference.tokenization import fit, read_own
+from onmt_lite.inference.loading import fit, read_own
 from onmt_lite.text.lines import from_text
 from onmt_lite.text.transforms import Affixes
 from tests.support import tiny

@@ -146,7 +146,7 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("confidence: at_zero and per_nat are no rising curve")
     split_longer = manifest.get("split_longer", 0)
     if type(split_longer) is not int or split_longer < 0:
-        raise ValueError("split_longer is no number from 0 on")
+        raise ValueError("split_longer is below 0 or no number")
     return dict(unknown=unknown, confidence=confidence, split_longer=split_longer)
 
 

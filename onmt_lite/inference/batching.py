@@ -1,44 +1,11 @@
-"""Lines to windows, examples to padded batches."""
+"""Batches: examples in groups of like length, padded to tensors."""
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable
 
 import torch
 
-from onmt_lite.errors import DataError
 from onmt_lite.inference.records import Batch, Example
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES
-
-Progress = Callable[[int, int], object]  # of lines and target tokens
-Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
-
-
-def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
-    """Pair lines with prefixes.  Raises DataError where their numbers differ."""
-    if prefixes is None:
-        yield from ((line, None) for line in lines)
-        return
-    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
-        if line is None or prefix is None:
-            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
-            raise DataError(f"more {more} than {fewer}, which are {i}")
-        yield line, prefix
-
-
-def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Yield windows of growing size: the first results come soon, later windows fill batches."""
-    window: list[Pair] = []
-    n_chars, size = 0, 1
-    for pair in pairs:
-        window.append(pair)
-        n_chars += len(pair[0].text)
-        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
-            yield window
-            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
-    if window:
-        yield window
 
 
 def source_length(example: Example) -> int:
@@ -112,16 +79,3 @@ def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Bat
         torch.tensor(lengths, device=device),
         torch.tensor(copied, device=device) if copied else None,
     )
-
-
-def totals(progress: Progress | None) -> Progress:
-    """A progress of what each batch adds, from one of what is done in all."""
-    n_lines = n_tokens = 0
-
-    def add(more_lines: int, more_tokens: int) -> None:
-        nonlocal n_lines, n_tokens
-        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
-        if progress is not None and more_lines:
-            progress(n_lines, n_tokens)
-
-    return add

@@ -48,20 +48,11 @@ class Copies:
         ]
 
 
-def kind_of(example: Example) -> Hashable:
+def kind_of(example: Example) -> str:
     """All that an example is but the number of its line and what passes through, so that whatever
-    a line may be given counts."""
-    line = {name: value for name, value in vars(example.line).items() if name not in OF_A_LINE}
-    return frozen({**vars(example), "line": line})
-
-
-def frozen(value: Any) -> Hashable:
-    """A value of lists and dicts as one that can be a key."""
-    if isinstance(value, dict):
-        return tuple((name, frozen(item)) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(frozen, value))
-    return frozenset(value) if isinstance(value, set) else value
+    a line may be given counts.  As text, since not all of it can be a key."""
+    nothing: dict[str, Any] = dict.fromkeys(OF_A_LINE)
+    return repr(replace(example, line=replace(example.line, **nothing)))
 
 
 def copied(translation: Translation, example: Example) -> Translation:

@@ -1,15 +1,42 @@
-"""What a Translator is made of, as its options name it."""
+"""Loading: the model, the tokenizer and the phrase table that options name."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shipped import model_paths
+from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.text_options import TextOptions
+from onmt_lite.config.transforms import SUBWORDS, parse_kwargs
+from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.languages import choose_languages
 from onmt_lite.inference.runtime import placed
-from onmt_lite.inference.tokenization import Named, phrases_of, read_own
+from onmt_lite.text.bpe import SubwordFile, join_bpe
+from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
+from onmt_lite.text.rewriting import Punctuation, Rewrite, RewritingTokenizer, Steps, uppercase
+from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
+from onmt_lite.text.transforms import (
+    NEWLINE,
+    Affixes,
+    Cut,
+    Join,
+    TransformTokenizer,
+    pieces_cutter,
+    pieces_joiner,
+)
+from onmt_lite.text.vocab import Vocab
 
+# What pyonmttok does with these is what sentencepiece does alone, but to lines with marks of their
+# own: it keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
+PLAIN = ({"mode": "none"}, {"mode": "none", "spacer_annotate": True})
+
+Named = tuple[str, Tokenizer]  # with what -print_model calls it
 Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options
 
 
@@ -28,3 +55,242 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
         )
     placed(checkpoint.model, device, precision, in_place=True)
     return checkpoint, own, phrases
+
+
+def read_own(options: TranslateOptions) -> Named | None:
+    """The tokenizer that the options describe by themselves; None where it is the model's.
+
+    CheckpointError for a file that is not what it should be.
+    """
+    text, name = options.text, options.text.tokenizer
+    if text.performed:
+        return f"transforms {', '.join(text.performed)}", _of_transforms(text)
+    if not text.src_subword_model or name not in ("bpe", "sentencepiece"):
+        return None
+    shown = f"{name} of {Path(text.src_subword_model).name}"
+    return shown, TransformTokenizer(*_of_files(name, text))
+
+
+def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) -> Checkpoint:
+    """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
+    around lines.
+
+    `own` is what `read_own` gave.  OptionError where the model has no such tokenizer, or does not
+    know a token that is to stand around lines; CheckpointError where files of its own are missing.
+    """
+    _check_task(checkpoint, options)
+    name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
+    others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
+    if checkpoint.text_end and name != "space":  # a line of tokens may have it already
+        checkpoint = _with_text_end(checkpoint)
+    if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
+        if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
+            tokenizer = _split_by(checkpoint.tokenizers["space"], tokenizer)
+        checkpoint = _with_affixes(checkpoint, tokenizer)
+    elif options.text.detokenizer != "auto":
+        join = DETOKENIZERS[options.text.detokenizer]
+        tokenizer = TransformTokenizer(tokenizer.encode, tokenizer.encode_target, join)
+    if options.text.detokenizer != "auto":
+        name = f"{name}, output joined by {options.text.detokenizer}"
+    if any(options.text.rewriting):
+        tokenizer = RewritingTokenizer(tokenizer, *_steps(options))
+    return replace(checkpoint, tokenizers={name: tokenizer, **others})
+
+
+def _check_task(checkpoint: Checkpoint, options: TranslateOptions) -> None:
+    """OptionError for languages that are asked for where the words of each line say the task."""
+    named = {"src_lang": options.model.src_lang, "tgt_lang": options.model.tgt_lang}
+    asked = ", ".join(name for name, code in named.items() if code)
+    if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
+        raise OptionError(
+            f"{asked}: the model has no languages to choose from; leave it out "
+            "(words such as `translate English to German:` belong into each line)"
+        )
+
+
+def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
+    available = checkpoint.tokenizers
+    if name == "auto" and checkpoint.missing:
+        raise CheckpointError(
+            f"missing: {', '.join(checkpoint.missing)}, by which the model cuts lines into tokens; "
+            "put them there, or give lines of tokens and -tokenizer space"
+        )
+    name = next(iter(available)) if name == "auto" else name
+    if name not in available:
+        raise OptionError(
+            f"tokenizer {name}: the model brings only {', '.join(available)}; "
+            "name a file with src_subword_model"
+        )
+    return name, available[name]
+
+
+def _with_text_end(checkpoint: Checkpoint) -> Checkpoint:
+    """With what the model wants around a line of text."""
+    end = (*checkpoint.text_end, *checkpoint.src_end)
+    return replace(checkpoint, src_end=end, text_end=(), languages=of_text(checkpoint.languages))
+
+
+def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:
+    """Tokens around lines as ids.
+
+    A model of OpenNMT-py gets nothing after a line but what the transforms say: its own suffix,
+    which stands in for them where none are given, is one of them.
+    """
+    own_end = () if checkpoint.toolkit == "opennmt" else checkpoint.src_end
+    src, tgt = tokenizer.src, tokenizer.tgt
+    fitted = replace(
+        checkpoint,
+        src_start=_ids(checkpoint.src_vocab, src.before, "src_prefix"),
+        src_end=_ids(checkpoint.src_vocab, src.after, "src_suffix") + own_end,
+        tgt_start=_ids(checkpoint.tgt_vocab, tgt.before, "tgt_prefix"),
+        tgt_end=_ids(checkpoint.tgt_vocab, tgt.after, "tgt_suffix"),
+    )
+    if len(fitted.src_start) + len(fitted.src_end) >= checkpoint.model.max_positions:
+        raise OptionError("src_prefix and src_suffix leave no room for a line; shorten them")
+    return fitted
+
+
+def forced_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
+    """What all translations begin with, where tgt_file_prefix comes without tgt: the words of
+    tgt_prefix as the transform `prefix` has them before a blank line, or, without the transform, as
+    tokens of the target.  OptionError for a word that is no token."""
+    text = options.text
+    if not options.data.tgt_file_prefix or options.data.tgt is not None:
+        return ()
+    if "prefix" not in text.performed:
+        return _ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
+    tokens = next(iter(checkpoint.tokenizers.values())).encode_target("")
+    return (*checkpoint.tgt_start, *checkpoint.tgt_vocab.encode(tokens))
+
+
+def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
+    for token in tokens:
+        if token not in vocab.ids:
+            raise OptionError(
+                f"{option}: the model's vocabulary has no token {token[:50]!r}; give another one"
+            )
+    return tuple(vocab.ids[token] for token in tokens)
+
+
+def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
+    """What rewrites lines of the source and of the target."""
+    text = options.text
+
+    def steps(lang: str) -> Steps:
+        punctuation = Punctuation(
+            lang,
+            text.penn,
+            text.norm_quote_commas,
+            text.norm_numbers,
+            text.pre_replace_unicode_punct,
+            text.post_remove_control_chars,
+        )
+        do: dict[str, Rewrite] = {"normalize": punctuation, "uppercase": uppercase}
+        before, after = text.rewriting
+        return Steps(tuple(do[name] for name in before), tuple(do[name] for name in after))
+
+    return steps(options.model.src_lang), steps(options.model.tgt_lang)
+
+
+# -- transforms -----------------------------------------------------------------------------------
+
+
+def _of_transforms(text: TextOptions) -> TransformTokenizer:
+    names, kind = text.performed, _subword_kind(text)
+    uncut = names[: names.index(kind)] if kind else ()  # these meet the line while it is text
+    src = _affixes(names, uncut, text.src_prefix, text.src_suffix)
+    tgt = _affixes(names, uncut, text.tgt_prefix, text.tgt_suffix)
+    return TransformTokenizer(*_cut_and_join(kind, text), src, tgt)
+
+
+def _subword_kind(text: TextOptions) -> str:
+    """The transform that cuts words into subwords; "" for none."""
+    return next((name for name in text.performed if name in SUBWORDS), "")
+
+
+def _split_by(spaces: Tokenizer, others: TransformTokenizer) -> TransformTokenizer:
+    """The transforms, where lines are split as the toolkit of the model splits lines of tokens."""
+    return TransformTokenizer(
+        spaces.encode, spaces.encode_target, others.join, others.src, others.tgt
+    )
+
+
+def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
+    """How source and target are cut, and how output is joined."""
+    if kind == "onmt_tokenize":
+        return _of_onmt(text)
+    if kind:
+        return _of_files(kind, text)
+    spaces = SpaceTokenizer()  # until the model is known
+    return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
+
+
+def _affixes(names: tuple[str, ...], uncut: tuple[str, ...], prefix: str, suffix: str) -> Affixes:
+    words = {"prefix": prefix.split(), "suffix": suffix.split()}
+    text = {name: " ".join(words[name]) if name in uncut else "" for name in words}
+    later = {n: tuple(words[n]) if n in names and n not in uncut else () for n in words}
+    return Affixes(text["prefix"], text["suffix"], later["prefix"], later["suffix"])
+
+
+def _of_files(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
+    """How source and target are cut, and output is joined, by sentencepiece or bpe."""
+    src, tgt = text.subword_files()
+    if kind == "bpe":
+        codes = read_codes(*src)
+        if not tgt.path:
+            return codes.encode, _no_target, join_bpe
+        return codes.encode, (codes if tgt == src else read_codes(*tgt)).encode, join_bpe
+    pieces = read_pieces(*src)
+    if not tgt.path:
+        return pieces_cutter(pieces), _no_target, join_pieces
+    of_target = pieces if tgt == src else read_pieces(*tgt)
+    return pieces_cutter(pieces), pieces_cutter(of_target), pieces_joiner(of_target)
+
+
+def _no_target(line: str) -> NoReturn:
+    raise OptionError(
+        "tgt_subword_model is needed to read lines of the target, or share_vocab if it is the "
+        "same file"
+    )
+
+
+def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
+    """As above, by pyonmttok's rules; its package is used where sentencepiece alone will not do."""
+    src, tgt = text.subword_files()
+    shared = text.share_vocab and src == tgt
+    sides = {"src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs))}
+    sides["tgt"] = (tgt, text.tgt_subword_type, parse_kwargs(text.tgt_onmttok_kwargs))
+    if shared:
+        sides["tgt"] = sides["src"]
+    _, kind, kwargs = sides["tgt"]
+    if kwargs.get("joiner", JOINER) != JOINER:
+        raise OptionError(
+            f"tgt_onmttok_kwargs: a joiner other than {JOINER} is not known; leave joiner out"
+        )
+    spaced = kind == "sentencepiece" and kwargs.get("mode") == "none"
+    by_spacer = kwargs.get("spacer_annotate") or (spaced and not kwargs.get("joiner_annotate"))
+    join = join_spacer if by_spacer else join_joiner
+    # These two options, one of each side, decide for both
+    breaks = sides["src"][1] == "sentencepiece" and not kwargs.get("preserve_placeholders")
+
+    # Lines of the target are read only to score them: that must not ask for the package before
+    of_target = cache(lambda: _onmt_cut("tgt", *sides["tgt"], breaks))
+    return (
+        _onmt_cut("src", *sides["src"], breaks),
+        lambda line: of_target()(line),
+        lambda tokens: join(tokens).replace("\n", NEWLINE),
+    )
+
+
+def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> Cut:
+    """`breaks`: the mark of a line break is one to the tokenizer too."""
+    if kind == "sentencepiece" and breaks and kwargs in PLAIN and not file.threshold:
+        return pieces_cutter(read_pieces(file.path))
+    cut = onmt_cutter(side, kind, file, kwargs)
+    return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut
+
+
+def phrases_of(options: TranslateOptions) -> dict[str, str]:
+    """What takes the place of unknown tokens, by source token."""
+    table = options.text.phrase_table
+    return read_phrases(table) if table else {}

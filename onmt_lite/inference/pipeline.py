@@ -12,7 +12,14 @@ from onmt_lite.inference.alignment import Aligner, own_tokens
 from onmt_lite.inference.budget import Budget
 from onmt_lite.inference.duplicates import Copies
 from onmt_lite.inference.languages import choose_languages
-from onmt_lite.inference.loading import read_parts
+from onmt_lite.inference.loading import (
+    Named,
+    fit,
+    forced_ids,
+    phrases_of,
+    read_own,
+    read_parts,
+)
 from onmt_lite.inference.notes import model_notes, notes_of, total
 from onmt_lite.inference.paragraphs import Paragraphs, longest
 from onmt_lite.inference.postprocess import Renderer, unmet
@@ -27,7 +34,6 @@ from onmt_lite.inference.search_setup import (
     search_config,
     widened,
 )
-from onmt_lite.inference.tokenization import Named, fit, forced_ids, phrases_of, read_own
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.line import Line
 

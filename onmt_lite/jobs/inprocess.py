@@ -8,8 +8,8 @@ from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.interrupt import raise_pending
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.loading import fit, read_own
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.tokenization import fit, read_own
 from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.tasks import Progress
 

@@ -150,14 +150,14 @@ class TestSearches:
             waiting += [(BeamBatch, "_correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
-        model = pair[1].pipeline.searched
+        model = pair[1].pipeline.runner.searched
         graphs = getattr(model, "graphs", None)
         if graphs is not None:
             monkeypatch.setattr(graphs, "recorder", allowed_to_wait(graphs.recorder, calls))
         monkeypatch.setattr(model, "step", counted(model.step, calls))
         with waits("error"):
             translate(pair[1], search=search, **options)
-        assert calls["append"] == calls["step"] > 0
+        assert calls["begin"] == calls["step"] > 0
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.tokenization import read_own
+from onmt_lite.inference.loading import read_own
 from onmt_lite.text.detokenize import join_joiner, join_spacer
 
 HERE = Path(__file__).parents[1] / "data" / "transforms"
