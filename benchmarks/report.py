@@ -17,7 +17,7 @@ import torch
 from benchmarks.processes import ROOT
 from benchmarks.systems import OURS, SYSTEMS
 from onmt_lite import __version__
-from onmt_lite.inference import chart
+from onmt_lite.train import chart
 
 Record = Mapping[str, Any]  # what the JSON file has
 

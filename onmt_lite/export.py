@@ -101,32 +101,32 @@ def _check_free(path: Path) -> None:
 
 
 def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
-    """All files in `parent`, or in a new directory there, or, where that fails, none.
+    """Write all files into `parent`, or into a new directory there, or none.  Raises FileError.
 
     They are written into a directory beside, which then gets its name, or whose files move out of
-    it, the last of them last.  FileError says what failed.
+    it, the last of them last.
     """
-    part = parent / f".{directory or next(reversed(files))}.{os.getpid()}.part"
+    name = directory or next(reversed(files))
+    part = parent / f".{name}.{os.getpid()}.part"
     moved: list[Path] = []
     try:
         part.mkdir()
-        for name, data in files.items():
-            with open(part / name, "wb") as out:
+        for file, data in files.items():
+            with open(part / file, "wb") as out:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
         if directory is not None:
             os.rename(part, parent / directory)
             return
-        for name in files:
-            os.rename(part / name, parent / name)
-            moved.append(parent / name)
+        for file in files:
+            os.rename(part / file, parent / file)
+            moved.append(parent / file)
     except BaseException as error:
         for path in moved:
             path.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            where = parent / (directory or next(reversed(files)))
-            raise FileError(f"cannot write {where}: {error.strerror}") from None
+            raise FileError(f"cannot write {parent / name}: {error.strerror}") from None
         raise
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -63,7 +63,7 @@ def own_signals():
 @pytest.fixture
 def int8_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let int8 be chosen whatever the processor, also one whose sums are not exact."""
-    monkeypatch.setattr(runtime, "features", lambda: {"avx512_vnni"})
+    monkeypatch.setattr(runtime, "processor_words", lambda: {"avx512_vnni"})
     monkeypatch.setattr(runtime, "is_right", lambda kind: True)
 
 

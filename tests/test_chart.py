@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.report import bar_chart
-from onmt_lite.inference.chart import WIDTH, line_chart, ticks
+from onmt_lite.train.chart import WIDTH, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOSS = {"train": [(1.0, 4.0), (2.0, 3.0), (3.0, 2.5)], "valid": [(1.0, 4.5), (3.0, 3.5)]}

@@ -403,10 +403,6 @@ class TestForeign:
         (tmp_path / name).write_bytes(b"x")
         assert_refused(tmp_path, words)
 
-    def test_a_checkpoint_of_joeynmt(self, tmp_path):
-        torch.save({"model_state": {"a": torch.zeros(2)}}, tmp_path / "best.ckpt")
-        assert_refused(tmp_path / "best.ckpt", "JoeyNMT")
-
     def test_no_file_and_no_model_in_the_directory(self, tmp_path):
         assert_refused(tmp_path / "nothing", "no such file")
         assert_refused(tmp_path, "model.json")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.loading import load_checkpoints
+from onmt_lite.checkpoints.record import Confidence
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import to_jsonl
@@ -178,9 +178,20 @@ def changed(path, **values):
     "values",
     [
         {"confidence": {"at_zero": 1.0}},
+        {"confidence": {"at_zero": "1", "per_nat": 1.0}},
+        {"confidence": {"at_zero": 1.0, "per_nat": 0.0}},
+        {"confidence": {"at_zero": float("nan"), "per_nat": 1.0}},
         {"confidence": [1.0, 2.0]},
         {"unknown": "copy"},
         {"unknown": {"rules": "copy"}},
+        {"unknown": {"rule": "keep"}},
+        {"unknown": {"rule": "copy", "names": "Tom"}},
+        {"unknown": {"rule": "copy", "names": ["Tom", 3]}},
+        {"unknown": {"rule": "copy", "numbers": [""]}},
+        {"unknown": {"rule": "copy", "words": ["&"]}},
+        {"unknown": {"rule": "copy", "words": {"&": 1}}},
+        {"unknown": {"rule": "copy", "rare": ["€"]}},
+        {"split_longer": -1},
     ],
 )
 def test_descriptions_that_are_refused(model, values):

@@ -242,7 +242,7 @@ class TestRefused:
                 lambda s: s.variables.update(
                     {"encoder/embeddings_1/weight": ([1, 1], FLOAT32, bytes(4))}
                 ),
-                "word features",
+                "embeddings_1",
             ),
             (
                 lambda s: s.variables.update(

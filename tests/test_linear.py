@@ -218,7 +218,7 @@ def test_no_clock_decides(monkeypatch):
             monkeypatch.setattr(time, name, lambda *_: pytest.fail("a clock was read"))
     chosen = []
     for _ in range(2):
-        processor.features.cache_clear()
+        processor.processor_words.cache_clear()
         is_right.cache_clear()
         models = (tiny.make_model(d_model=256, heads=4) for _ in range(3))
         placed = [runtime.placed(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
@@ -235,7 +235,7 @@ class TestChoice:
         """What each kernel's check says."""
         right = {"int8": True, "packed": True}
         monkeypatch.setattr(runtime, "is_right", lambda kind: right[kind])
-        monkeypatch.setattr(runtime, "features", lambda: {"fpu", "avx512_vnni"})
+        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx512_vnni"})
         return right
 
     def made(self, precision: str, **switches: int) -> str:
@@ -249,7 +249,7 @@ class TestChoice:
         assert self.made("auto", d_model=128, heads=2) == "fp32"
 
     def test_on_a_processor_that_is_not_made_for_it(self, monkeypatch):
-        monkeypatch.setattr(runtime, "features", lambda: {"fpu", "avx2"})
+        monkeypatch.setattr(runtime, "processor_words", lambda: {"fpu", "avx2"})
         assert self.made("auto", d_model=128, heads=2) == "fp32"
         assert self.made("int8") == "fp32"
 
@@ -261,7 +261,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("features, kind", [(XEON, type(None)), (ZEN_5, Packed)])
     def test_float32_by_the_faster_product(self, features, kind, monkeypatch):
-        monkeypatch.setattr(runtime, "features", lambda: features)
+        monkeypatch.setattr(runtime, "processor_words", lambda: features)
         model = runtime.placed(tiny.make_model(d_model=128, heads=2), CPU, "fp32")
         assert type(model.output.kernel) is kind
 
@@ -299,7 +299,7 @@ class TestAttentionInBfloat16:
 
     @pytest.fixture(autouse=True)
     def fast(self, monkeypatch, int8_anywhere):
-        monkeypatch.setattr(attention, "features", lambda: {"avx512_bf16"})
+        monkeypatch.setattr(attention, "processor_words", lambda: {"avx512_bf16"})
 
     def test_where_it_is_kept(self, monkeypatch):
         def kept(precision: str, **sizes: int) -> torch.dtype:
@@ -316,7 +316,7 @@ class TestAttentionInBfloat16:
             assert kept("int8", **wide) == torch.bfloat16
             assert kept("fp32", **wide) == torch.float32
             assert kept("int8") == torch.float32
-            monkeypatch.setattr(attention, "features", lambda: {"avx512_vnni"})
+            monkeypatch.setattr(attention, "processor_words", lambda: {"avx512_vnni"})
             assert kept("int8", **wide) == torch.float32
 
     @pytest.mark.parametrize("kept_as", ["entries", "positions"])

@@ -256,11 +256,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         "values, words",
         [
-            ({"type": "s2s"}, "recurrent networks"),
+            ({"type": "s2s"}, "type 's2s'"),
             ({"type": "transformer-lm"}, "transformer-lm"),
-            ({"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}, "SSRU"),
-            ({"transformer-decoder-autoreg": "rnn"}, "RNN"),
-            ({"transformer-decoder-autoreg": "average-attention"}, "AAN"),
+            ({"transformer-decoder-autoreg": "rnn"}, "decoder 'rnn'"),
+            ({"transformer-decoder-autoreg": "average-attention"}, "average-attention"),
             ({"lemma-dim-emb": 8}, "factored"),
             ({"transformer-preprocess": "dn"}, "norms"),
             ({"transformer-postprocess": "da"}, "norms"),
@@ -295,7 +294,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "key, name, words",
-        [("models", "model.intgemm8.bin", "Bergamot"), ("vocabs", "v.src.fsv", "factored")],
+        [("models", "model.intgemm8.bin", ".npz files"), ("vocabs", "v.src.fsv", "factors")],
     )
     def test_files_of_other_kinds(self, opus, key, name, words):
         change_decoder(opus, **{key: [name]})

@@ -101,16 +101,6 @@ def test_command_line_spellings(resolve, argv, name, value):
     assert resolved.origins[name] == "command line"
 
 
-def test_later_sources_win_also_with_the_default_value(resolve, tmp_path):
-    got = resolve(["-count", "5"], "count: 2\nrate: 2\nname: a", "count: 3\nname: b")
-    assert got.values["count"] == 5  # typed, although it is the default
-    assert (got.values["name"], got.values["rate"]) == ("b", 2.0)
-    assert got.origins["count"] == "command line"
-    assert got.origins["name"] == f"{tmp_path}/b.yaml:2"
-    assert got.origins["rate"] == f"{tmp_path}/a.yaml:2"
-    assert got.origins["mode"] == "default"
-
-
 def test_a_switch_set_in_yaml_can_be_switched_off(resolve):
     assert resolve([], "flag: true").values["flag"] is True
     assert resolve(["-flag", "false"], "flag: true").values["flag"] is False

@@ -175,15 +175,7 @@ def test_random_walk_through_selections(rows, seed):
         n_sentences = len(kept)
 
 
-GIVEN = [[2, 1, 3], [], [1], [3, 1, 2, 1, 3, 3, 2], [2, 2], [1, 3]]
-
-
-@pytest.mark.parametrize("given", [[], GIVEN], ids=["", "given"])
-def test_sentences_join_at_different_steps(rows, given):
-    """Where tokens are given, they are read in one pass: by sentences that are there from the
-    start, some of which have none, and by one that joins with more than others have."""
-    if given:
-        rows.give(given)
+def test_sentences_join_at_different_steps(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 3, 2, 3])
@@ -209,30 +201,10 @@ def test_sentences_join_where_each_has_one_row(rows):
     rows.step([1, 2, 3, 3, 2, 1])
 
 
-def test_given_tokens_where_each_sentence_has_one_row(rows):
-    rows.give(GIVEN)
-    rows.select([[2], [0], [1]])  # before any step
-    rows.step([1, 2, 3])
-    rows.select([[0], [3], [2]], joining=[3])
-    rows.step([3, 2, 1])
-    rows.select([[3], [4], [1]], joining=[5, 4])
-    rows.step([2, 2, 3])
-    rows.step([1, 3, 2])
-
-
-def test_given_tokens_join_sentences_that_have_read_nothing(rows):
-    rows.select([[3], [0], [1], [4]], joining=[1, 2])
-    rows.give(GIVEN[::-1])
-    rows.select([[3], [0], [1], [4]], joining=[1, 2])
-    rows.step([1, 2, 3, 1])
-
-
 @pytest.mark.parametrize("seed", swept(range(3), [2]))
 def test_random_walk_with_sentences_that_join(rows, seed):
     """As in a running search: those that are over make room, others move into holes."""
     random, width = Random(seed), 1 + seed
-    if seed:
-        rows.give(GIVEN)
     rows.select([[b] * width for b in range(3)])
     for _ in range(9):
         n = len(rows.prefixes) // width

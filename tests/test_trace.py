@@ -7,7 +7,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.trace import to_json
+from onmt_lite.inference.trace_page import to_json
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.line import Line
 
@@ -81,7 +81,7 @@ def check(translation):
         cell = trace.steps[t][k]
         assert cell.state in ("open", "finished")
         assert t == 0 or cell.parent == trace.path[t - 1]
-        rows.append(cell.token)
+        rows.append(cell.text)
     assert rows == best.tokens
     assert len(trace.attention) == len(rows)
     assert all(len(row) == len(trace.src_tokens) for row in trace.attention)
@@ -113,14 +113,14 @@ class TestReasons:
     def others(self, step, **given):
         options = TranslateOptions.of(**{"beam_size": 2, **given})
         (found,) = traced(Translator.from_pretrained("data/toy.json"), options, ["katze"])
-        return {(c.parent, c.token): c for c in found.trace.others[step - 1]}, found.trace
+        return {(c.parent, c.text): c for c in found.trace.others[step - 1]}, found.trace
 
     def test_a_banned_repetition_is_named(self, de_en):
         options = TranslateOptions.of(beam_size=2, block_ngram_repeat=1)
         (found,) = traced(de_en, options, ["Das ist sehr, sehr, sehr gut."])
         (cell,) = [c for c in found.trace.others[4] if c.state == "blocked"]
         assert cell.why == "blocked: it would repeat a token (block_ngram_repeat)"
-        assert cell.token == "▁very"
+        assert cell.text == "▁very"
 
     def test_too_early_an_end(self):
         others, _ = self.others(3, min_length=4)
@@ -130,14 +130,14 @@ class TestReasons:
         others, trace = self.others(1, beam_size=1)
         assert others[0, "a"].why == "not among the best 1, the last of which has -0.6606"
         assert math.isclose(others[0, "a"].score, -0.9606, abs_tol=1e-4)
-        assert [c.token for (c,) in trace.steps] == ["the", "cat", "</s>"]
+        assert [c.text for (c,) in trace.steps] == ["the", "cat", "</s>"]
 
     @pytest.mark.parametrize("given", [("tensorflow", 5), ("fairseq", 3)])
     def test_a_candidate_that_does_not_exist_hides_no_hypothesis(self, given):
         """With fewer words than candidates, places without one repeat a row and a token."""
         search, beam_size = given
         _, trace = self.others(1, search=search, beam_size=beam_size, max_length=2)
-        states = {cell.token: cell.state for cell in trace.steps[-1]}
+        states = {cell.text: cell.state for cell in trace.steps[-1]}
         assert states["</s>"] == "finished"
 
     def test_why_it_stopped(self):

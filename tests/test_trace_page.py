@@ -7,7 +7,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.trace import Ending, Trace
+from onmt_lite.inference.records import Ending, Trace
 from onmt_lite.inference.trace_page import to_html, why_second_lost
 from onmt_lite.text.line import Line
 
@@ -71,8 +71,8 @@ def test_source_tokens_and_scores_are_text(made):
         assert translation.text in shown
         for cells in [*trace.steps, *trace.others]:
             for cell in cells:
-                assert cell.token in shown and cell.why in shown
-                assert cell.score is None or f"{cell.score:.4f}".replace("-", "\u2212") in shown
+                assert cell.text in shown and cell.why in shown
+                assert cell.state == "none" or f"{cell.score:.4f}".replace("-", "\u2212") in shown
         for token in trace.src_tokens:
             assert token in shown
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import pickled
 from onmt_lite.checkpoints.description import shown
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
 
 ZIP = b"PK\x03\x04"
@@ -29,7 +29,7 @@ OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f
 BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of an older file
 MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
 MAX_REASON = 200  # characters of a quoted message
-MEMBER = re.compile(r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
+MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # Errors raised on damaged files
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, LookupError),
@@ -99,21 +99,17 @@ def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
 
 def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
     """Full names by the name behind the common folder.  ValueError for what torch never writes."""
-    names: dict[str, str] = {}
-    for info in members.infolist():
-        if not MEMBER.fullmatch(info.filename) or info.filename.startswith("."):
-            raise ValueError(
-                f"a zip archive with {info.filename[:80]!r}, which torch.save does not write"
-            )
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{info.filename[:80]!r} is compressed, which torch.save does not do")
-        names[info.filename.partition("/")[2]] = info.filename
-    tops = {name.partition("/")[0] for name in names.values()}
-    if len(names) != len(members.infolist()) or len(tops) != 1:
+    parts = members.infolist()
+    names = {part.filename.partition("/")[2]: part.filename for part in parts}
+    folders = {name.partition("/")[0] for name in names.values()}
+    known = all(MEMBER.fullmatch(name) for name in names.values())
+    if not known or len(folders) != 1 or len(names) != len(parts):
         raise ValueError("a zip archive with parts that torch.save does not write")
     if not {"data.pkl", "version"} <= set(names):
         raise ValueError("a zip archive without data.pkl or version")
-    if sum(info.file_size for info in members.infolist()) > file_size:
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError("a part is compressed, which torch.save does not do")
+    if sum(part.file_size for part in parts) > file_size:
         raise ValueError("its parts are larger than the file")
     if members.getinfo(names["data.pkl"]).file_size > MAX_PICKLE:
         raise ValueError("its data.pkl is too large")

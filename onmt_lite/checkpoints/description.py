@@ -29,9 +29,12 @@ class Description:
         self.values, self.path = values, path
 
     def get(self, name: str) -> Any:
-        if name not in self.values:
-            check_spelling(name, self.values, self.path)
-        return self.values.get(name)
+        if name in self.values:
+            return self.values[name]
+        for other in self.values:
+            if isinstance(other, str) and one_letter_apart(name, other):
+                raise CheckpointError(f"{self.path}: {other[:50]!r} is not known; is it {name}?")
+        return None
 
     def number(self, name: str, default: int | None = None) -> int:
         value = self._value(name, default)
@@ -98,13 +101,6 @@ def refuse_kinds(where: str, reasons: Mapping[str, bool]) -> None:
             raise CheckpointError(f"{where} {reason}, which is not read")
 
 
-def check_spelling(name: str, values: Any, path: Path) -> None:
-    """Raise CheckpointError where one of the names is a missing one but for a letter."""
-    for other in values:
-        if isinstance(other, str) and one_letter_apart(name, other):
-            raise CheckpointError(f"{path}: {other[:50]!r} is not known; is it {name}?")
-
-
 def one_letter_apart(one: str, other: str) -> bool:
     """Whether a letter changed, added or left out makes one of the other, eos of bos aside."""
     if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):
@@ -158,14 +154,8 @@ def parse_json(data: bytes) -> Any:
     """Parse JSON.  Raises ValueError for anything else, and for an object with equal names."""
     try:
         return json.loads(data, object_pairs_hook=_no_name_twice)
-    except _Twice:
-        raise
-    except (ValueError, RecursionError):
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("not JSON") from None
-
-
-class _Twice(ValueError):
-    pass
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -173,7 +163,7 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name, value in pairs:
         if name in table:
-            raise _Twice(f"it has {name[:50]!r} twice")
+            raise ValueError(f"it has {name[:50]!r} twice")
         table[name] = value
     return table
 
@@ -181,10 +171,9 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def checked_tokens(tokens: Any, path: Path) -> list[str]:
     """Check a vocabulary: a list of at least one text, without lone surrogates."""
     try:
-        for token in tokens:
-            token.encode("utf-8")
-    except (UnicodeEncodeError, AttributeError, TypeError):
+        if not isinstance(tokens, list) or not tokens or not all(type(t) is str for t in tokens):
+            raise ValueError
+        "".join(tokens).encode("utf-8")
+    except ValueError:
         raise CheckpointError(f"{path}: its vocabulary is not a list of texts") from None
-    if not isinstance(tokens, list) or not tokens or not all(type(t) is str for t in tokens):
-        raise CheckpointError(f"{path}: its vocabulary is not a list of texts")
     return tokens

@@ -99,10 +99,11 @@ def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
 
 def _different_use(a: Checkpoint, b: Checkpoint) -> str:
     """Describe a difference in start tokens or source ends; "" if there is none."""
-    if a.start_id != b.start_id:
-        return f"start with different tokens: id {a.start_id} or {b.start_id}"
-    if a.languages != b.languages:
-        return "have other languages, or other tokens or defaults for them"
-    if a.src_end != b.src_end:
-        return f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}"
-    return ""
+    differences = {
+        f"start with different tokens: id {a.start_id} or {b.start_id}": a.start_id != b.start_id,
+        "have other languages, or other tokens or defaults for them": a.languages != b.languages,
+        f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}": (
+            a.src_end != b.src_end
+        ),
+    }
+    return next((text for text, differs in differences.items() if differs), "")

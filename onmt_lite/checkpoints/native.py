@@ -3,30 +3,30 @@
 `model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
 directory loads as it was written or is refused.  Three entries are optional: "unknown", the
 handling of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from
-score to confidence (`onmt_lite.checkpoints.confidence`), and the default of "split_longer".
+score to confidence (`onmt_lite.checkpoints.record`), and the default of "split_longer".
 Further entries, such as older versions wrote, are not read.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import sentencepiece as spm
 from torch import Tensor
 
 from onmt_lite.checkpoints import rows, safetensors
 from onmt_lite.checkpoints.building import build_transformer
-from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.checkpoints.description import shown
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Confidence
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text.whole import replace_files
@@ -124,14 +124,30 @@ def checkpoint(
 
 
 def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The optional entries, as `describe` wrote them: the checksum says so."""
-    unknown, confidence = manifest.get("unknown"), manifest.get("confidence")
-    entries = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(unknown or {}).items()}
-    return dict(
-        unknown=Unknown(**entries),
-        confidence=None if confidence is None else Confidence(**confidence),
-        split_longer=int(manifest.get("split_longer", 0)),
-    )
+    """The optional entries.  Raises ValueError or TypeError for values that cannot be used."""
+    unknown, confidence = Unknown(), None
+    if manifest.get("unknown") is not None:
+        entries = {"names": [], "numbers": [], "words": {}, "rare": "", **manifest["unknown"]}
+        names, numbers, words = (entries.pop(name) or {} for name in ("names", "numbers", "words"))
+        unknown = Unknown(names=tuple(names), numbers=tuple(numbers), words=dict(words), **entries)
+        stand_ins = (*unknown.names, *unknown.numbers, *words, *unknown.words.values())
+        if isinstance(names, str) or not all(map(is_one_word, stand_ins)):
+            raise ValueError("unknown: names, numbers or words are none")
+        if unknown.rule not in get_args(UnknownRule) or not isinstance(unknown.rare, str):
+            raise ValueError("unknown: rule or rare is none")
+    if manifest.get("confidence") is not None:
+        confidence = Confidence(**manifest["confidence"])
+        curve = (confidence.at_zero, confidence.per_nat)
+        if (
+            not {*map(type, curve)} <= {int, float}
+            or not all(map(math.isfinite, curve))
+            or curve[1] <= 0
+        ):
+            raise ValueError("confidence: at_zero and per_nat are no rising curve")
+    split_longer = manifest.get("split_longer", 0)
+    if type(split_longer) is not int or split_longer < 0:
+        raise ValueError("split_longer is no number from 0 on")
+    return dict(unknown=unknown, confidence=confidence, split_longer=split_longer)
 
 
 def _unique_weights(model: Transformer) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ counts.
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MARK_UNUSED = bytes([3 << 3, UNUSED])  # field 3, a number
@@ -24,9 +25,9 @@ FIELDS_OF_PIECE = re.compile(
     rb"\n([\x01-\x7f]|[\x80-\xff][\x01-\x7f])(.+?)(?:\x15(.{4}))?(?:\x18([\x01-\x06]))?", re.S
 )
 MAX_SCORE = 1e8
-# Numbers and wire types of the fields of a model and of how lines are prepared
-MODEL_FIELDS = {n: 2 for n in (1, 2, 3, 4, 5)}
-NORMALIZER_FIELDS = {1: 2, 2: 2, 3: 0, 4: 0, 5: 0, 6: 2}
+# Fields of a model and of how lines are prepared, by number
+MODEL_FIELDS: dict[int, type] = dict.fromkeys(range(1, 6), bytes)
+NORMALIZER_FIELDS = {1: bytes, 2: bytes, 3: int, 4: int, 5: int, 6: bytes}
 
 Field = tuple[int, int | bytes, bytes]  # number, value, all bytes
 
@@ -38,14 +39,11 @@ def restricted(model: bytes, known: set[str]) -> bytes:
     """
     parts = []
     for number, value, whole in _fields(model):
-        if number == PIECE and isinstance(value, bytes):
-            fields = {n: v for n, v, _ in _fields(value)}
-            text = fields.get(TEXT, b"")
-            if not isinstance(text, bytes):
-                raise ValueError("a piece without text")
-            piece = text.decode("utf-8")
-            if fields.get(TYPE, NORMAL) == NORMAL and len(piece) > 1 and piece not in known:
-                whole = _message(PIECE, value + MARK_UNUSED)
+        body = value if number == PIECE and isinstance(value, bytes) else b""
+        if match := FIELDS_OF_PIECE.fullmatch(body):
+            piece, kind = match[2].decode("utf-8"), match[4] or bytes([NORMAL])
+            if kind == bytes([NORMAL]) and len(piece) > 1 and piece not in known:
+                whole = _message(PIECE, match[0] + MARK_UNUSED)
         parts.append(whole)
     return b"".join(parts)
 
@@ -57,21 +55,21 @@ def check(model: bytes) -> None:
     defaults for those that are cut off.
     """
     there = set()
-    for number, value, whole in _fields(model):
-        _check_field(number, whole, MODEL_FIELDS)
+    for number, value in _checked_fields(model, MODEL_FIELDS):
         there.add(number)
-        if number == PIECE and isinstance(value, bytes):
+        if number == PIECE:
             _check_piece(value)
-        elif number in (NORMALIZER, DENORMALIZER) and isinstance(value, bytes):
-            for inner, _, part in _fields(value):
-                _check_field(inner, part, NORMALIZER_FIELDS)
+        elif number in (NORMALIZER, DENORMALIZER):
+            list(_checked_fields(value, NORMALIZER_FIELDS))
     if not there >= {PIECE, TRAINER, NORMALIZER}:
         raise ValueError("cut off")
 
 
-def _check_field(number: int, whole: bytes, known: dict[int, int]) -> None:
-    if known.get(number) != whole[0] & 7:
-        raise ValueError(f"a field of number {number}")
+def _checked_fields(data: bytes, known: dict[int, type]) -> Iterator[tuple[int, Any]]:
+    for number, value, _ in _fields(data):
+        if type(value) is not known.get(number):
+            raise ValueError(f"a field of number {number}")
+        yield number, value
 
 
 def _check_piece(body: bytes) -> None:
@@ -121,21 +119,17 @@ def _number(number: int, value: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[Field]:
-    """The fields of a message, in order."""
+    """The fields of a message, in order, each a number or bytes."""
     at = 0
     while at < len(data):
         start = at
         key, at = _read_varint(data, at)
         number, wire = key >> 3, key & 7
-        value: int | bytes
-        if wire == 0:
-            value, at = _read_varint(data, at)
-        elif wire in (1, 2, 5):
-            size = {1: 8, 5: 4}.get(wire)
-            if size is None:
-                size, at = _read_varint(data, at)
-            value, at = data[at : at + size], at + size
-        else:
+        n, at = _read_varint(data, at)
+        value: int | bytes = n
+        if wire == 2:  # so many bytes
+            value, at = data[at : at + n], at + n
+        elif wire != 0:
             raise ValueError(f"a field of wire type {wire}")
         if at > len(data):
             raise ValueError("cut off")

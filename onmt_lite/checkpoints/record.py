@@ -1,11 +1,11 @@
 """What every reader returns: a model and all that is needed to feed it text."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from onmt_lite.checkpoints.confidence import Confidence
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.surfaces import Surfaces
@@ -60,54 +60,68 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A loaded model.
+class Confidence:
+    """How probable it is that a translation is right, by its mean log-probability per token: a
+    logistic curve, fitted to translations of held-out text by `onmt_lite.train.calibrate`.
 
-    start_id   what the decoder is fed first
-    src_end    ids the model wants after each source line
-    src_start  ids the model wants before each source line
-    text_end   more such ids, before them, for a line of text; a line of tokens has its own, unless
-               somebody says its language
-    tgt_start, tgt_end  ids around each target line, before the end token
-    never_ids  ids the model must not produce
-    never_in_softmax  their logits mean nothing, so that CTranslate2 leaves them out of its softmax
-    lower_capitals  a line in capitals is read in small letters, and its translation capitalised
-    unknown    what becomes of characters that the model does not know
-    confidence  how the score of a translation tells whether it is right, if that is known
-    split_longer  what -split_longer is if it is not given
-    forced_eos  an output that reaches its limit ends there with the end token, at no cost, in the
-                searches that do so (transformers' forced_eos_token_id)
-    missing    files without which lines cannot become tokens as the model's own tokenizer does it
-    toolkit    whose model it is
-    version    of the toolkit or its format, as far as the files tell
-    sums_to_one  the model returns logits, to be normalised; False: scores, which count as they are
-    notes      what of the model's files has no effect here
-    languages  of a model that has several; None: nobody can choose
+    at_zero   log-odds where the mean is 0
+    per_nat   by how much they grow with each nat more, above 0
     """
+
+    at_zero: float
+    per_nat: float
+
+    def of(self, hyp: Any) -> float | None:
+        """From 0 to 1; None for a text that the model did not make."""
+        return self.at(mean_log_prob(hyp)) if hyp.token_log_probs else None
+
+    def at(self, mean: float) -> float:
+        odds = self.at_zero + self.per_nat * mean
+        return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
+
+    @property
+    def threshold(self) -> float:
+        """The mean log-probability from which on a translation is more probably right than not."""
+        return -self.at_zero / self.per_nat
+
+
+def mean_log_prob(hyp: Any) -> float:
+    """In nats per token, the end token included."""
+    return hyp.log_prob / len(hyp.token_log_probs)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model.  Ids of a side are those of its vocabulary."""
 
     model: EncoderDecoder
     src_vocab: Vocab
     tgt_vocab: Vocab
     tokenizers: dict[str, Tokenizer]  # by the name -tokenizer knows; the first is `auto`
-    start_id: int
-    src_end: tuple[int, ...] = ()
-    never_ids: tuple[int, ...] = ()
-    lower_capitals: bool = False
-    unknown: Unknown = Unknown()
-    confidence: Confidence | None = None
-    split_longer: int = 0
-    forced_eos: bool = False
-    toolkit: str = "onmt_lite"
-    version: str = ""
-    never_in_softmax: bool = False
-    sums_to_one: bool = True
+    start_id: int  # what the decoder is fed first
+    # Around each source line; `text_end` comes before `src_end`, for a line of text alone: a line
+    # of tokens has its own, unless somebody says its language
     src_start: tuple[int, ...] = ()
     text_end: tuple[int, ...] = ()
+    src_end: tuple[int, ...] = ()
+    # Around each target line, before the end token
     tgt_start: tuple[int, ...] = ()
     tgt_end: tuple[int, ...] = ()
-    missing: tuple[str, ...] = ()
-    languages: Languages | None = None
-    notes: tuple[str, ...] = ()
+    never_ids: tuple[int, ...] = ()  # what the model must not produce
+    never_in_softmax: bool = False  # their logits mean nothing: CTranslate2 leaves them out
+    lower_capitals: bool = False  # read a line in capitals in small letters, capitalise the output
+    unknown: Unknown = Unknown()  # what becomes of characters that the model does not know
+    confidence: Confidence | None = None  # how a score tells whether a translation is right
+    split_longer: int = 0  # what -split_longer is if it is not given
+    # An output that reaches its limit ends there with the end token, at no cost, in the searches
+    # that do so (transformers' forced_eos_token_id)
+    forced_eos: bool = False
+    sums_to_one: bool = True  # logits, to be normalised; False: scores, which count as they are
+    languages: Languages | None = None  # of a model that has several; None: nobody can choose
+    missing: tuple[str, ...] = ()  # files without which text is not cut as the model wants it
+    notes: tuple[str, ...] = ()  # what of the model's files has no effect here
+    toolkit: str = "onmt_lite"  # whose model it is
+    version: str = ""  # of the toolkit or its format, as far as the files tell
 
     def frame(self, direction: Direction) -> Frame:
         """What stands around a line of these languages and its translation."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import parse_json
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, is_size, tensor_of
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, is_size, tensor_of
 from onmt_lite.errors import CheckpointError
 
 MAX_HEADER = 16 << 20
@@ -88,27 +88,20 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
 
 
 def _read_header(data: bytes) -> dict[str, Entry]:
+    """Read dtype, shape and offsets of each tensor, and check their types."""
     try:
         header = parse_json(data)
-    except ValueError as error:
-        raise ValueError(f"its header: {error}") from None
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a table of tensors")
-    header.pop("__metadata__", None)
-    if len(header) > MAX_TENSORS:
-        raise ValueError(f"it lists {len(header):,} tensors, more than any model has")
-    return {name: _read_entry(name, entry) for name, entry in header.items()}
-
-
-def _read_entry(name: str, entry: Any) -> Entry:
-    """Read dtype, shape and offsets of one tensor, and check their types."""
-    wrong = ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
-    try:
-        dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-    except (KeyError, TypeError):
-        raise wrong from None
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise wrong
-    if not is_shape(shape) or not all(map(is_size, offsets)):
-        raise wrong
-    return dtype, shape, offsets
+        header.pop("__metadata__", None)
+        entries = {
+            name: (DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"])
+            for name, entry in header.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its header is not understood: {error}") from None
+    if len(entries) > MAX_TENSORS:
+        raise ValueError(f"it lists {len(entries):,} tensors, more than any model has")
+    for name, (_, shape, offsets) in entries.items():
+        lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+        if not lists or not is_shape(shape) or not all(map(is_size, offsets)):
+            raise ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
+    return entries

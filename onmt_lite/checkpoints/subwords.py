@@ -47,14 +47,11 @@ def processor(
         if found.vocab_size() == 0:
             raise ValueError("it has no pieces")
     except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{path}: not a sentencepiece model, or a damaged one ({_first_line(error)})"
+            f"{path}: not a sentencepiece model, or a damaged one ({reason[:100]})"
         ) from None
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
 def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:

@@ -24,14 +24,16 @@ WIDTH = 18  # of the names on the left
 
 def describe(checkpoint: Checkpoint, name: str) -> str:
     """Describe a checkpoint in lines under its name."""
-    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    model, src, tgt = checkpoint.model, checkpoint.src_vocab, checkpoint.tgt_vocab
+    weights = model.parameters() if isinstance(model, nn.Module) else ()  # shared ones once
+    n_parameters = sum(weight.numel() for weight in weights)
     default, *others = checkpoint.tokenizers
     facts = {
         "written by": f"{TOOLKITS[checkpoint.toolkit]} {checkpoint.version}".rstrip(),
-        "family": _family(checkpoint.model),
-        "sizes": _sizes(checkpoint.model),
-        "parameters": f"{_n_parameters(checkpoint.model):,}",
-        "longest line": f"{checkpoint.model.max_positions:,} tokens",
+        "family": type(model).__name__ + " that copies source words" * model.copies,
+        "sizes": _sizes(model),
+        "parameters": f"{n_parameters:,}",
+        "longest line": f"{model.max_positions:,} tokens",
         "source vocabulary": _vocabulary(src),
         "target vocabulary": "the same" if tgt is src else _vocabulary(tgt),
         "tokenizer": default + (f" (also: {', '.join(others)})" if others else ""),
@@ -56,33 +58,17 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _family(model: EncoderDecoder) -> str:
-    return type(model).__name__ + (" that copies source words" if model.copies else "")
-
-
-def _n_parameters(model: EncoderDecoder) -> int:
-    """Number of weights, shared ones counted once."""
-    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
-
-
 def _sizes(model: EncoderDecoder) -> str:
     """Configuration of a model, without fields that are off and sizes of vocabularies."""
     if isinstance(model, TableModel):
         return f"{len(model.sources)} source lines"
-    values = vars(cast(Any, model).cfg).items()
-    shown = [(name, value) for name, value in values if not name.endswith("vocab_size")]
-    return ", ".join(
-        name if value is True else f"{name} {_size(value)}"
-        for name, value in shown
-        if value not in (False, "none")  # 0 too
-    )
-
-
-def _size(value: Any) -> str:
-    """Format a value; convolutional layers as width x kernel."""
-    if isinstance(value, tuple):
-        return " ".join(f"{layer.d}x{layer.kernel}" for layer in value)
-    return str(value)
+    shown = []
+    for name, value in vars(cast(Any, model).cfg).items():
+        if isinstance(value, tuple):  # of convolutional layers
+            value = " ".join(f"{layer.d}x{layer.kernel}" for layer in value)
+        if value not in (False, "none") and not name.endswith("vocab_size"):  # 0 is False too
+            shown.append(name if value is True else f"{name} {value}")
+    return ", ".join(shown)
 
 
 def _vocabulary(vocab: Vocab) -> str:

@@ -63,12 +63,12 @@ def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSou
         {key: _numbers(row) for key, row in source.get("attn", {}).items()},
         _numbers(source.get("attn_default", uniform)),
     )
-    for kind, rows, size in (
-        ("logits", [*table.rows.values(), table.default], vocab_size),
-        ("attention", [*table.attn.values(), table.attn_default], length),
-    ):
-        if any(len(row) != size for row in rows):
-            raise ValueError(f"source {name}: a row of {kind} does not have {size} numbers")
+    rows = [*table.rows.values(), table.default]
+    attn = [*table.attn.values(), table.attn_default]
+    if any(len(row) != vocab_size for row in rows) or any(len(row) != length for row in attn):
+        raise ValueError(
+            f"source {name}: a row does not have {vocab_size} logits or {length} attention weights"
+        )
     return table
 
 

@@ -1,5 +1,6 @@
-"""Weights in the files of other toolkits, renamed to ours."""
+"""Weights in the files of other toolkits: tensors from bytes, checked and renamed to ours."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,18 +12,12 @@ from torch import Tensor
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
 
+Parts = Mapping[str, tuple[str, ...]]
 Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 # Tolerances of position tables computed in float32, where large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
-
-
-def check_numbers(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError where a weight is not finite."""
-    for name, tensor in tensors.items():
-        # A sum is many times faster than a test of each number, but may overflow
-        if tensor.is_floating_point() and not tensor.sum().isfinite():
-            if not tensor.isfinite().all():
-                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
+# What a file may claim to hold
+MAX_TENSORS, MAX_DIMS, MAX_SIZE = 20_000, 16, 1 << 48
 
 
 class Weights:
@@ -30,7 +25,11 @@ class Weights:
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
         """Raises CheckpointError where a number is not finite."""
-        check_numbers(tensors, path)
+        for name, tensor in tensors.items():
+            # A sum is many times faster than a test of each number, but may overflow
+            finite = not tensor.is_floating_point() or tensor.sum().isfinite()
+            if not finite and not tensor.isfinite().all():
+                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
         self.tensors, self.path = tensors, path
 
     def __contains__(self, name: str) -> bool:
@@ -91,27 +90,23 @@ class Weights:
         a, b = self.tensors.get(one), self.tensors.get(other)
         return a is not None and b is not None and a.shape == b.shape and torch.equal(a, b)
 
-    def renamed(
-        self, theirs: str, ours: str, parts: Mapping[str, tuple[str, ...]]
-    ) -> dict[str, Tensor]:
-        """Take the weights of one layer, under our names.
+    def renamed(self, theirs: str, ours: str, parts: Parts) -> dict[str, Tensor]:
+        """Take the weights of one layer, under our names, as far as the file has them.
 
         theirs, ours  prefixes of the names
         parts         our name of each part, and their names, whose tensors are stacked
-
-        A part has a weight, and a bias if the file has one.
         """
         renamed: dict[str, Tensor] = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
                 names = [joined(theirs, source, kind) for source in sources]
-                if kind == "weight" or names[0] in self:
+                if any(name in self for name in names):
                     tensors = [self.take(name) for name in names]
                     renamed[joined(ours, name, kind)] = self._stacked(tensors)
         return renamed
 
     def layers(
-        self, theirs: str, ours: str, n: int, parts: Mapping[str, tuple[str, ...]], first: int = 0
+        self, theirs: str, ours: str, n: int, parts: Parts, first: int = 0
     ) -> dict[str, Tensor]:
         """Take the weights of n layers, `first` being the number in the place of {} in `theirs`."""
         found: dict[str, Tensor] = {}
@@ -159,3 +154,23 @@ def layout_of(table: Tensor, offset: int = 0) -> str:
         if error[:FIRST_ROWS].max() < ATOL_FIRST and error.max() < ATOL:
             return layout
     return "learned"
+
+
+def is_shape(sizes: Sequence[Any]) -> bool:
+    """Whether a tensor can have these sizes.
+
+    PyTorch multiplies those beside a 0 too, and fails where they are too large.
+    """
+    if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
+        return False
+    return math.prod(max(1, n) for n in sizes) < MAX_SIZE
+
+
+def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor whose numbers these bytes are, without a copy."""
+    numbers = torch.frombuffer(data or bytearray(8), dtype=dtype)  # an empty buffer is refused
+    return numbers[: math.prod(shape)].view(tuple(shape))
+
+
+def is_size(n: Any) -> bool:
+    return type(n) is int and 0 <= n < MAX_SIZE

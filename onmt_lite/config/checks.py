@@ -21,7 +21,6 @@ from onmt_lite.config.rules import (
     one_of,
     refuse_all,
     requires,
-    several,
 )
 from onmt_lite.config.search_options import PhraseOptions, SamplingOptions, SearchOptions
 from onmt_lite.config.text_options import DataOptions, TextOptions
@@ -222,7 +221,7 @@ RULES: tuple[Rule, ...] = (
         "score_only is true: nothing is searched",
     ),
     # Model
-    needs("model_weights avg_raw_probs", several("model")),
+    needs("model_weights avg_raw_probs", {"several -model": lambda v: len(v.model) > 1}),
     # Text
     needs("replace_unk", absent("ban_unk_token")),
     requires("phrase_table", given("replace_unk")),

@@ -17,11 +17,11 @@ from onmt_lite.config.files import Stream, check_paths, save
 from onmt_lite.config.help import help_on, help_text, markdown_table
 from onmt_lite.config.interrupt import Interrupted, pending, stop_on_signals
 from onmt_lite.config.json_schema import json_schema
-from onmt_lite.config.option import parse_words
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
 
 T = TypeVar("T")
+ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
 
 
 def run_program(
@@ -68,27 +68,20 @@ def run_program(
             say_how_to_go_on(interrupted, words)
         return interrupted.exit_code
     except Exception as error:
-        what = _one_line(f"{type(error).__name__}: {error}")
-        print(
-            f"onmt_lite: error: a defect of the program ({what}); "
-            "please report the traceback below",
-            file=CONSOLE,
-        )
+        what = f"a defect of the program ({_one_line(f'{type(error).__name__}: {error}')})"
+        print(f"onmt_lite: error: {what}; please report the traceback below", file=CONSOLE)
         say_how_to_go_on(error, words)
         raise
     return 0
 
 
 def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
-    """Print the command that goes on with a job, for a shell: on a line of its own.
-
-    words  of the command line, after the name of the interpreter
-    """
+    """Print the command that goes on with a job; `words` follow the name of the interpreter."""
     if not getattr(error, "goes_on", False):
         return
     if not isinstance(error, Interrupted):  # which says that itself
         print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
-    resumes = dict(split_argv(words)[0]).get("resume") in ([], ["true"])
+    resumes = dict(split_argv(words)[0]).get("resume") in ON
     again = [] if resumes else ["-resume"]  # of several the last one counts
     print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
@@ -99,23 +92,14 @@ def tell(argv: Sequence[str], program: Program) -> str:
     asked = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
     if (names := asked.get("help", asked.get("h"))) is not None:
-        if names in ([], ["true"]):
+        if names in ON:
             return help_text(program.options, f"{command()} {program.usage}", columns)
         return help_on(names, program.options, columns)
-    switches = ("version", "print_schema")
-    wanted = [name for name in switches if name in asked and _is_on(program, name, asked[name])]
-    if "version" in wanted:
+    if asked.get("version") in ON:
         return versions()
     if "md" in asked and "md" in program.foreign:  # OpenNMT-py's name
         return markdown_table(program.options)
-    return json_schema(program) if wanted else ""
-
-
-def _is_on(program: Program, name: str, words: list[str]) -> bool:
-    try:
-        return bool(parse_words(program.options[name], words))
-    except ValueError as error:
-        raise OptionError(f"{name}: {error} (command line)") from None
+    return json_schema(program) if asked.get("print_schema") in ON else ""
 
 
 def command() -> str:

@@ -5,6 +5,7 @@ Containers count: a control group may grant less than the machine has.
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +18,8 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may keep busy: its affinity, within the quota of its
     control groups, rounded up.  `root` holds /proc and /sys."""
-    if hasattr(os, "sched_getaffinity"):
-        limits = [float(len(os.sched_getaffinity(0)))]
-    else:
-        limits = [float(os.cpu_count() or 1)]
-    limits += cpu_quotas(root)
-    return max(1, math.ceil(min(limits)))
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, math.ceil(min([own or 1, *cpu_quotas(root)])))
 
 
 def threads_wanted() -> float:
@@ -46,10 +43,9 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 def available_memory(root: Path) -> list[int]:
     """Return how many bytes the machine has left; an empty list if the kernel does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = read(root / "proc/meminfo").split("\n")
-        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return [int(free) << 10]
+    with suppress(OSError, ValueError):
+        found = re.search(r"(?m)^MemAvailable: *(\d+)", read(root / "proc/meminfo"))
+        return [int(found[1]) << 10] if found else []
     return []
 
 

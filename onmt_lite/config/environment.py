@@ -54,13 +54,11 @@ def keep_memory() -> None:
     words, int8).  If MALLOC_... variables are set, they alone count."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        # Older versions take 32 MiB at most.  Without a threshold of its own it would stay at 128
-        # KiB, as setting the other one ends its growing
-        kept = mallopt(M_MMAP_THRESHOLD, 256 << 20) or mallopt(M_MMAP_THRESHOLD, 32 << 20)
-        if kept:
-            mallopt(M_TRIM_THRESHOLD, 512 << 20)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda name, value: 0)  # of glibc alone
+    # Older versions take 32 MiB at most.  Without a threshold of its own it would stay at 128
+    # KiB, as setting the other one ends its growing
+    if mallopt(M_MMAP_THRESHOLD, 256 << 20) or mallopt(M_MMAP_THRESHOLD, 32 << 20):
+        mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def check_memory() -> None:

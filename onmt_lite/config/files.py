@@ -20,11 +20,10 @@ Named = tuple[str, str]  # what to call a file in a message, and its path
 
 def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
     """Raise OptionError if a file would be written that is read, or written twice."""
-    taken = [(_called(n, p, "standard input"), _opened(p, "/dev/stdin")) for n, p in read]
+    taken = [_opened(name, path, "input") for name, path in read]
     folders: list[Named] = []
     for name, path in written:
-        shown = _called(name, path, "standard output")
-        opened = _opened(path, "/dev/stdout")
+        shown, opened = _opened(name, path, "output")
         for other, other_path in taken:
             if _same_file(opened, other_path):
                 raise OptionError(f"{shown} is the same file as {other}; choose another")
@@ -40,12 +39,11 @@ def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
                 )
 
 
-def _opened(path: str, standard: str) -> str:
-    return standard if path == "-" else path
-
-
-def _called(name: str, path: str, standard: str) -> str:
-    return standard if path == "-" else f"{name} {name_of(path)}"
+def _opened(name: str, path: str, stream: str) -> Named:
+    """What to call a file, and the path that is opened: - is standard input or output."""
+    if path == "-":
+        return f"standard {stream}", f"/dev/std{stream.removesuffix('put')}"
+    return f"{name} {name_of(path)}", path
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -65,9 +63,8 @@ def name_of(path: str) -> str:
 
 def replaces_a_file(output: str) -> bool:
     """Return whether `output` is a file that appears when it is complete: no stream, no device."""
-    if output == "-" or is_device(output):
-        return False
-    return os.path.isfile(output) or not os.path.exists(output)
+    kept = os.path.isfile(output) or not os.path.exists(output)
+    return output != "-" and not is_device(output) and kept
 
 
 def rereads(src: str) -> bool:
@@ -84,26 +81,18 @@ def parts_of(output: str) -> str:
 
 def is_device(path: str) -> bool:
     """Return whether a path leads through /dev or /proc: to a device, or to what a process has
-    open.
-
-    It is written to as it is: renamed onto, it would be replaced.
-    """
-    return any(
-        folder in ("/dev", "/proc") or re.match(r"/dev/(?!shm\b)|/proc/", folder)
-        for folder, _ in _links(path)
-    )
+    open.  It is written to as it is: renamed onto, it would be replaced."""
+    return any(re.match(r"/(dev(?!/shm\b)|proc)(/|$)", folder) for folder, _ in _links(path))
 
 
 def descriptor_of(path: str) -> int | None:
     """Return N if a path leads to /dev/fd/N, as /dev/stdout does: what this process has open.
-
-    It is written to as it is.  Opened once more, a file would be written from its start, even
-    if the shell appends to it.
-    """
+    Opened once more, a file would be written from its start, even if the shell appends to it."""
     own = os.path.realpath("/dev/fd")
-    return next(
-        (int(name) for folder, name in _links(path) if folder == own and name.isdecimal()), None
-    )
+    for folder, name in _links(path):
+        if folder == own and name.isdecimal():
+            return int(name)
+    return None
 
 
 def _links(path: str) -> Iterator[tuple[str, str]]:
@@ -171,7 +160,7 @@ def save(text: str, path: str) -> None:
     if replaces_a_file(path):
         with refused(f"write {path}"):
             write_whole(os.path.realpath(path), data)
-        return
-    with Stream(path) as stream:
-        stream.append(data)
-        stream.finish()
+    else:
+        with Stream(path) as stream:
+            stream.append(data)
+            stream.finish()

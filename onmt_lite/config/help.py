@@ -17,6 +17,7 @@ NARROWEST = 40
 COLUMN = 26  # at which descriptions begin
 MAX_CHOICES = 40  # characters; longer lists of choices go into the description
 BAR = "\\|"  # a bar inside a cell of a Markdown table
+UNSET = (None, (), "")  # defaults that go without saying
 
 
 def by_group(options: Options) -> dict[str, list[Option]]:
@@ -102,8 +103,7 @@ def _examples(members: Sequence[Option], options: Options, width: int) -> str:
 
 
 def example(option: Option, options: Options) -> tuple[str, list[str]]:
-    """Return an example: words of a command line, and the lines of YAML that say the same; none if
-    a YAML file may not hold the option."""
+    """Return the words of a command line, and the lines of YAML that say the same, if any."""
     command = f"-{option.name} {option.example}".rstrip()
     if option.name in META_NAMES:
         return command, []
@@ -116,15 +116,15 @@ def example(option: Option, options: Options) -> tuple[str, list[str]]:
 
 def markdown_table(options: Options) -> str:
     """A table for each group, under its title."""
-    head = ["| option | default | meaning |", "|---|---|---|"]
-    return "\n\n".join(
-        "\n".join([f"### {title}", "", *head, *map(_row, members)])
-        for title, members in by_group(options).items()
-    )
+    lines = []
+    for title, members in by_group(options).items():
+        lines += ["", f"### {title}", "", "| option | default | meaning |", "|---|---|---|"]
+        lines += map(_row, members)
+    return "\n".join(lines[1:])
 
 
 def _row(option: Option) -> str:
-    default = "" if option.default in (None, (), "") else f"`{_show(option.default)}`"
+    default = "" if option.default in UNSET else f"`{_show(option.default)}`"
     cells = (f"`{head_of(option)}`", default, description(option, with_default=False))
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
@@ -148,7 +148,7 @@ def description(option: Option, with_default: bool = True) -> str:
     sentences = [option.help]
     if option.choices and "{" not in head_of(option):
         sentences.append(f"One of {', '.join(option.choices)}")
-    if with_default and option.default not in (None, (), "") and option.default is not False:
+    if with_default and option.default not in UNSET and option.default is not False:
         sentences.append(f"Default: {_show(option.default)}")
     if option.remark:
         sentences.append(option.remark)
@@ -156,8 +156,6 @@ def description(option: Option, with_default: bool = True) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -4,8 +4,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, Any], None]
 
 
 class Interrupted(BaseException):
@@ -24,19 +26,27 @@ pending: list[int] = []  # the signal that was raised and has not been answered 
 
 def stop_on_signals() -> None:
     """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
-
-    stopped = False
+    arrived: list[int] = []
 
     def stop(signum: int, frame: object) -> None:
-        nonlocal stopped
-        if not stopped:  # a second signal must not break into the clean-up after the first
-            stopped = True
+        arrived.append(signum)
+        if len(arrived) == 1:  # a second one must not break into the clean-up after the first
             pending.append(signum)
             raise Interrupted(signum)
 
-    for signum in SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it
-            signal.signal(signum, stop)
+    handle_signals(stop)
+
+
+def handle_signals(handler: Handler) -> dict[int, Any]:
+    """Handle the signals from now on, unless they are ignored: nohup means it.  Return the handlers
+    so far."""
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    taken: dict[int, Any] = {
+        n: before for n, before in handlers.items() if before is not signal.SIG_IGN
+    }
+    for signum in taken:
+        signal.signal(signum, handler)
+    return taken
 
 
 def raise_pending() -> None:
@@ -59,21 +69,17 @@ def ignore_signals() -> None:
 @contextlib.contextmanager
 def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
     """Pass a first signal to `note`; a second one ends the process at once."""
-    arrived = False
+    arrived: list[int] = []
 
     def take(signum: int, frame: object) -> None:
-        nonlocal arrived
         if arrived:
             os._exit(128 + signum)
-        arrived = True
+        arrived.append(signum)
         note(signum)
 
-    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    taken = [signum for signum, handler in handlers.items() if handler is not signal.SIG_IGN]
-    for signum in taken:
-        signal.signal(signum, take)
+    handlers = handle_signals(take)
     try:
         yield
     finally:
-        for signum in taken:
-            signal.signal(signum, handlers[signum])
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

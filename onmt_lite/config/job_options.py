@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import DEVICE, opt, switch
+from onmt_lite.config.option import DEVICE, File, opt, switch
 
 # Levels of a log, by name and by number
 LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())
@@ -78,11 +78,10 @@ class JobOptions:
         value="LEVEL",
         example="WARNING -log_file job.log",
     )
-    report: str | None = opt(
+    report: File | None = opt(
         None,
         "Write a JSON object to this file for each line that has notes: its `id`, from 0, and its "
         "`notes`",
-        value="FILE",
         example="degraded.jsonl",
     )
     resume: bool = switch(
@@ -135,12 +134,11 @@ class InformationOptions:
         "Note `unsure` for lines whose translation is more probably wrong than right; the model "
         "must be calibrated, as the shipped one is"
     )
-    dump_beam: str | None = opt(
+    dump_beam: File | None = opt(
         None,
         "Show how the first 100 lines were found, step by step: FILE.html is a page to read, with "
         "reasons and attention; FILE.json has OpenNMT-py's keys",
         form=(r".*\.(json|html)", "a file that ends in .json or .html"),
-        value="FILE",
         example="beam.html",
     )
     print_model: bool = opt(

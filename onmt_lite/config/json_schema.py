@@ -1,6 +1,7 @@
 """The JSON Schema (draft 2020-12) of a program's YAML files, for editors that check them."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from onmt_lite.config.help import description
@@ -82,10 +83,8 @@ def _values(other: Foreign) -> list[Any]:
         elif word == "":
             found.append([])
         else:
-            try:
+            with suppress(ValueError):
                 found.append(json.loads(word))
-            except ValueError:
-                pass
     return [*found, *([value] for value in found if value not in (None, []))]
 
 

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
@@ -18,6 +18,7 @@ SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
+File = Annotated[str, "FILE"]  # and what help calls a value
 PATHS = ("FILE", "PATH")  # values that name what is on disk
 BOUNDS = {
     "above": ("above", operator.gt),
@@ -49,11 +50,10 @@ class ConfigOptions:
 
     title: ClassVar[str] = "Jobs"
 
-    config: tuple[str, ...] = opt(
+    config: tuple[File, ...] = opt(
         (),
         "Read options from YAML files, or from a shipped one by its name, such as `nbest`; a later "
         "file wins over an earlier one",
-        value="FILE",
         example="my.yaml",
     )
 
@@ -67,10 +67,9 @@ class MetaOptions:
     print_config: bool = opt(
         False, "Print the resolved options as YAML, each with where its value came from, and exit"
     )
-    save_config: str | None = opt(
+    save_config: File | None = opt(
         None,
         "Write what print_config prints to this file, and exit",
-        value="FILE",
         example="my.yaml",
     )
     print_schema: bool = opt(
@@ -109,9 +108,9 @@ class Option:
     name: str
     group: str
     kind: type
-    many: bool
     default: Any
     help: str
+    many: bool = False
     choices: tuple[str, ...] = ()
     min: float | None = None
     max: float | None = None
@@ -154,12 +153,11 @@ def options_of(
     """
     found: dict[str, Option] = {}
     for group in groups:
-        hints = typing.get_type_hints(group)
+        hints = typing.get_type_hints(group, include_extras=True)
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
-            kind, choices, many = _read_type(hints[f.name])
-            more = {"choices": choices, **f.metadata, "remark": remark(f.name)}
-            found[f.name] = Option(f.name, group.title, kind, many, f.default, **more)
+            more = {**_read_type(hints[f.name]), **f.metadata, "remark": remark(f.name)}
+            found[f.name] = Option(f.name, group.title, default=f.default, **more)
     return found
 
 
@@ -168,16 +166,17 @@ def build(group: type[Group], values: Mapping[str, Any]) -> Group:
     return group(**{f.name: values[f.name] for f in dataclasses.fields(group)})  # type: ignore
 
 
-def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
+def _read_type(hint: Any) -> dict[str, Any]:
     """int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> many str."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
-    if typing.get_origin(hint) is Literal:
-        return str, typing.get_args(hint), False
-    if typing.get_origin(hint) is tuple:
-        kind, choices, _ = _read_type(typing.get_args(hint)[0])
-        return kind, choices, True
-    return hint, (), False
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        (hint,) = [part for part in parts if part is not type(None)]
+        return _read_type(hint)
+    if origin is Literal:
+        return {"kind": str, "choices": parts}
+    if origin is tuple:
+        return {**_read_type(parts[0]), "many": True}
+    return {"kind": parts[0], "value": parts[1]} if origin is Annotated else {"kind": hint}
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -253,7 +252,9 @@ def _check_one(option: Option, value: Any) -> Any:
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
             raise wrong
-    elif value != value or math.inf in (value, -value) or not option.inside(value):
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise wrong
+    elif isinstance(value, (int, float)) and not option.inside(value):
         raise wrong
     return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
 

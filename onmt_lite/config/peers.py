@@ -14,13 +14,13 @@ FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """Return peers.yaml, which is read when a name is met that no option has."""
+    """Read peers.yaml, when a name is met that no option has."""
     return yaml.safe_load(Path(__file__).with_name("peers.yaml").read_bytes())
 
 
 def remark_on(name: str, options: Container[str]) -> str | None:
-    """Return what to say about a name of another tool in a program that has these options; None if
-    no tool is known to have it.  Hyphens of the name are underscores."""
+    """Return what to say about a name of another tool, with underscores for hyphens; None if no
+    tool is known to have it."""
     peers = table()
     for names in (*peers["tools"].values(), peers["others"]):
         for theirs, ours in names.items():

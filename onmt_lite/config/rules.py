@@ -6,7 +6,6 @@ Each program has a table of rules; the one of a translation is in `onmt_lite.con
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from onmt_lite.config.option import as_words
@@ -114,11 +113,11 @@ def given(*names: str) -> Clauses:
 
 def absent(*names: str) -> Clauses:
     """no -a and no -b: none of these options asks for anything."""
-    return {f"no -{name}": partial(_is_off, name) for name in names}
 
+    def absence(name: str) -> Callable[[Values], bool]:
+        return lambda v: not asks(v[name])
 
-def _is_off(name: str, v: Values) -> bool:
-    return not asks(v[name])
+    return {f"no -{name}": absence(name) for name in names}
 
 
 def one_of(name: str, *values: str) -> Clauses:
@@ -128,10 +127,6 @@ def one_of(name: str, *values: str) -> Clauses:
         return bool({*values} & ({*v[name]} if isinstance(v[name], tuple) else {v[name]}))
 
     return {f"-{name} {' or '.join(values)}": holds}
-
-
-def several(name: str) -> Clauses:
-    return {f"several -{name}": lambda v: len(v[name]) > 1}
 
 
 def at_least(name: str, least: int) -> Clauses:
@@ -182,16 +177,15 @@ def notes(rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, 
     asked  options that ask for more than holds anyway, and where each was given
     """
     others: list[str] = []
-    reasons: dict[str, str] = {}
+    idle: dict[str, str] = {}
     for rule in rules:
         if rule.serious == "noted":
             others += rule.messages(Values(values))
-        elif rule.serious == "idle":
-            for name in rule.names:
-                said = rule.messages(Values(values, option=name)) if name in asked else []
-                reasons |= {name: said[0]} if said and name not in reasons else {}
-    idle = [f"{name}: without effect; {why} ({asked[name]})" for name, why in reasons.items()]
-    return [*others, *idle]
+        for name in rule.names if rule.serious == "idle" else ():
+            if name in asked and name not in idle:
+                for why in rule.messages(Values(values, option=name)):
+                    idle[name] = f"{name}: without effect; {why} ({asked[name]})"
+    return [*others, *idle.values()]
 
 
 def help_of(rules: Iterable[Rule], name: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import opt, switch
+from onmt_lite.config.option import File, opt, switch
 from onmt_lite.search.presets import PRESETS
 
 FORM = "TAB between them; a file of one line holds for all lines, else it has a line for each line"
@@ -221,17 +221,15 @@ class PhraseOptions:
 
     title: ClassVar[str] = "Phrases"
 
-    force_words: str | None = opt(
+    force_words: File | None = opt(
         None,
         f"Say the phrases of this file, as whole words and spelt as they are there, {FORM} of src. "
         "What a translation lacks of them is in `unmet` of its JSONL record and counted at the end",
-        value="FILE",
         example="phrases.en",
     )
-    ban_words: str | None = opt(
+    ban_words: File | None = opt(
         None,
         f"Never say the phrases of this file, as whole words and spelt as they are there, {FORM} "
         "of src",
-        value="FILE",
         example="banned.en",
     )

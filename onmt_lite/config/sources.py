@@ -38,7 +38,6 @@ Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises V
 class Program:
     """A program, as far as its options go.
 
-    name      the command that it is installed as, or a name of that kind
     usage     what follows the command in the help
     rules     about options that do not go together
     foreign   options of another program that its YAML files may hold
@@ -74,19 +73,17 @@ class Resolved:
 
     def given(self) -> dict[str, Any]:
         """Values of a configuration that are not defaults."""
-        return {n: self.values[n] for n, o in self._origins() if not o.startswith("default")}
+        usual = {name for name, origin in self.origins.items() if origin.startswith("default")}
+        return {n: v for n, v in self.values.items() if n not in META_NAMES and n not in usual}
 
     def to_yaml(self) -> str:
         """A configuration that gives these values again, the origins as comments."""
-        lines = []
-        for name, origin in self._origins():
-            # A file's name may hold a line feed, and an origin must stay a comment
-            lines.append(f"{name}: {dump(self.values[name])}  # {' '.join(origin.split())}\n")
-        return "".join(lines)
-
-    def _origins(self) -> list[tuple[str, str]]:
-        """Of what a YAML file may hold: all but the options of the command line alone."""
-        return [(name, o) for name, o in self.origins.items() if name not in META_NAMES]
+        # A file's name may hold a line feed, and an origin must stay a comment
+        return "".join(
+            f"{name}: {dump(self.values[name])}  # {' '.join(origin.split())}\n"
+            for name, origin in self.origins.items()
+            if name not in META_NAMES
+        )
 
 
 def notes_on(program: Program, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
@@ -218,8 +215,10 @@ class Resolver:
         if known.renamed and known.asks_for(words):
             self._note(name, words, known.says, origin)
             self._take(known.renamed, raw, origin, read)
-        else:
+        elif known.asks_for(words):
             self.asked[name] = words, origin
+        else:  # what was said before counts no more
+            self.asked.pop(name, None)
         return True
 
     def _note(self, name: str, words: str, says: str, origin: str) -> None:
@@ -250,8 +249,6 @@ class Resolver:
         """Refuse or note options of another program, once for each."""
         for name, (words, origin) in self.asked.items():
             known = self.foreign[name]
-            if not known.asks_for(words):
-                continue
             excused = known.unless and known.unless[1] in self.values[known.unless[0]]
             if known.refused and not excused:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")

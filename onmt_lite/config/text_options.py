@@ -8,7 +8,7 @@ models of any toolkit.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import opt, switch
+from onmt_lite.config.option import File, opt, switch
 from onmt_lite.config.transforms import NO_KWARGS, PERFORMED, REWRITING, SUBWORDS
 from onmt_lite.text.bpe import SubwordFile
 
@@ -85,10 +85,9 @@ class TextOptions:
     replace_unk: bool = opt(
         False, "Replace each unknown token of the output by the source token attended to most"
     )
-    phrase_table: str = opt(
+    phrase_table: File = opt(
         "",
         "Replace unknown tokens by this file of `source|||target` lines first",
-        value="FILE",
         example="phrases.txt -replace_unk",
     )
     split_longer: int | None = opt(
@@ -107,16 +106,14 @@ class TextOptions:
         "and the like) do nothing",
         example="sentencepiece prefix -src_subword_model spm.model -share_vocab -src_prefix en",
     )
-    src_subword_model: str = opt(
+    src_subword_model: File = opt(
         "",
         "Cut the source by this file: a sentencepiece model, or codes of subword-nmt",
-        value="FILE",
         example="codes.bpe -tokenizer bpe",
     )
-    tgt_subword_model: str = opt(
+    tgt_subword_model: File = opt(
         "",
         "Cut and join the target by this file",
-        value="FILE",
         example="target.model -src_subword_model source.model -transforms sentencepiece",
     )
     share_vocab: bool = switch(
@@ -133,16 +130,14 @@ class TextOptions:
         "Say what tgt_subword_model is",
         example="bpe -tgt_subword_model codes.bpe -transforms onmt_tokenize",
     )
-    src_subword_vocab: str = opt(
+    src_subword_vocab: File = opt(
         "",
         "Cut source subwords further that this file of subwords and counts counts too rarely",
-        value="FILE",
         example="vocab.de -src_vocab_threshold 50 -src_subword_model codes.bpe -tokenizer bpe",
     )
-    tgt_subword_vocab: str = opt(
+    tgt_subword_vocab: File = opt(
         "",
         "Cut target subwords further that this file counts too rarely",
-        value="FILE",
         example="vocab.en -tgt_vocab_threshold 50 -src_subword_model codes.bpe -tokenizer bpe",
     )
     src_vocab_threshold: int = opt(
@@ -253,10 +248,9 @@ class DataOptions:
 
     title: ClassVar[str] = "Input and output"
 
-    src: str = opt(
+    src: File = opt(
         "-",
         "Translate this file, one sentence per line, plain or gzip; - is standard input",
-        value="FILE",
         example="input.de",
     )
     input_format: Literal["auto", "text", "jsonl"] = opt(
@@ -271,10 +265,9 @@ class DataOptions:
         value="NAME",
         example="sentence -src input.jsonl",
     )
-    output: str = opt(
+    output: File = opt(
         "-",
         "Write the translations to this file, complete or not at all; - is standard output",
-        value="FILE",
         example="output.en",
     )
     output_format: Literal["text", "jsonl", "moses", "tsv"] = opt(
@@ -290,11 +283,10 @@ class DataOptions:
         "translation; in moses they are the feature `WordScores=`, in jsonl the field "
         "`word_log_probs` has the sums of words"
     )
-    tgt: str | None = opt(
+    tgt: File | None = opt(
         None,
         "Score the reference translations in this file, line by line, and report their "
         "log-probabilities (GOLD)",
-        value="FILE",
         example="reference.en",
     )
     score_only: bool = switch(

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+from collections.abc import Iterator
 from typing import Any
 
 from onmt_lite.config.rules import Values
@@ -25,39 +26,35 @@ def cutting(v: Values) -> str:
     return next((name for name in v.transforms if name in SUBWORDS), "")
 
 
-def wrong_transforms(v: Values) -> list[str]:
+def wrong_transforms(v: Values) -> Iterator[str]:
     known = PERFORMED + REWRITING + OF_TRAINING
-    problems = []
     for name in v.transforms:
         if name in NOT_PERFORMED:
-            problems.append(f"transforms: {name} is not performed; {NOT_PERFORMED[name]}")
+            yield f"transforms: {name} is not performed; {NOT_PERFORMED[name]}"
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             there = f"there are {', '.join(PERFORMED + REWRITING)}"
             hint = f"did you mean {near[0]}?" if near else there
-            problems.append(f"transforms: {name[:50]!r} is unknown; {hint}")
-    return problems
+            yield f"transforms: {name[:50]!r} is unknown; {hint}"
 
 
-def ends_that_are_cut(v: Values) -> list[str]:
+def ends_that_are_cut(v: Values) -> Iterator[str]:
     """End tokens that would be cut like the line around which they stand."""
-    cut = v.transforms[: v.transforms.index(cutting(v))] if cutting(v) else ()
-    return [
-        f"{side}_{name}: {END} would be cut like text; put {name} after {cutting(v)} in transforms"
-        for name in ("prefix", "suffix")
-        for side in ("src", "tgt")
-        if name in cut and END in v[f"{side}_{name}"].split()
-    ]
+    cutter = cutting(v)
+    early = v.transforms[: v.transforms.index(cutter)] if cutter else ()
+    for name in sorted({"prefix", "suffix"}.intersection(early)):
+        for side in ("src", "tgt"):
+            if END in v[f"{side}_{name}"].split():
+                problem = f"{side}_{name}: {END} would be cut like text"
+                yield f"{problem}; put {name} after {cutter} in transforms"
 
 
-def wrong_kwargs(v: Values) -> list[str]:
-    problems = []
+def wrong_kwargs(v: Values) -> Iterator[str]:
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
         try:
             parse_kwargs(v[name])
         except ValueError as error:
-            problems.append(f"{name}: {error}")
-    return problems
+            yield f"{name}: {error}"
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -46,13 +46,10 @@ def _read_text(path: str) -> str:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        shipped = f"; shipped are {', '.join(config_names())}" if is_missing else ""
         reason = getattr(error, "strerror", error)
-        known = (
-            f"; shipped are {', '.join(config_names())}"
-            if isinstance(error, FileNotFoundError)
-            else ""
-        )
-        raise ValueError(f"cannot be read: {reason} ({path}){known}") from None
+        raise ValueError(f"cannot be read: {reason} ({path}){shipped}") from None
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 1024} KiB ({path}); is it a configuration?")
     try:
@@ -88,11 +85,11 @@ def _read_mapping(
             raise ValueError(f"a key must be an option's name ({path}:{line})")
         key = key_node.value.lstrip("-")
         if key in lines:
-            raise ValueError(
-                f"{key} is set twice, at lines {lines[key]} and {line} ({path}:{line})"
-            )
+            both = f"lines {lines[key]} and {line}"
+            raise ValueError(f"{key} is set twice, at {both} ({path}:{line})")
         lines[key] = line
-        for scalar in [value_node, *_items(value_node)]:
+        items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
+        for scalar in [value_node, *items]:
             kind = scalar.tag.removeprefix(TAG)
             if isinstance(scalar, yaml.ScalarNode) and kind != "null" and is_text(key, kind):
                 scalar.tag = TAG + "str"
@@ -107,7 +104,3 @@ def _read_mapping(
             raise ValueError(f"{key}: not valid YAML: {error} ({path}:{line})") from None
         found.append((key, value, line))
     return found
-
-
-def _items(node: Any) -> list[Any]:
-    return node.value if isinstance(node, yaml.SequenceNode) else []

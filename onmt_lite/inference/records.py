@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onmt_lite.inference.trace import Trace
+from onmt_lite.search.events import Continuation
 from onmt_lite.text.line import CAPITALS, Line
 from onmt_lite.text.placeholders import Reading
 
@@ -95,13 +95,60 @@ NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line tra
 
 
 @dataclass(frozen=True)
+class Ending:
+    """A hypothesis that finished in a search that was traced.
+
+    norm  the number for its length by which log_prob is divided
+    step  of its last token, from 1; row: its place among the rows of that step
+    """
+
+    text: str
+    tokens: list[str]
+    log_probs: list[float]
+    score: float
+    norm: float
+    ended: bool
+    step: int
+    row: int
+
+    @property
+    def log_prob(self) -> float:
+        return sum(self.log_probs)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The search of one line, in words; of a blank line nothing but the line.
+
+    steps      rows of each step: the K new rows, then hypotheses that finished beside them
+    others     of each step, the best continuations that did not become rows
+    path       the row of the best hypothesis at each of its steps
+    endings    the finished hypotheses, best first
+    stop       why the search was over
+    attention  from each token of the best hypothesis to each of src_tokens; [] if the model has
+               none
+    """
+
+    id: int
+    src: str
+    src_tokens: tuple[str, ...] = ()
+    beam_size: int = 0
+    steps: list[list[Continuation]] = field(default_factory=list)
+    others: list[list[Continuation]] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    stop: str = ""
+    attention: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Found:
     """What the passes over an example have found so far.
 
     hyps        distinct hypotheses, best first; none if the model's output is NaN, or of a job that
                 only scores
     note        what went wrong in the search; "": nothing
-    trace       of an example that is traced: the search itself, see `onmt_lite.inference.trace`
+    trace       of an example that is traced: the search itself
     n_complete  hypotheses, before those with the same text or tokens were left out
     gold        log-probabilities of the reference's tokens, whose sum may be NaN; None without one
     gold_align  of the reference, with -gold_align

@@ -27,7 +27,7 @@ from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import NOTHING, Batch, Example, Found
 from onmt_lite.inference.runtime import placed
 from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_one
-from onmt_lite.inference.tracing import Tracer
+from onmt_lite.inference.trace import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
@@ -135,10 +135,10 @@ class Runner:
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
         for start, part in parts_of(group, n_joint):
             tracer = Tracer(self.renderer, part)
-            if tracer.watch is not None:  # which knows sentences by their numbers in one batch
+            if tracer.recorder is not None:  # which knows sentences by their numbers in one batch
                 plan, n_batches = replace(plan, watched=True), 1
             sentences = [sentence_of(config, example) for example in part]
-            for i, beam in decode(model, sentences, plan, n_slots, tracer.watch, n_batches):
+            for i, beam in decode(model, sentences, plan, n_slots, tracer.recorder, n_batches):
                 with self.clock.phase("tokenise"):
                     text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
                     found = tracer.traced(i, beam, text)

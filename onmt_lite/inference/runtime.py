@@ -15,7 +15,7 @@ from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import LEAST_WIDTH, is_right, pack
-from onmt_lite.models.processor import features, kernels_for
+from onmt_lite.models.processor import kernels_for, processor_words
 from onmt_lite.models.transformer import Transformer
 
 DTYPES = {
@@ -101,7 +101,7 @@ def choose_kernels(model: torch.nn.Module, device: torch.device, precision: str)
     the processor and computes right."""
     if device.type != "cpu":
         return ""
-    fitting = kernels_for(precision, is_wide(model), features())
+    fitting = kernels_for(precision, is_wide(model), processor_words())
     return next((kind for kind in fitting if is_right(kind)), "")
 
 

@@ -1,8 +1,8 @@
 """The file of `-dump_beam`: collected while a job runs, complete at its end or not there."""
 
 from onmt_lite.errors import refused
-from onmt_lite.inference.trace import Trace, to_json
-from onmt_lite.inference.trace_page import to_html
+from onmt_lite.inference.records import Trace
+from onmt_lite.inference.trace_page import to_html, to_json
 from onmt_lite.jobs.output import open_sink
 from onmt_lite.jobs.store import Store
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Translation
-from onmt_lite.inference.trace import Trace
+from onmt_lite.inference.records import Trace, Translation
 from onmt_lite.jobs import bleu
 from onmt_lite.jobs.ranges import Range
 from onmt_lite.jobs.reading import Bucket, Reader
@@ -31,7 +30,7 @@ class Done:
     report   its share of -report, likewise
     log      lines for the log
     seconds  how long each phase took
-    traces   of its lines that are traced, see `onmt_lite.inference.trace`
+    traces   of its lines that are traced, see `onmt_lite.inference.records.Trace`
     """
 
     number: int

@@ -14,7 +14,7 @@ from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.linear import Linear
 from onmt_lite.models.positions import build_relation
-from onmt_lite.models.processor import features, fits
+from onmt_lite.models.processor import fits, processor_words
 
 # Narrower attention gains nothing by keys in bfloat16: oneDNN takes 0.2 to 0.6 ms to prepare its
 # products for each number of sentences and keys
@@ -155,7 +155,7 @@ class CrossAttention(nn.Module):
         """See `onmt_lite.models.linear.pack`.  Beside int8, keys and values are kept in bfloat16 if
         the processor multiplies it fast; the decoder's own follow them."""
         narrow = kind == "int8" and self.q.out_features >= LEAST_NARROWED
-        narrow = narrow and fits("bf16_keys", features())
+        narrow = narrow and fits("bf16_keys", processor_words())
         self.kept = torch.bfloat16 if narrow else None
         return False
 

@@ -1,6 +1,5 @@
 """The interface between searches and models, which every family implements."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -72,11 +71,7 @@ class EncoderDecoder(Protocol[M, S]):
         ...
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
         """Encode src (B, S), padded, with src_lengths (B,).
 
@@ -93,18 +88,6 @@ class EncoderDecoder(Protocol[M, S]):
         """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
 
         Advances `state` in place.
-        """
-        ...
-
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        """Read given tokens (B, T) in one pass: of each sentence the first `lengths` (B,), which
-        may be 0; padding is any id.  The state must be new; it becomes what `step` would have
-        made of the tokens one by one.
-
-        Returns the attention (B, T, S) and the logits of what follows each position from `first`
-        on, `at_once` positions at a time: (B, t, V).  Those of padding mean nothing.
         """
         ...
 

@@ -4,8 +4,8 @@ B sentences, K hypotheses of each, R = B*K rows, D model width, H heads of keys 
 of a head, L layers, N entries: keys and values of one hypothesis at one step.
 """
 
+import copy
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ class KeyValueCache:
     attend to its N entries in one product.  When the buffers are full, entries that are in nobody's
     past any more are cleared away.
 
-    A pass over given tokens writes the first entries of new sentences, padding included, which is
-    in nobody's past.  When such a sentence joins a running batch, they become its first entries.
-
     On a CPU entries are cleared away after the same steps in every batch, and a multiple of 16 is
     left: so a sum over a sentence's entries has the same order whatever the batch, and is
     the same to the last bit.  int8 needs that, as a last bit may decide a rounding.
@@ -37,12 +34,10 @@ class KeyValueCache:
     hides the rest, and the capacity is a power of two in steps: until entries are cleared away no
     shape or address changes, and the host tells a step nothing, as a CUDA graph needs it.
 
-    Measured on one CPU core, 64 sentences of 5 hypotheses, 8 heads of 64, in milliseconds a layer:
-    writing and attending to 48 entries 2.6 (2.9 with keys as (d, capacity)), 160 entries 7.6 (7.0),
-    and clearing away 80 of 160 entries 2.4 (5.1).  Measured before, at step 125: seven times as
-    long without clearing away, sixty times if entries move with the hypotheses.
+    Tried and left, on one CPU core at step 125: no clearing away, seven times as long; entries that
+    move with the hypotheses, sixty times.
 
-    masks (B, 1, K, capacity)  0 on the past of a hypothesis, -inf elsewhere; None: all are past
+    masks (B, 1, K, capacity)  0 on the past of a hypothesis, -inf elsewhere
     places (B, capacity)       the position of each entry in its sentence, if a relation needs it
     """
 
@@ -55,8 +50,9 @@ class KeyValueCache:
         self.length = self.capacity = 0  # N, and the largest N before buffers are full
         self.born = [0] * n  # n_written when each sentence joined
         self.n_written = 0  # entries of a sentence ever written
-        self.keys = self.values = self.own = self.like
-        self.masks: Tensor | None = None
+        self.own = self.like  # (K, K): the mask of the newest entries
+        self.keys = self.values = self.like
+        self.masks = self.like.new_empty(n, 1, 1, 0)
         self.places: Tensor | None = None
         # On a GPU: places of the newest entries (K,); the rows whose past each row takes over at
         # the next step (R,), its own unless `turned`
@@ -78,30 +74,14 @@ class KeyValueCache:
             self.at = torch.arange(self.length - k, self.length, device=self.like.device)
         if self.own.size(-1) != k:
             own = self.like.new_full((k, k), -math.inf, dtype=torch.float32)
-            self.own = own.fill_diagonal_(0.0)  # (K, K): the mask of the newest entries
-        if self.masks is None and (k > 1 or self.fixed):
-            self._make_mask()
+            self.own = own.fill_diagonal_(0.0)
         self.length += k
         self.n_written += k
         self.turned = False
 
-    def begin_pass(self, lengths: Tensor, n: int) -> None:
-        """Make room for the first n entries of new sentences, one for each position; the first
-        `lengths` (B,) of them will be a sentence's past."""
-        self.length = self.capacity = n
-        self.born = [-n] * self.n_places
-        sizes = self.n_layers, self.n_places, self.heads, n, self.width
-        self.keys, self.values = self.like.new_empty(sizes), self.like.new_empty(sizes)
-        self._make_mask()
-        positions = torch.arange(n, device=self.like.device)
-        self.masks = cast(Tensor, self.masks)
-        self.masks.masked_fill_(positions >= lengths[:, None, None, None], -math.inf)
-        if self.has_places:
-            self.places = positions.repeat(self.n_places, 1)  # (B, n)
-
     # ---- The device's ----
 
-    def begin_step(self, positions: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def begin_step(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Write the masks and places of a step's entries, at positions (B,).
 
         Returns the mask (B, 1, K, N) and the places (B, N) of all that the step attends to.
@@ -111,15 +91,15 @@ class KeyValueCache:
             self.at += k
             if k > 1:
                 self._turn(b)
-        if self.masks is not None:
-            self._write(self.masks[:b], 3, self.own.expand(b, 1, k, k))
-        if self.places is not None:
-            self._write(self.places[:b], 1, positions[:, None].expand(-1, k))
-        mask = None if self.masks is None else self._read(self.masks[:b], 3)
-        return mask, None if self.places is None else self._read(self.places[:b], 1)
+        self._write(self.masks[:b], 3, self.own.expand(b, 1, k, k))
+        mask = self._read(self.masks[:b], 3)
+        if self.places is None:
+            return mask, None
+        self._write(self.places[:b], 1, positions[:, None].expand(-1, k))
+        return mask, self._read(self.places[:b], 1)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v of a step (B, H, K, d), or of a pass (B, H, N, d).
+        """Write k and v of a step (B, H, K, d).
 
         Returns all that it attends to: keys (B, H, d, N) and values (B, H, N, d).
         """
@@ -143,43 +123,36 @@ class KeyValueCache:
     # ---- Between steps ----
 
     def select(self, selection: Selection, fresh: "KeyValueCache | None") -> None:
-        """Follow the selection; fresh: the cache of sentences that join, with no step made."""
-        n_fresh, n_given = (len(fresh.born), fresh.length) if fresh else (0, 0)
-        if self.masks is None and n_fresh and (self.length or n_given):
-            self._make_mask()
-        n_before, (b, k) = len(self.born), selection.rows.shape
+        """Follow the selection; fresh: the empty cache of sentences that join."""
+        n_fresh, n_before = len(fresh.born) if fresh else 0, len(self.born)
+        b, k = selection.rows.shape
+        if not self.n_written:
+            self.born, self.n_places, self.beam_size = [0] * b, selection.n_places or b, k
+            return
         if self.turned:
             self._turn(n_before)
         self.turned = False
-        if n_given > self.length:
-            self._lengthen(n_given)
         same_rows, self.beam_size = k == self.beam_size, k
-        if self.fixed and self.masks is not None and selection.slots is None and same_rows:
+        if self.fixed and selection.slots is None and same_rows:
             self.parents[: b * k] = selection.rows.flatten()
             self.turned = True
             return
         if selection.slots is not None:
-            born = [*self.born, *[self.n_written - n_given] * n_fresh]
+            born = [*self.born, *[self.n_written] * n_fresh]
             self.born = [born[slot] for slot in selection.slots]
             self._move_sentences(selection)
-            if fresh is not None and n_given:
-                self._take_over(fresh, selection)
-        if self.masks is not None:
-            past = self.masks[:n_before].flatten(0, 2)
-            joining = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
-            if joining is not None and fresh is not None and fresh.masks is not None:
-                joining[:, :n_given] = fresh.masks[:, 0, 0]
-            rows = selection.of_rows(past, joining).view(b, 1, k, -1)
-            if not self.fixed:
-                self.masks = rows
-                return
-            if not same_rows or len(self.masks) < self.n_places:
-                self._make_mask()
-            self.masks[:b] = rows
+        past = self.masks[:n_before].flatten(0, 2)
+        joining = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
+        rows = selection.of_rows(past, joining).view(b, 1, k, -1)
+        if not self.fixed:
+            self.masks = rows
+            return
+        if not same_rows or len(self.masks) < self.n_places:
+            self.masks = self._new_mask()
+        self.masks[:b] = rows
 
     def _turn(self, b: int) -> None:
         """Let the rows of b sentences take over the pasts of their parents."""
-        assert self.masks is not None
         masks = self.masks[:b]
         rows = masks.flatten(0, 2).index_select(0, self.parents[: b * self.beam_size])
         masks.copy_(rows.view_as(masks))
@@ -189,73 +162,46 @@ class KeyValueCache:
         self.n_places = selection.n_places or len(self.born)
         if self.places is not None:
             self.places = selection.of_sentences(self.places)
-        if self.capacity:
-            self.keys = _with_room(self.keys, self.n_places)
-            self.values = _with_room(self.values, self.n_places)
-            keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]
-            selection.of_sentences(keys, dim=1)
-            selection.of_sentences(values, dim=1)
+        self.keys = _with_room(self.keys, self.n_places)
+        self.values = _with_room(self.values, self.n_places)
+        for buffer in (self.keys, self.values):
+            entries = buffer[..., : self.length, :]
+            selection.of_sentences(entries, dim=1)
             if selection.joined is not None:  # a sentence that left may have had NaN there
-                keys.index_fill_(1, selection.joined[0], 0.0)
-                values.index_fill_(1, selection.joined[0], 0.0)
+                entries.index_fill_(1, selection.joined[0], 0.0)
 
-    def _take_over(self, fresh: "KeyValueCache", selection: Selection) -> None:
-        """Copy the first entries of the sentences that join."""
-        if selection.joined is None:
-            return
-        (to, new), n = selection.joined, fresh.length
-        self.keys[:, to, :, :n] = fresh.keys[:, new]
-        self.values[:, to, :, :n] = fresh.values[:, new]
-        if self.places is not None and fresh.places is not None:
-            self.places[to, :n] = fresh.places[new]
-
-    def _lengthen(self, n: int) -> None:
-        """Make the length n at least; added entries are in nobody's past."""
-        if n > self.capacity:
-            self._clear_away(n)
-        for x in (self.keys, self.values):
-            x[..., self.length : n, :] = 0.0
-        self.length, self.at = max(n, self.length), None
-
-    def _make_mask(self) -> None:
-        """Make masks by which all entries so far are everybody's past."""
+    def _new_mask(self) -> Tensor:
+        """Masks by which all entries so far are everybody's past."""
         shape = self.n_places, 1, self.beam_size, self.capacity
-        self.masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
-        self.masks[..., : self.length] = 0.0
+        masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
+        masks[..., : self.length] = 0.0
         if self.fixed:
             n_rows = self.n_places * self.beam_size
             self.unturned = torch.arange(n_rows, device=self.like.device)
             self.parents = self.unturned.clone()
+        return masks
 
-    def _clear_away(self, at_least: int = 0) -> None:
-        """Move entries that are in some past, in their order, to buffers with room for more, and
-        for `at_least` entries."""
-        b, order, masks, places = len(self.born), None, self.masks, self.places
-        if masks is not None:
-            live = (masks[:b, 0, :, : self.length] == 0).any(1)  # (B, N)
-            self.length = self._n_kept(live)
-            order = live.int().argsort(dim=1, descending=True, stable=True)[:, : self.length]
-        n, old_keys, old_values = self.length, self.keys, self.values
-        self.capacity = self._room_beside(max(n, at_least))
+    def _clear_away(self) -> None:
+        """Move entries that are in some past, in their order, to buffers with room for more."""
+        b, old = len(self.born), copy.copy(self)
+        order = self._kept() if self.length else None  # (B, n)
+        n = self.length = 0 if order is None else order.size(1)
+        self.capacity = self._room_beside(n)
         sizes = self.n_layers, self.n_places, self.heads, self.capacity, self.width
         # A GPU attends to entries that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
-        self.keys, self.values = new_buffer(sizes), new_buffer(sizes)
-        for old, new in ((old_keys, self.keys), (old_values, self.values)):
-            for old_layer, new_layer in zip(old, new):
-                new_layer[:b, :, :n] = _taken(old_layer[:b], order)[:, :, :n]
-        if masks is not None and order is not None:
-            self._make_mask()
-            self.masks = cast(Tensor, self.masks)
-            masks = masks[:b].gather(3, order[:, None, None].expand(-1, 1, self.beam_size, -1))
-            self.masks[:b, ..., :n] = masks
+        self.keys, self.values, self.masks = new_buffer(sizes), new_buffer(sizes), self._new_mask()
         if self.has_places:
-            self.places = torch.zeros(
-                self.n_places, self.capacity, dtype=torch.long, device=self.like.device
-            )
-            if places is not None:
-                kept = places[:b] if order is None else places[:b].gather(1, order)
-                self.places[:b, :n] = kept[:, :n]
+            self.places = self.like.new_zeros(self.n_places, self.capacity, dtype=torch.long)
+        if order is None:
+            return
+        pairs = [*zip(old.keys, self.keys), *zip(old.values, self.values)]
+        for old_layer, new_layer in pairs:
+            new_layer[:b, :, :n] = _taken(old_layer[:b], order)
+        by_row = order[:, None, None].expand(-1, 1, self.beam_size, -1)  # (B, 1, K, n)
+        self.masks[:b, ..., :n] = old.masks[:b].gather(3, by_row)
+        if self.places is not None and old.places is not None:
+            self.places[:b, :n] = old.places[:b].gather(1, order)
 
     def _room_beside(self, n: int) -> int:
         """The capacity of new buffers for n entries."""
@@ -265,13 +211,15 @@ class KeyValueCache:
             return k << (n_steps - 1).bit_length()
         return n + FIRST_CAPACITY * (1 + self.n_written // k // CLEARED_LATER) * k
 
-    def _n_kept(self, live: Tensor) -> int:
-        """Number of entries to keep, of live (B, N): on a CPU the most that a sentence has; on a
-        GPU the host would wait for that, and takes those since the oldest sentence joined."""
+    def _kept(self) -> Tensor:
+        """The entries to keep of each sentence (B, n): on a CPU as many as the most that one has;
+        on a GPU the host would wait for that, and takes those since the oldest sentence joined."""
+        live = (self.masks[: len(self.born), 0, :, : self.length] == 0).any(1)  # (B, N)
+        n = self.n_written - min(self.born)
         if not self.fixed:
             most = int(live.sum(1).max())
-            return min(self.length, most + -most % MULTIPLE)
-        return min(self.length, self.n_written - min(self.born))
+            n = most + -most % MULTIPLE
+        return live.int().argsort(dim=1, descending=True, stable=True)[:, :n]
 
 
 def _with_room(x: Tensor, n_sentences: int) -> Tensor:
@@ -280,15 +228,10 @@ def _with_room(x: Tensor, n_sentences: int) -> Tensor:
     return x if n_more <= 0 else torch.cat([x, x.new_zeros(resized(x, 1, n_more))], 1)
 
 
-def _taken(x: Tensor, order: Tensor | None) -> Tensor:
-    """The entries order (B, n) of x (B, H, N, d); None: all.
-
-    Copies whole entries, four times as fast as `gather` on a CPU.
-    """
-    if order is None:
-        return x
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """The entries order (B, n) of x (B, H, N, d), as a copy of whole entries: four times as fast
+    as `gather` on a CPU."""
     b, heads, n, width = x.shape
-    assert x.is_contiguous()
     sequences = n * torch.arange(b * heads, device=x.device).view(b, heads, 1)
     rows = x.view(-1, width).index_select(0, (sequences + order[:, None]).flatten())
     return rows.view(b, heads, -1, width)
@@ -300,28 +243,17 @@ class RunningSums:
     def __init__(self, sums: Tensor):
         """sums: zeros; kept in float32 at least."""
         self.sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
-        self.inside: Tensor | None = None  # in a pass, the positions that count (B, T, 1)
 
     def make_room(self) -> None:
         """Sums take no more room."""
 
     def begin_step(self, positions: Tensor) -> tuple[None, None]:
-        self.counts, self.inside = positions[:, None, None] + 1, None
+        self.counts = positions[:, None, None] + 1
         return None, None
 
-    def begin_pass(self, lengths: Tensor, n: int) -> None:
-        """See `KeyValueCache.begin_pass`."""
-        positions = torch.arange(n, device=self.sums.device)[:, None]
-        self.counts, self.inside = positions[None] + 1, positions < lengths[:, None, None]
-
     def add(self, layer: int, x: Tensor) -> Tensor:
-        """Add x (B, K, D), or x (B, T, D) of a pass, to the layer's sums; return the means so far,
-        in the shape of x."""
+        """Add x (B, K, D) to the layer's sums; return the means so far, in the shape of x."""
         total = self.sums[layer]  # (R, D)
-        if self.inside is not None:
-            inputs = x.to(total.dtype)
-            total += inputs.where(self.inside, 0.0).sum(1)
-            return (inputs.cumsum(1) / self.counts).to(x.dtype)
         total += x.flatten(0, 1)
         return (total.view(x.shape) / self.counts).to(x.dtype)
 

@@ -106,15 +106,6 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
         self.buffers[i] = window[:, 1:]
         return window
 
-    def fill(self, i: int, x: Tensor, lengths: Tensor) -> Tensor:
-        """Keep the last of layer i's first inputs x (B, T, D), of which each sentence has the first
-        `lengths` (B,); return them after zeros (B, kernel-1 + T, D)."""
-        n = self.buffers[i].size(1)
-        seen = F.pad(x, (0, 0, n, 0))
-        places = lengths[:, None] + torch.arange(n, device=x.device)  # (B, kernel-1)
-        self.buffers[i] = seen.gather(1, places[:, :, None].expand(-1, -1, x.size(2)))
-        return seen
-
 
 class GatedConvolution(nn.Module):
     """A convolution over positions and the gated linear unit of Dauphin et al. 2017."""
@@ -216,22 +207,25 @@ class Decoder(Stack):
         self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
 
     def forward(
-        self, tokens: Tensor, state: ConvolutionState, lengths: Tensor | None = None
+        self, tokens: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The newest tokens (B, K); or, with `lengths` (B,), the first tokens (B, T) of a new
-        state, of which each sentence reads so many.
+        """Decoder input (B, T); with `state`, which advances, the newest tokens (B, K).
 
         Returns what the output layer reads (B, T, D) and attention (B, T, S); T may be K.
         """
-        embedded = self.embedding(tokens, state.positions if lengths is None else None)
+        embedded = self.embedding(tokens, None if state is None else state.positions)
         first = x = self.inward(embedded)  # (B, T, D)
         target = embedded if self.bottleneck else first  # (B, T, A)
         weights = []
         for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
-            seen = state.extend(i, x) if lengths is None else state.fill(i, x, lengths)
+            if state is None:
+                n_before = cast(GatedConvolution, conv).kernel - 1
+                seen = F.pad(x, (0, 0, n_before, 0))  # (B, kernel-1 + T, D)
+            else:
+                seen = state.extend(i, x)
             out = conv(seen).view(*x.shape[:2], -1)  # (B, T, D)
             if str(i) in self.attentions:
-                out, attn = self.attentions[str(i)](out, target, state.memory)
+                out, attn = self.attentions[str(i)](out, target, memory)
                 weights.append(attn)
             x = (out + around(x)) * SQRT_HALF
         # As the originals report it: the mean of all layers, or the last one's
@@ -265,9 +259,7 @@ class Convolution(Family[ConvolutionMemory, ConvolutionState]):
         return ConvolutionState(memory, buffers)
 
     def decode(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
-        return self.decoder(tokens, state)
+        return self.decoder(tokens, state.memory, state)
 
-    def decode_given(
-        self, tokens: Tensor, lengths: Tensor, state: ConvolutionState
-    ) -> tuple[Tensor, Tensor]:
-        return self.decoder(tokens, state, lengths)
+    def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:
+        return self.decoder(tgt, memory)

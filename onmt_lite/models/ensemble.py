@@ -5,7 +5,7 @@ vocabulary, X words that copying members take from the sources of the batch.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -77,11 +77,7 @@ class Ensemble(nn.Module):
         return self.members[0].device
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> list[Any]:
         sources = (src if table is None else table.on(src.device)[src] for table in self.own_ids)
         return [m.encode(own, src_lengths, ids, width) for m, own in zip(self.members, sources)]
@@ -94,16 +90,6 @@ class Ensemble(nn.Module):
         pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
         logits, attn = zip(*pairs)
         return self._mean(logits), self._mean_attention(attn)
-
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: EnsembleState, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        given = self._known(tokens), lengths
-        pairs = [
-            m.prefill(*given, own, first, at_once) for m, own in zip(self.members, state.members)
-        ]
-        attn, logits = zip(*pairs)
-        return self._mean_attention(attn), map(self._mean, zip(*logits))
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         known = self._known(tgt)

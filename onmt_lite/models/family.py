@@ -1,7 +1,6 @@
 """Base of all models with weights: the decoder makes hidden states, a head makes logits of them."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -91,11 +90,7 @@ class Family(nn.Module, Generic[M, S]):
         return next(self.parameters()).device
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
         memory = self.read(src, src_lengths)
         memory.of_head = self.output.read(src, memory, ids, width)
@@ -123,14 +118,6 @@ class Family(nn.Module, Generic[M, S]):
         state.positions += 1
         return hidden, attn
 
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: S, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        hidden, attn = self.decode_given(self.output.known(tokens), lengths, state)
-        state.positions = state.positions + lengths
-        parts = zip(hidden[:, first:].split(at_once, 1), attn[:, first:].split(at_once, 1))
-        return attn, (self.output(*part, state.memory) for part in parts)
-
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
         hidden, attn = self.decode_all(self.output.known(tgt), memory)
         return self.output(hidden, attn, memory)
@@ -152,12 +139,6 @@ class Family(nn.Module, Generic[M, S]):
         """The newest tokens (B, K) -> hidden states (B, K, D), attention (B, K, S)."""
         raise NotImplementedError
 
-    def decode_given(self, tokens: Tensor, lengths: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The first `lengths` (B,) of tokens (B, T) of each sentence, read into a new state ->
-        hidden states (B, T, D), attention (B, T, S)."""
-        raise NotImplementedError
-
     def decode_all(self, tgt: Tensor, memory: M) -> tuple[Tensor, Tensor]:
         """Decoder input (B, T) -> hidden states (B, T, D), attention (B, T, S)."""
-        lengths = tgt.new_full((len(tgt),), tgt.size(1))  # (B,)
-        return self.decode_given(tgt, lengths, self.init_state(memory))
+        raise NotImplementedError

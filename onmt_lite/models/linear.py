@@ -7,7 +7,7 @@ weights in the order in which oneDNN reads them.  R rows, D inputs, N outputs.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
 PROBE = (32, 128, 128)  # rows, inputs and outputs of the product that a kernel is checked with
 
 Kernel = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 
 
 class Linear(nn.Linear):
@@ -38,7 +39,14 @@ class Linear(nn.Linear):
         return True
 
 
-class Packed:
+class Shared:
+    """A kernel whose copy is itself: its weights never change."""
+
+    def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
+        return self
+
+
+class Packed(Shared):
     """oneDNN's product of float32 or bfloat16, with the weights in its own order.
 
     `F.linear` takes MKL for float32, which is slower on some processors, see
@@ -48,9 +56,6 @@ class Packed:
     def __init__(self, layer: nn.Linear):
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Packed":
-        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -104,7 +109,7 @@ class Int8Weight:
         )
 
 
-class Int8:
+class Int8(Shared):
     """A product of bytes, with a scale for each output's weights and one for each row of inputs.
 
     Sums are exact integers, so a row's result depends on that row alone.
@@ -113,11 +118,9 @@ class Int8:
     94 (float32: 1150), scaling 21.  Wide outputs are computed in blocks that are scaled while they
     are in cache: 32,000 outputs of 320 rows at once took 3 times as long.
 
-    Tried and left: one scale per call, as in torch's dynamic linear, which makes a sentence depend
-    on its batch; bfloat16 outputs, since rounded logits change more lines than int8 does; blocks of
-    rows, each of which reads the weights again; one scale for all inputs that come from a norm,
-    applied by norm and product: 15 to 40 % less time for 192 inputs, 7 to 35 % for 512, next to
-    none for a vocabulary, and 1.5 times the error.
+    Tried and left: one scale per call, which makes a sentence depend on its batch; bfloat16
+    outputs, which change more lines than int8 does; one scale for all inputs that come from a norm,
+    7 to 40 % less time and 1.5 times the error.
     """
 
     def __init__(self, layer: nn.Linear):
@@ -127,9 +130,6 @@ class Int8:
         self.blocks = [
             (part, Int8Weight(weight[part]), bias[part].clone()) for part in blocks_of(len(weight))
         ]  # slices of outputs, with at most BLOCK each
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8":
-        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = Bytes.of(x.reshape(-1, x.size(-1)), self.offset)
@@ -144,7 +144,7 @@ class Int8:
         return out.view(*x.shape[:-1], self.n_outputs)
 
 
-class Int8FeedForward:
+class Int8FeedForward(Shared):
     """Two layers with ReLU between, by blocks of hidden units that stay in cache.
 
     Each block has its own scale for each row.
@@ -159,9 +159,6 @@ class Int8FeedForward:
             (Int8Weight(weight[part]), bias[part].clone(), Int8Weight(self.down[:, part]))
             for part in blocks_of(len(weight))
         ]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8FeedForward":
-        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = Bytes.of(x.reshape(-1, x.size(-1)), self.offset)

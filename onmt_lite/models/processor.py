@@ -38,12 +38,6 @@ TABLE = (
 # wrong: AVX2 adds two products in 16 bits, which cuts large sums off
 
 
-@cache
-def features() -> frozenset[str]:
-    """The features of this processor; none if there is no /proc/cpuinfo."""
-    return frozenset(processor_words())
-
-
 def fits(kernel: str, features: Set[str]) -> bool:
     """Whether the table has the kernel for a processor with these features."""
     rules = [rule for rule in TABLE if rule.kernel == kernel]
@@ -61,10 +55,11 @@ def kernels_for(precision: str, is_wide: bool, features: Set[str]) -> list[str]:
     return [kernel for kernel in by_precision.get(precision, []) if fits(kernel, features)]
 
 
-def processor_words() -> set[str]:
-    """Return what Linux says about the processor, such as maker and abilities; else nothing."""
+@cache
+def processor_words() -> frozenset[str]:
+    """What Linux says about the processor, such as maker and features; else nothing."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
-            return set(file.read(1 << 16).split())
+            return frozenset(file.read(1 << 16).split())
     except (OSError, ValueError):
-        return set()
+        return frozenset()

@@ -211,16 +211,9 @@ class Rnn(Family[RnnMemory, RnnState]):
     def decode(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state)
 
-    def decode_given(
-        self, tokens: Tensor, lengths: Tensor, state: RnnState
-    ) -> tuple[Tensor, Tensor]:
-        """One token after the other; a sentence keeps its state if it has no more."""
-        steps = []
-        for t, newest in enumerate(tokens.unbind(1)):
-            hidden, feed, reads = state.hidden, state.feed, (t < lengths)[:, None]
-            steps.append(self.decoder(newest[:, None], state))
-            state.feed = torch.where(reads, state.feed, feed)
-            pairs = zip(state.hidden, hidden)
-            state.hidden = tuple(torch.where(reads, new, old) for new, old in pairs)
+    def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
+        """One token after the other."""
+        state = self.init_state(memory)
+        steps = [self.decoder(newest[:, None], state) for newest in tgt.unbind(1)]
         made, attn = (torch.cat(parts, 1) for parts in zip(*steps))
         return made, attn

@@ -52,23 +52,20 @@ class Selection:
             (places[0, n:], places[1, n:]) if joined else None,
         )
 
-    def of_rows(
-        self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
-    ) -> Tensor:
+    def of_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
         """Select x, rows along `dim`; `fresh`: the same of rows that join.
 
         Copies, as what belongs to a row is small.  If other sizes differ, the smaller tensor is
-        padded with `fill`.
+        padded with zeros.
         """
         if fresh is not None:
-            x, fresh = padded_alike(x, fresh, dim, fill)
-            x = torch.cat([x, fresh], dim)
+            x = torch.cat(padded_alike(x, fresh, dim, 0.0), dim)
         return x.index_select(dim, self.rows.reshape(-1))
 
     def of_sentences(
         self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
     ) -> Tensor:
-        """Select x, sentences along `dim`; `fresh` and `fill` as in `of_rows`.
+        """Select x, sentences along `dim`; `fresh` as in `of_rows`, padded with `fill`.
 
         Writes in place: a sentence that keeps its place costs nothing.  By indexing, since
         index_select first copies all of a tensor that is a part of a larger one.

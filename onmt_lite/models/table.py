@@ -14,7 +14,6 @@ for its length n, then the default.  A source line is a source's name, once per 
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -134,11 +133,7 @@ class TableModel:
         self.logits, self.attn = map(Constant, numbers)
 
     def encode(
-        self,
-        src: Tensor,
-        src_lengths: Tensor,
-        ids: Tensor | None = None,
-        width: int | None = None,
+        self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> tuple[Tensor, int]:
         """A memory holds the roots (B,) of the sources, and S."""
         for constant in (self.next, self.logits, self.attn):
@@ -157,18 +152,6 @@ class TableModel:
         attn = self.attn.on(tokens.device)[state.nodes][:, : state.width]
         logits = self.logits.on(tokens.device)[state.nodes]
         return logits, F.pad(attn, (0, state.width - attn.size(1)))
-
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, state: TableState, first: int, at_once: int
-    ) -> tuple[Tensor, Iterator[Tensor]]:
-        made = []
-        for t, newest in enumerate(tokens.unbind(1)):
-            nodes, positions, reads = state.nodes, state.positions, t < lengths
-            made.append(self.step(newest, state))
-            state.nodes = torch.where(reads, state.nodes, nodes)
-            state.positions = torch.where(reads, state.positions, positions)
-        logits, attn = (torch.stack(parts, 1) for parts in zip(*made))
-        return attn, iter(logits[:, first:].split(at_once, 1))
 
     def forward(self, memory: tuple[Tensor, int], tgt: Tensor) -> Tensor:
         state = self.init_state(memory)

@@ -6,16 +6,16 @@ tokens, V target vocabulary, D model width, H heads, G heads of keys and values,
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.attention import Packing, Sight
 from onmt_lite.models.base import Heads
-from onmt_lite.models.cache import MULTIPLE, WAITLESS, KeyValueCache, RunningSums
+from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family
 from onmt_lite.models.heads import Head
@@ -123,36 +123,16 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return TransformerState(memory, past, recorded=self.graphs is not None)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
-        mask, places = state.past.begin_step(state.positions)
-        sight = look(self.decoder, mask, state.positions[:, None], places)
-        return self._into(state, self.tgt_embedding(tokens, state.positions), sight)
-
-    def decode_given(
-        self, tokens: Tensor, lengths: Tensor, state: TransformerState
-    ) -> tuple[Tensor, Tensor]:
-        t = tokens.size(1)
-        # A multiple of keys, so that sums have the same order in every batch, see `KeyValueCache`
-        n = max(t, min(t + -t % MULTIPLE, self.max_positions))
-        tokens = F.pad(tokens, (0, n - t))  # (B, n)
-        state.past.begin_pass(lengths, n)
-        causal, places = first_positions(n, tokens.device)
-        sight = look(self.decoder, causal, places, places)
-        hidden, attn = self._into(state, self.tgt_embedding(tokens), sight)
-        return hidden[:, :t], attn[:, :t]
-
-    def _into(self, state: TransformerState, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Run all layers, which write to the state: x (B, T, D) -> hidden states of the same shape,
-        attention (B, T, S)."""
-        memory, past = state.memory, state.past
-        for i, layer in enumerate(self.decoder):
-            keys_values = memory.keys[i], memory.values[i]
-            x, heads = layer(x, sight, keys_values, memory.mask[:, None], past, i)
-            if i == self.align_layer:
-                attn = self._alignment(heads)
-        return self.dec_norm(x), attn
+        memory, past, positions = state.memory, state.past, state.positions
+        mask, places = past.begin_step(positions)
+        sight = look(self.decoder, mask, positions[:, None], places)
+        x = self.tgt_embedding(tokens, positions)
+        pairs = zip(memory.keys, memory.values)
+        hidden, heads = self._run(x, sight, pairs, memory, self.align_layer, past)
+        return hidden, self._alignment(heads)
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
-        hidden, heads = self._all_layers(tgt, memory, self.align_layer)
+        hidden, heads = self._run_all(tgt, memory, self.align_layer)
         return hidden, self._alignment(heads)
 
     def has(self, heads: Heads) -> bool:
@@ -166,19 +146,33 @@ class Transformer(Family[TransformerMemory, TransformerState]):
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
         if n_heads is None:
             n_heads = cfg.report_heads
-        _, weights = self._all_layers(self.output.known(tgt), memory, layer % n_layers)
+        _, weights = self._run_all(self.output.known(tgt), memory, layer % n_layers)
         return weights[:, : n_heads or None].float().mean(1)
 
-    def _all_layers(
-        self, tgt: Tensor, memory: TransformerMemory, layer: int
-    ) -> tuple[Tensor, Tensor]:
-        """Decoder input (B, T) -> hidden states (B, T, D), attention of a layer (B, H, T, S)."""
-        causal, places = first_positions(tgt.size(1), tgt.device)
+    def _run_all(self, tgt: Tensor, memory: TransformerMemory, layer: int) -> tuple[Tensor, Tensor]:
+        """Run all layers on decoder input (B, T), without a state; returns what `_run` does."""
+        n = tgt.size(1)
+        causal = torch.full((n, n), -math.inf, device=tgt.device).triu(1)
+        places = torch.arange(n, device=tgt.device)[None]  # (1, T)
         sight = look(self.decoder, causal, places, places)
-        x = self.tgt_embedding(tgt)
-        for i, each in enumerate(self.decoder):
-            keys_values = cast(DecoderLayer, each).cross_attn.project(memory.bank)
-            x, heads = each(x, sight, keys_values, memory.mask[:, None])
+        pairs = (cast(DecoderLayer, each).cross_attn.project(memory.bank) for each in self.decoder)
+        return self._run(self.tgt_embedding(tgt), sight, pairs, memory, layer)
+
+    def _run(
+        self,
+        x: Tensor,
+        sight: Sight,
+        pairs: Iterable[tuple[Tensor, Tensor]],
+        memory: TransformerMemory,
+        layer: int,
+        past: KeyValueCache | RunningSums | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run all layers on x (B, T, D), each with its keys and values of the memory.
+
+        Returns hidden states (B, T, D) and the attention of one layer (B, H, T, S).
+        """
+        for i, (each, keys_values) in enumerate(zip(self.decoder, pairs)):
+            x, heads = each(x, sight, keys_values, memory.mask[:, None], past, i)
             if i == layer:
                 found = heads
         return self.dec_norm(x), found
@@ -189,12 +183,6 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if n == 1:
             return heads[:, first]
         return heads[:, first : first + n if n else None].mean(1)
-
-
-def first_positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The causal mask (n, n) of the first n positions, and their numbers (1, n)."""
-    causal = torch.full((n, n), -math.inf, device=device).triu(1)
-    return causal, torch.arange(n, device=device)[None]
 
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:

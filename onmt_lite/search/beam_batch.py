@@ -12,7 +12,7 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.selection import Selection, sent
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.constraints import constraints_of
+from onmt_lite.search.constraints import Constraints
 from onmt_lite.search.events import Event
 from onmt_lite.search.masks import Forced, Masks, Scored, StepRules, Watched
 from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
@@ -40,7 +40,11 @@ class BeamBatch:
         self.masks = Masks(plan, self.scheduler.n_words, self.device)
         self.ranker = Ranker(plan, self.scheduler.n_words, n_slots, self.device)
         self.transfer = Transfer(plan, n_slots, self.device)
-        self.constraints = constraints_of(plan, sentences, self.scheduler.n_words, self.device)
+        phrases = [sentence.phrases for sentence in sentences]
+        n_words = self.scheduler.n_words
+        self.constraints = (
+            Constraints(plan, phrases, n_words, self.device) if any(phrases) else None
+        )
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
@@ -247,7 +251,7 @@ class BeamBatch:
         slope = None if scored.slope is None else scored.slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None  # (B,)
         ranked = self.ranker.rank(values, norm, scores, slope, first)
-        if rules.held is not None and rules.held.steers:
+        if rules.held is not None:
             ranked = rules.held.allocate(ranked, values, norm, scores)
         best_ends = plan.policy.forced_then_end == "best" and self.n_steps <= self.given_until + 1
         return self._ends_as_best(ranked) if best_ends else ranked

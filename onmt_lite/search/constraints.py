@@ -12,30 +12,20 @@ that hold equally many tokens of its phrases.  The end token comes when all are 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.selection import sent
-from onmt_lite.search.beam import Beam
-from onmt_lite.search.plan import Plan, Sentence
+from onmt_lite.search.plan import Plan
 from onmt_lite.search.ranking import Ranked
+from onmt_lite.search.scheduler import Slot
 from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
 DOUBTFUL = math.log(0.02)
-
-
-class Slot(Protocol):
-    """See `onmt_lite.search.scheduler`."""
-
-    number: int
-    beam: Beam
-    started: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -59,11 +49,6 @@ class Held:
     banks: Tensor
     wanted: Tensor
 
-    @property
-    def steers(self) -> bool:
-        """Whether any sentence has forced phrases."""
-        return len(self.steered) > 0
-
     def forbid(self, values: Tensor, norm: Tensor) -> None:
         """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
         if self.closed.size(1):
@@ -81,6 +66,8 @@ class Held:
         values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
         z, k, n = len(self.steered), scores.size(1), ranked.score.size(1)
+        if not z:
+            return ranked
         first = self.steered[:, None] * k
         own = Ranked(*(part[self.steered] for part in vars(ranked).values()))
         best = values.max(2).indices[self.steered]  # (Z, K): no row is left without heir
@@ -102,14 +89,9 @@ class Held:
         exists &= ~same.triu(1).any(2)
         total = total.masked_fill(~exists, -math.inf)
         order = dealt(total, banks, n)
-        parts = (total, of_row + first, tokens, log_prob)
-        taken = Ranked(*(part.gather(1, order) for part in parts))
-        return Ranked(
-            *(
-                old.index_copy(0, self.steered, new)
-                for old, new in zip(vars(ranked).values(), vars(taken).values())
-            )
-        )
+        taken = Ranked(total, of_row + first, tokens, log_prob).take(order)
+        pairs = zip(vars(ranked).values(), vars(taken).values())
+        return Ranked(*(old.index_copy(0, self.steered, new) for old, new in pairs))
 
 
 def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:
@@ -253,11 +235,3 @@ class Constraints:
             states.append(None if before is None else phrases.after(before, int(token)))
         self.states[slot.number] = states
         self.best[slot.number] = max(range(k), key=scores.__getitem__)
-
-
-def constraints_of(
-    plan: Plan, sentences: Sequence[Sentence], n_words: int, device: torch.device
-) -> Constraints | None:
-    """The constraints of the sentences; None if they have none."""
-    phrases = [sentence.phrases for sentence in sentences]
-    return Constraints(plan, phrases, n_words, device) if any(phrases) else None

@@ -1,8 +1,9 @@
 """Events: the plain numbers of a step that a `Beam` receives."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Candidates(NamedTuple):
@@ -50,3 +51,29 @@ class Finished:
     token: int
     log_prob: float
     ended: bool  # with the end token; False: cut off by max_length
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A row of the step before with a token, as a recorded search keeps it.
+
+    state  what became of it; "ended": the end token, not counted; "none": there is no such row
+    why    the reason, if it does not live on
+    text   the token in words, see `onmt_lite.inference.trace`
+    """
+
+    parent: int
+    token: int
+    score: float
+    log_prob: float
+    state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
+    why: str = ""
+    text: str = ""
+
+    @property
+    def exists(self) -> bool:
+        return self.score > -math.inf
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.parent, self.token

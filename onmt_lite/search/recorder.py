@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_batch import BeamBatch
-from onmt_lite.search.events import Candidates
+from onmt_lite.search.events import Candidates, Continuation
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scheduler import Slot
 
@@ -31,28 +31,6 @@ IDLE = -1e8  # scores below belong to rows that do not exist yet
 
 
 @dataclass(frozen=True)
-class Made:
-    """A continuation: the row of the step before, and the token that it got.
-
-    why  "" for a row that lives; otherwise what became of it: "finished", or why it is not there
-    """
-
-    parent: int
-    token: int
-    score: float
-    log_prob: float
-    why: str = ""
-
-    @property
-    def exists(self) -> bool:
-        return self.score > -math.inf
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.parent, self.token
-
-
-@dataclass(frozen=True)
 class Step:
     """One step of one sentence.
 
@@ -61,8 +39,8 @@ class Step:
     attn     (K, S): attention of each old row
     """
 
-    rows: list[Made]
-    others: list[Made]
+    rows: list[Continuation]
+    others: list[Continuation]
     attn: Tensor
 
 
@@ -88,15 +66,15 @@ def record(batch: BeamBatch, b: int, slot: Slot, step: int) -> Step:
     ranked = [made for made in continuations(event.candidates) if made.exists]
     for k, made in enumerate(rows):
         if made.exists and made.key in finished:
-            rows[k] = replace(made, why="finished")
+            rows[k] = replace(made, state="finished")
         elif made.exists and made.token == plan.eos_id:
-            rows[k] = replace(made, why=not_counted(plan, made, event.candidates))
+            rows[k] = not_counted(plan, made, event.candidates)
     here = {made.key for made in rows if made.exists}
     # Hypotheses that made room for a row, or are no row at the limit
-    rows += [replace(m, why="finished") for m in ranked if m.key in finished - here]
+    rows += [replace(m, state="finished") for m in ranked if m.key in finished - here]
     here |= finished
     others = [
-        replace(made, why=not_counted(plan, made, event.candidates))
+        not_counted(plan, made, event.candidates)
         for made in ranked
         if made.key not in here and made.token == plan.eos_id
     ]
@@ -135,38 +113,40 @@ class Choice:
         masked = [(rule, mask[rows]) for rule, mask in watched.masked]
         return cls(log_probs, log_probs + scores, totals, masked)
 
-    def best_of(self, totals: Tensor, n: int, why: str) -> list[Made]:
+    def best_of(self, totals: Tensor, n: int, why: str) -> list[Continuation]:
         """The n largest of totals (K, V), without those of -inf and of rows that do not exist."""
         best, v = torch.topk(totals.flatten(), min(n, totals.numel())), totals.size(1)
         pairs = zip(best.indices.tolist(), best.values.tolist())
         return [
-            Made(i // v, i % v, total, float(self.log_probs[i // v, i % v]), why)
+            Continuation(i // v, i % v, total, float(self.log_probs[i // v, i % v]), "lost", why)
             for i, total in pairs
             if total > IDLE
         ]
 
 
-def continuations(columns: Candidates) -> list[Made]:
+def continuations(columns: Candidates) -> list[Continuation]:
     score, row, token, log_prob = columns
-    return [Made(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
+    return [Continuation(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
 
 
-def not_counted(plan: Plan, made: Made, candidates: Candidates) -> str:
-    """Why a candidate that ends is no finished hypothesis."""
+def not_counted(plan: Plan, made: Continuation, candidates: Candidates) -> Continuation:
+    """A candidate that ends, with the reason why it is no finished hypothesis."""
     keys = zip(candidates.row, candidates.token)
     ranks = [i for i, key in enumerate(keys) if key == made.key]
     per_pool = max(1, len(candidates.token) // plan.n_pools)
     first = plan.policy.ends_within * plan.width
     if ranks and ranks[0] % per_pool >= first:
-        return f"ends, but an end counts among the best {first} candidates of a step alone"
-    if plan.policy.pool == "first":
-        return "ends, but enough hypotheses have finished before it"
-    return "ends, but the finished hypotheses that are kept have better scores"
+        why = f"ends, but an end counts among the best {first} candidates of a step alone"
+    elif plan.policy.pool == "first":
+        why = "ends, but enough hypotheses have finished before it"
+    else:
+        why = "ends, but the finished hypotheses that are kept have better scores"
+    return replace(made, state="ended", why=why)
 
 
 def passed_over(
     plan: Plan, choice: Choice, alive: list[float], here: Collection[tuple[int, int]]
-) -> list[Made]:
+) -> list[Continuation]:
     """The best K continuations that lost to the rows; alive: the scores of these."""
     if plan.sampling:
         why = "others were drawn"
@@ -182,24 +162,26 @@ def passed_over(
 
 def forbidden(
     beam: Beam, step: int, choice: Choice, alive: list[float], here: Collection[tuple[int, int]]
-) -> list[Made]:
+) -> list[Continuation]:
     """Up to K continuations that rules forbade although they would have won."""
     lowest = min(alive, default=-math.inf)
     would_win = (choice.totals == -math.inf) & (choice.plain > lowest)  # (K, V)
     totals = choice.plain.masked_fill(~would_win, -math.inf)
     best = choice.best_of(totals, beam.plan.beam_size, "")
     return [
-        replace(made, why="blocked: " + rule_against(beam, step, made, choice.masked))
+        replace(made, state="blocked", why=rule_against(beam, step, made, choice.masked))
         for made in best
         if made.key not in here
     ]
 
 
-def rule_against(beam: Beam, step: int, made: Made, masked: list[tuple[str, Tensor]]) -> str:
+def rule_against(
+    beam: Beam, step: int, made: Continuation, masked: list[tuple[str, Tensor]]
+) -> str:
     """The first rule that forbade a continuation."""
     rule = next(rule for rule, mask in masked if mask[made.key])
     if rule == "forced" and step <= len(beam.limits.prefix):
         rule = "prefix"
     n = beam.plan.block_ngram_repeat
     repeated = "a token" if n == 1 else f"{n} tokens in a row"
-    return RULES[rule].format(min_end=beam.limits.min_end, repeated=repeated)
+    return "blocked: " + RULES[rule].format(min_end=beam.limits.min_end, repeated=repeated)

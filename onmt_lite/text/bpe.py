@@ -110,23 +110,22 @@ class BytePairEncoder:
         """
         n = len(symbols)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-        places: dict[int, list[int]] = {}  # indices of left parts, by rank
-        queue: list[int] = []  # ranks, the earliest first
+        queue: list[tuple[int, int]] = []  # ranks, the earliest first, and indices of left parts
 
         def look_at(i: int) -> None:
             """Queue the merge of symbol i with the next symbol, if there is such a merge."""
             if i >= 0 and after[i] < n:
                 rank = self.ranks.get((symbols[i], symbols[after[i]]))
                 if rank is not None:
-                    if rank not in places:
-                        heapq.heappush(queue, rank)
-                    places.setdefault(rank, []).append(i)
+                    heapq.heappush(queue, (rank, i))
 
         for i in range(n):
             look_at(i)
         while queue:
-            rank = heapq.heappop(queue)
-            for i in sorted(places.pop(rank)):
+            rank, places = queue[0][0], list[int]()
+            while queue and queue[0][0] == rank:
+                places.append(heapq.heappop(queue)[1])
+            for i in places:
                 j = after[i]
                 if j >= n or (symbols[i], symbols[j]) != self.codes.pairs[rank]:
                     continue  # an earlier merge used one of the two

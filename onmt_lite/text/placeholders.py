@@ -3,26 +3,24 @@
 A character without a piece in the vocabulary becomes the unknown token, at which a model invents
 words.  So the model reads the line without such characters:
 
-1. An unknown character with a known plain equivalent is replaced: hyphens, dashes, quotation marks,
-   odd spaces, letters with combining accents, HTML entities of letters.  Control and format
-   characters (soft hyphen, zero width space) are removed.
-2. Remaining unknown characters are taken out.  So are, known or not: tags, HTML entities,
-   placeholders (`{name}`, `%s`), addresses, and words such as `max_size` or `AT&T`.
-   - Words are runs of letters, one of which is unknown, several in a row counting as one, and
-     formulas (`3 × 4 = 12`).  Words, placeholders and addresses are replaced by a stand-in, a name
-     or, for numbers, a number, which the model is known to copy.
-   - Marks, all other items, are removed.
-3. The items are put back into the translation.
-   - A word replaces its stand-in.  If the stand-in is missing in the translation, the word
-     follows the translation of the stand-in.
-   - A mark follows the translation of the word before it; a mark glued to the next word precedes
-     that word's translation.  A pair of tags or brackets encloses the translation of its content.
-     A mark at the start or end of the line stays there.  Attention aligns the words.
+1. An unknown character with a known plain equivalent is replaced: hyphens, quotation marks, odd
+   spaces, letters with combining accents, HTML entities of letters.  Control and format characters
+   are removed.
+2. Other unknown characters are taken out, and, known or not, tags, HTML entities, placeholders
+   (`{name}`, `%s`), addresses, and words such as `max_size` or `AT&T`.
+   - Words with an unknown letter, several in a row counting as one, formulas (`3 × 4 = 12`),
+     placeholders and addresses are replaced by a stand-in that the model is known to copy: a name
+     or a number.
+   - All other items are marks, and removed.
+3. Module `onmt_lite.text.tag_projection` puts the items back into the translation.
+   - A word replaces its stand-in, or follows the translation of that if it is not a copy.
+   - A mark follows the translation of the word before it; one that is glued to the next word
+     precedes its translation; one at the start or end of the line stays there.  A pair of tags or
+     brackets encloses the translation of its content.  Attention aligns the words.
 4. A line is copied untranslated if step 2 leaves no known letter, or if more than two thirds of its
    letters are unknown.
 
-The rule `copy` does all of this, `drop` steps 1 and 2 without stand-ins, `model` nothing.  Module
-`onmt_lite.text.tag_projection` puts the items back.
+The rule `copy` does all of this, `drop` steps 1 and 2 without stand-ins, `model` nothing.
 """
 
 import html
@@ -34,10 +32,10 @@ from functools import lru_cache
 from typing import Literal
 
 from onmt_lite.text import markup
+from onmt_lite.text.detokenize import SPACER
 from onmt_lite.text.lines import in_capitals
 
 UnknownRule = Literal["copy", "drop", "model"]
-SPACER = "▁"  # what sentencepiece writes for a space
 BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 
 
@@ -119,16 +117,17 @@ class Reading:
 class Span:
     """Span of an item in a line.
 
-    is_word  a stand-in takes the place of the item
-    touches  characters before and after the item and adjacent items
-    partner  index of the span that closes the pair opened by this one
-    closes   this span closes a pair
+    is_word        a stand-in takes the place of the item
+    before, after  the characters around it and all adjacent items
+    partner        index of the span that closes the pair opened by this one
+    closes         this span closes a pair
     """
 
     start: int
     end: int
     is_word: bool
-    touches: tuple[str, str] = ("", "")
+    before: str = ""
+    after: str = ""
     partner: int | None = None
     closes: bool = False
 
@@ -138,8 +137,7 @@ class Span:
     @property
     def glued(self) -> tuple[bool, bool]:
         """Whether words touch the item, before and after."""
-        before, after = self.touches
-        return before.isalnum(), after.isalnum()
+        return self.before.isalnum(), self.after.isalnum()
 
 
 def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
@@ -233,9 +231,10 @@ class Extractor:
 
     def _n_of_language(self, line: str) -> int:
         """Length of a known token such as >>deu<< at the start of the line, else 0."""
-        tokens = self.encode(line[:50])[:1]
-        named = [t for t in tokens if markup.LANGUAGE.fullmatch(t) and line.startswith(t)]
-        return sum(len(token) for token in named if not self.lacks(token))
+        language = markup.LANGUAGE.match(line)
+        if not language or self.lacks(language[0]) or self.encode(line[:50])[:1] != [language[0]]:
+            return 0
+        return language.end()
 
     def _spans(self, line: str) -> list[Span]:
         """Find the items of a line, in order."""
@@ -259,11 +258,8 @@ class Extractor:
             return "d" if char.isdigit() else "a" if char.isalnum() else "."
         if category[0] == "M" or category == "Cf":
             return "m"
-        if (
-            category == "Sm"
-            or char in "*/^·"
-            or unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
-        ):
+        raised = unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
+        if category == "Sm" or char in "*/^·" or raised:
             return "o"
         return "U" if char.isalnum() else "x"
 
@@ -282,17 +278,14 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
 
 
 def _look_around(line: str, spans: list[Span]) -> None:
-    """Set `touches` of each span; spans that touch each other have the same."""
-    runs: list[list[Span]] = []
-    for span in spans:
-        if runs and runs[-1][-1].end >= span.start:
-            runs[-1].append(span)
-        else:
-            runs.append([span])
-    for run in runs:
-        start, end = run[0].start, run[-1].end
-        for span in run:
-            span.touches = line[start - 1 : start], line[end : end + 1]
+    """Set `before` and `after` of each span; spans that touch each other have the same."""
+    n = len(spans)
+    for i, span in enumerate(spans):
+        touches = i > 0 and spans[i - 1].end == span.start
+        span.before = spans[i - 1].before if touches else line[span.start - 1 : span.start]
+    for i, span in zip(range(n - 1, -1, -1), reversed(spans)):
+        touches = i + 1 < n and spans[i + 1].start == span.end
+        span.after = spans[i + 1].after if touches else line[span.end : span.end + 1]
 
 
 def _pair(line: str, spans: list[Span]) -> None:

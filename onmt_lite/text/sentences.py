@@ -1,7 +1,6 @@
 """The sentences of a line, as far as marks and capitals tell."""
 
 import re
-from bisect import bisect
 
 from onmt_lite.text.markup import BRACES, TAG
 
@@ -20,16 +19,11 @@ def sentences_of(text: str) -> list[str]:
     """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
     white space around and between them."""
     words, small = list(WORD.finditer(text)), text == text.lower()
-    items = [item.span() for item in ITEM.finditer(text)]
-
-    def is_inside(place: int) -> bool:
-        k = bisect(items, (place, 0)) - 1
-        return k >= 0 and place < items[k][1]
-
+    inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
     starts = [
         i
         for i in range(1, len(words))
-        if begins(words[i][0], words[i - 1][0], small) and not is_inside(words[i].start())
+        if begins(words[i][0], words[i - 1][0], small) and words[i].start() not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
     return [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]

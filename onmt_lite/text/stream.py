@@ -79,9 +79,8 @@ def text_stream(fd: int, name: str) -> Stream:
 
 
 def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
-    unpacked = gzip.GzipFile(
-        mode="rb", fileobj=cast(IO[bytes], packed)
-    )  # GzipFile calls read alone
+    file = cast(IO[bytes], packed)  # GzipFile calls `read` alone
+    unpacked = gzip.GzipFile(mode="rb", fileobj=file)
 
     def read(size: int) -> bytes:
         try:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
+from onmt_lite.text.detokenize import SPACER
 from onmt_lite.text.markup import CLOSING
-from onmt_lite.text.placeholders import SPACER, Item, Reading
+from onmt_lite.text.placeholders import Item, Reading
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
@@ -27,18 +28,17 @@ class Units:
     def __init__(self, tokens: Sequence[str]):
         texts = texts_of(tokens)
         text = "".join(texts)
-        n_before = [0]  # characters without spaces, before each character
-        for char in text:
-            n_before.append(n_before[-1] + (not char.isspace()))
+        # Characters without spaces, before each character
+        n_before = [0, *accumulate(not char.isspace() for char in text)]
         found = [match.span() for match in UNIT.finditer("".join(map(_as_combining, text)))]
-        spans = [(n_before[start], n_before[end]) for start, end in found]
+        self.starts = [n_before[start] for start, _ in found]
+        self.ends = [n_before[end] for _, end in found]
         words = [text[start:end] for start, end in found]
         n_times = Counter(words)
         # Words and numbers that occur once
         self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and n_times[w] == 1}
         self.stops = [i for i, word in enumerate(words) if word in STOPS]
         self.marks = [words[i] for i in self.stops]
-        self.starts, self.ends = [start for start, _ in spans], [end for _, end in spans]
         self.n_places = n_before[-1]
         self.of_token, at = list[int](), 0
         for added in texts:
@@ -101,45 +101,39 @@ class Aligned:
             apart = paired and self.source.sentence(u) != self.target.sentence(j)
             if j >= 0 and j not in stops and not apart:
                 votes[j][u] += 1
-        # First and last unit of the translation that corresponds to a unit of the source
-        self.first: dict[int, int] = {}
-        self.last: dict[int, int] = {}
+        # First and last unit of the translation for a unit of the source
+        self.found: dict[int, tuple[int, int]] = {}
         for j, vote in enumerate(votes):
             for u, _ in vote.most_common(1):
-                self.first.setdefault(u, j)
-                self.last[u] = j
+                first, _ = self.found.get(u, (j, j))
+                self.found[u] = first, j
         # A word or number that occurs once in both corresponds to itself
-        same = self.source.unique.keys() & self.target.unique.keys()
-        for word in same:
-            self.first[self.source.unique[word]] = self.target.unique[word]
-            self.last[self.source.unique[word]] = self.target.unique[word]
-        for j, u in stops.items():
-            self.first[u] = self.last[u] = j
+        for word in self.source.unique.keys() & self.target.unique.keys():
+            j = self.target.unique[word]
+            self.found[self.source.unique[word]] = j, j
+        self.found |= {u: (j, j) for j, u in stops.items()}
 
     def after(self, place: int) -> int:
         """Place in the translation after the unit for the source word before `place`.
 
         A source word without a unit gives way to the nearest word before.
         """
-        u = self.source.at(place - 1)
-        while u >= 0 and u not in self.last:
-            u -= 1
-        return self.target.ends[self.last[u]] if u >= 0 else 0
+        before = range(self.source.at(place - 1), -1, -1)
+        return next((self.target.ends[self.found[u][1]] for u in before if u in self.found), 0)
 
     def before(self, place: int) -> int:
         """Place in the translation before the unit for the source word at `place`, or the next."""
-        u = max(0, self.source.at(place))
-        while u < len(self.source.starts) and u not in self.first:
-            u += 1
-        return self.target.starts[self.first[u]] if u in self.first else self.target.n_places
+        after = range(max(0, self.source.at(place)), len(self.source.starts))
+        units = (self.found[u][0] for u in after if u in self.found)
+        return next((self.target.starts[j] for j in units), self.target.n_places)
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """Places of the first and last unit for the source from `start` to `end`; None without."""
         inside = range(max(0, self.source.at(start)), self.source.at(end - 1) + 1)
-        units = [u for u in inside if u in self.first]
+        units = [self.found[u] for u in inside if u in self.found]
         if start >= end or not units:
             return None
-        first, last = min(self.first[u] for u in units), max(self.last[u] for u in units)
+        first, last = min(first for first, _ in units), max(last for _, last in units)
         return self.target.starts[first], self.target.ends[last]
 
 

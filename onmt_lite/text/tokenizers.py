@@ -16,9 +16,7 @@ LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 class Tokenizer(Protocol):
     def encode(self, text: str) -> list[str]: ...
 
-    def encode_target(self, text: str) -> list[str]:
-        """Cut text of the target language."""
-        ...
+    def encode_target(self, text: str) -> list[str]: ...  # of the target language
 
     def decode(self, tokens: list[str]) -> str: ...
 

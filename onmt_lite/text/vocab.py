@@ -1,7 +1,8 @@
 """Tokens and their ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from onmt_lite.errors import DataError
@@ -20,13 +21,13 @@ class Vocab:
     pad_id: int | None = None
     unk_id: int | None = None
     language_ids: frozenset[int] = frozenset()
-    ids: dict[str, int] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def ids(self) -> dict[str, int]:
         ids: dict[str, int] = {}
         for i, token in enumerate(self.tokens):
             ids.setdefault(token, i)  # of duplicates the first counts
-        object.__setattr__(self, "ids", ids)
+        return ids
 
     @classmethod
     def named(cls, tokens: list[str], **special: str | None) -> "Vocab":

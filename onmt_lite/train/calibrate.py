@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.confidence import Confidence, mean_log_prob
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Confidence, mean_log_prob
 from onmt_lite.config.cli import print_out, run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import model_files
 from onmt_lite.config.files import check_paths
-from onmt_lite.errors import FileError, OptionError
+from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.train.options import TrainOptions
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
@@ -72,10 +72,8 @@ def check_file_writable(path: str) -> None:
 def check_writable(folder: Path) -> None:
     """Raise FileError unless files can be made in `folder`, or in the nearest parent there is."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    try:
+    with refused(f"write {folder}"):
         os.rmdir(tempfile.mkdtemp(dir=there))
-    except OSError as error:
-        raise FileError(f"cannot write {folder}: {error.strerror} ({there})") from None
 
 
 @contextlib.contextmanager

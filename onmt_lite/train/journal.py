@@ -7,9 +7,9 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from onmt_lite.errors import FileError
-from onmt_lite.inference.chart import line_chart
+from onmt_lite.errors import refused
 from onmt_lite.text.whole import replace_files
+from onmt_lite.train.chart import line_chart
 from onmt_lite.train.folder import PLOT, TABLE
 
 
@@ -42,6 +42,7 @@ class Row:
         )
 
 
+WHOLE = ("step", "epoch", "target_tokens")  # numbers
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 
 
@@ -59,11 +60,9 @@ class Journal:
     def add(self, row: Row) -> None:
         """Append a row, in one write, so that a killed process leaves whole lines."""
         self.rows.append(row)
-        try:
+        with refused(f"write {self.out / TABLE}"):
             with open(self.out / TABLE, "ab", buffering=0) as table:
                 table.write(row.line().encode())
-        except OSError as error:
-            raise FileError(f"cannot write {self.out / TABLE}: {error.strerror}") from None
 
     def draw(self, title: str) -> None:
         """Plot losses over minutes, and BLEU in a second panel if there are scores."""
@@ -81,19 +80,17 @@ class Journal:
 
 def _read(path: Path) -> list[Row]:
     """Read the rows of a table, without a last line that is cut off."""
-    try:
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from None
+    with refused(f"read {path}"):
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     rows = []
     for values in csv.DictReader(io.StringIO(whole)):
         with contextlib.suppress(TypeError, ValueError):  # a line of another program
-            given = {name: number_in(name)(value) for name, value in values.items() if value}
+            given = {
+                name: int(value) if name in WHOLE else float(value)
+                for name, value in values.items()
+                if value
+            }
             rows.append(Row(**given))  # type: ignore[arg-type]
     return rows
-
-
-def number_in(column: str) -> type[int] | type[float]:
-    return int if column in ("step", "epoch", "target_tokens") else float

@@ -10,14 +10,9 @@ one core, in milliseconds of its time (torch 2.13):
     AVX-512, no bfloat16       650    167
     AVX2                     5,364    219
 
-torch's saves 16 % of a whole training step if the processor has AMX, and costs five seconds
-more a step if it has AVX2 alone.  So it is bfloat16, batched, only with `-precision bf16`: with
-AMX, 57 matrices of 192 x 192 then take 39 instead of 153 milliseconds, 15 of 768 x 192 48 instead
-of 113.
-
-The table was measured with batched products.  In float32 a CPU now takes one matrix at a time, with
-sum and product in one call: on an AMD EPYC with AVX2, 24 of 192 x 192 take 67 instead of 142
-milliseconds, 8 of 768 x 192 69 instead of 81.
+So it is bfloat16, batched, only with `-precision bf16`: with AMX, 57 matrices of 192 x 192 then
+take 39 instead of 153 milliseconds.  In float32 a CPU takes one matrix at a time: on an AMD EPYC
+with AVX2, 24 of 192 x 192 take 67 instead of 142 milliseconds batched.
 """
 
 from collections import defaultdict

@@ -45,10 +45,7 @@ class DataOptions:
         example="names.txt -same_lines 1000",
     )
     same_lines: int = opt(
-        0,
-        "Take N lines of train_same in each epoch",
-        min=0,
-        example="1000 -train_same names.txt",
+        0, "Take N lines of train_same in each epoch", min=0, example="1000 -train_same names.txt"
     )
     valid: tuple[str, ...] = opt(
         (),
@@ -91,11 +88,7 @@ class DataOptions:
         "bytes of any other character, so that none is unknown",
     )
     src_sampling: float = opt(
-        0.2,
-        "Segment this share of sources at random (Kudo 2018)",
-        min=0,
-        max=1,
-        example="0.1",
+        0.2, "Segment this share of sources at random (Kudo 2018)", min=0, max=1, example="0.1"
     )
     tgt_sampling: float = opt(
         0.0, "Segment this share of targets at random", min=0, max=1, example="0.1"
@@ -110,17 +103,9 @@ class ModelOptions:
 
     d_model: int = opt(192, "Set the width of the model", min=8, example="256")
     heads: int = opt(
-        4,
-        "Set the number of attention heads, which must divide d_model",
-        min=1,
-        example="8",
+        4, "Set the number of attention heads, which must divide d_model", min=1, example="8"
     )
-    d_ff: int = opt(
-        768,
-        "Set the width inside feed-forward layers",
-        min=8,
-        example="1024",
-    )
+    d_ff: int = opt(768, "Set the width inside feed-forward layers", min=8, example="1024")
     enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
     dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
@@ -130,10 +115,7 @@ class ModelOptions:
         example="after",
     )
     max_positions: int = opt(
-        512,
-        "Leave out pairs with a line of more than N tokens",
-        min=8,
-        example="256",
+        512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
     )
     dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
 

@@ -24,7 +24,7 @@ from onmt_lite.config.cli import command
 from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.interrupt import Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
-from onmt_lite.errors import FileError, MemoryExhausted, OptionError
+from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
 from onmt_lite.inference.budget import is_out_of_memory
 from onmt_lite.inference.runtime import DTYPES, choose
 from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
@@ -154,19 +154,16 @@ class Trainer:
         data = self.options.data
         model = self.out if self.options.learning.resume else data.init_from
         if model is not None:
-            try:
-                return (Path(model) / native.PIECES).read_bytes()
-            except OSError as error:
-                raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
+            path = Path(model) / native.PIECES
+            with refused(f"read {path}"):
+                return path.read_bytes()
         LOG.info("%s pairs read; making pieces of their words", f"{len(self.text.pairs):,}")
         return train_sentencepiece(self.text.for_pieces(), data.vocab_size, data.all_characters)
 
     def _open(self) -> None:
         """Make the directory if there is none, and begin the files that are for people."""
-        try:
+        with refused(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot write {self.out}: {error.strerror}") from None
         add_log_file(str(self.out / LOG_FILE))
         if self.options.learning.log_file is not None:
             add_log_file(self.options.learning.log_file)

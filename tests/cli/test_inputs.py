@@ -199,13 +199,13 @@ class TestAnInputThatChanges:
         assert calls == [2]
 
     def test_between_counting_and_reading(self, job, tmp_path, monkeypatch):
-        def choose(*args):
+        def check(*args):
             CHANGES["grows"](tmp_path / "src")
             CHANGES["grows"](tmp_path / "tgt")
-            return choose_engine(*args)
+            return check_phrases(*args)
 
-        choose_engine = onmt_lite.jobs.job.choose_engine
-        monkeypatch.setattr(onmt_lite.jobs.job, "choose_engine", choose)
+        check_phrases = onmt_lite.jobs.job.check_phrases
+        monkeypatch.setattr(onmt_lite.jobs.job, "check_phrases", check)
         assert "src was changed while it was read" in job(None)
 
     def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):

@@ -39,44 +39,20 @@ class Rows:
         self.beam_size = 1
         self.replayed: dict[tuple[int, ...], State] = {}
         self.prefixes: list[list[int]] = [[] for _ in self.sentences]  # decoder input of each row
-        self.given: list[list[int]] = [[] for _ in LENGTHS]  # what each sentence reads at once
 
     def encoded(self, sentences: Sequence[int]) -> State:
         lengths = [LENGTHS[b] for b in sentences]
         src = self.src[list(sentences), : max(lengths)]
         return self.model.init_state(self.model.encode(src, torch.tensor(lengths)))
 
-    def give(self, given: list[list[int]]) -> None:
-        """Start again with sentences that read these tokens, all at once."""
-        self.given = given
-        self.state = self.begun(self.sentences)
-        self.prefixes = [list(given[b]) for b in self.sentences]
-
-    def begun(self, sentences: Sequence[int]) -> State:
-        """A new state that has read what the sentences are given; the same from scratch."""
-        state, given = self.encoded(sentences), [self.given[b] for b in sentences]
-        n_given = [*map(len, given)]
-        if not any(n_given):
-            return state
-        tokens = torch.tensor([[*own, *[0] * (max(n_given) - len(own))] for own in given])
-        attn, parts = self.model.prefill(tokens, torch.tensor(n_given), state, 1, 2)
-        logits = torch.cat([*parts], 1)
-        for i, b in enumerate(sentences):
-            for t in range(len(given[i])):
-                alone_logits, alone_attn = self.replay(b, given[i][: t + 1])
-                torch.testing.assert_close(attn[i, t, : LENGTHS[b]], alone_attn, atol=ATOL, rtol=0)
-                if t:
-                    torch.testing.assert_close(logits[i, t - 1], alone_logits, atol=ATOL, rtol=0)
-        return state
-
     def select(self, rows: list[list[int]], joining: Sequence[int] = ()) -> None:
         """Rows from R on are of the sentences that join."""
-        fresh = self.begun(joining) if joining else None
+        fresh = self.encoded(joining) if joining else None
         self.state = select(self.state, self.beam_size, rows, fresh)
         self.beam_size = len(rows[0])
         flat = [r for line in rows for r in line]
         sentences = [*self.sentences, *joining]
-        prefixes = [*self.prefixes, *(self.given[b] for b in joining)]
+        prefixes = [*self.prefixes, *([] for _ in joining)]
         self.sentences = [sentences[r] for r in flat]
         self.prefixes = [list(prefixes[r]) for r in flat]
         read = [len(prefix) for prefix in self.prefixes[:: self.beam_size]]

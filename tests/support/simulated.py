@@ -371,7 +371,7 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
     runner = translator.pipeline.runner
     runner.device, runner.refills = DEVICE, True
     runner.searched = searched = with_graphs(model, simulated.recorder)
-    for phase in ("encode", "init_state", "prefill", "step"):
+    for phase in ("encode", "init_state", "step"):
         for each in {id(model): model, id(searched): searched}.values():
             setattr(each, phase, _marked(getattr(each, phase), phase, simulated))
     return translator
@@ -387,11 +387,10 @@ def _marked(method: Any, phase: str, simulated: SimulatedDevice) -> Any:
 
 
 def steps(events: list[Event]) -> list[list[Event]]:
-    """Events from the beginning of each step to that of the next, a pass over prefixes being one,
-    too; first, those before any step."""
+    """Events from the beginning of each step to that of the next; first, those before any step."""
     parts: list[list[Event]] = [[]]
     for event in events:
-        if event.kind == "begin" and event.name == event.phase in ("step", "prefill"):
+        if event.kind == "begin" and event.name == event.phase == "step":
             parts.append([])
         parts[-1].append(event)
     return parts

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import others
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, tensor_of
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, tensor_of
 from onmt_lite.errors import CheckpointError
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7

@@ -132,9 +132,6 @@ def _read_flags(path: Path, variables: dict[str, Tensor]) -> Description:
     return Description({name: flag.item() for name, flag in flags.items()}, path)
 
 
-# -- vocabulary and tokens ------------------------------------------------------------------------
-
-
 def _read_vocabularies(
     folder: Path, config: Description, zero_start: bool, one_table: bool
 ) -> tuple[Vocab, Vocab]:

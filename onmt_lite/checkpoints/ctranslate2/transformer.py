@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import add_zero_start, finished, same_numbers
-from onmt_lite.checkpoints.description import Description, refuse_kinds
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -23,6 +23,9 @@ ENCODER_LAYER: dict[str, tuple[str, ...]] = {
     "ffn.up": ("ffn.linear_0",),
     "ffn.down": ("ffn.linear_1",),
     "ffn_residual.norm": ("ffn.layer_norm",),
+    "ffn.gate": ("ffn.linear_0_noact",),
+    "self_attn.relation": ("self_attention.relation",),
+    "self_attn.relation.values": ("self_attention.relation.values",),
 }
 DECODER_LAYER = {
     **ENCODER_LAYER,
@@ -60,15 +63,17 @@ def build_model(
     """The model, and whether its decoder starts from zeros."""
     sides = _switches(variables, path)
     weights = Weights({_named(n): v for n, v in variables.items() if v.dim()}, path)
-    _check_kind(weights, sides["decoder"])
+    if sides["decoder"].flag("alibi"):
+        raise CheckpointError(f"{path}: a model with ALiBi in its decoder alone, which is not read")
     src, tgt = (_side(side, weights, said) for side, said in sides.items())
     layers = {"encoder": src.pop("layers"), "decoder": tgt.pop("layers")}
     dec_heads = tgt.pop("heads")
     for name in (name for name in tgt if src[name] != tgt[name]):
         raise CheckpointError(f"{path}: encoder and decoder differ in {name}, which is not read")
     ours, more = _inputs_and_output(weights, sides)
-    for side, n in layers.items():
-        ours |= weights.layers(side + ".layer_{}", side, n, _parts(side, src))
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        n = layers[side]
+        ours |= weights.layers(side + ".layer_{}", side, n, parts)
         for i in range(n):
             _scale_queries(ours, f"{side}.{i}", sides[side])
     if src["relative"] == "shaw":
@@ -111,17 +116,6 @@ def _named(name: str) -> str:
     """encoder/layer_norm/gamma -> encoder.layer_norm.weight"""
     scope, _, last = name.rpartition("/")
     return f"{scope}.{LAST.get(last, last)}".replace("/", ".")
-
-
-def _check_kind(weights: Weights, decoder: Description) -> None:
-    """CheckpointError with what it is, for a kind of Transformer that is not read."""
-    reasons = {
-        "word features": "encoder.embeddings_1.weight" in weights,
-        "ALiBi in its decoder alone": decoder.flag("alibi"),
-        "weights of less than 8 bits": any(n.endswith("weight_zero") for n in weights.tensors),
-        "no attention to the source": "decoder.layer_0.attention.linear_0.weight" not in weights,
-    }
-    refuse_kinds(f"{weights.path}: a model with", reasons)
 
 
 def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
@@ -185,18 +179,6 @@ def _relation(name: str, weights: Weights, said: Description) -> dict[str, Any]:
     return dict(relative="none")
 
 
-def _parts(side: str, switches: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Our names of a layer's parts, and theirs."""
-    parts = dict(ENCODER_LAYER if side == "encoder" else DECODER_LAYER)
-    if switches["gated_ffn"]:
-        parts["ffn.gate"] = ("ffn.linear_0_noact",)
-    if switches["relative"] in ("buckets", "shaw"):
-        parts["self_attn.relation"] = ("self_attention.relation",)
-    if switches["relative"] == "shaw":
-        parts["self_attn.relation.values"] = ("self_attention.relation.values",)
-    return parts
-
-
 def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
     """Whether values have other relative positions than keys; where all have the same, those of
     values are dropped."""
@@ -204,7 +186,8 @@ def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
     own = False
     for name, table in values.items():
         del ours[name]
-        own |= not same_numbers(table, ours[name.replace("values.", "")])
+        keys = ours.get(name.replace("values.", ""))
+        own |= keys is None or not same_numbers(table, keys)
     if own:
         ours |= {name.removesuffix(".weight"): table for name, table in values.items()}
     return own
@@ -216,6 +199,7 @@ def _inputs_and_output(
     """All weights but those of layers, and the switches that they tell."""
     tables = {side: weights.take(_table(weights, side)) for side in sides}
     factors = {side: _scale(said, tables[side].size(1)) for side, said in sides.items()}
+    weights.shape("decoder.projection.weight")  # which must be there
     ours = weights.renamed("decoder", "", {"output": ("projection",)})
     root = tables["encoder"].size(1) ** 0.5
     scaled = all(math.isclose(factor, root, rel_tol=1e-6) for factor in factors.values())
@@ -226,9 +210,7 @@ def _inputs_and_output(
     positions = {}
     for side, short in (("encoder", "src"), ("decoder", "tgt")):
         norms = {f"{side[:3]}_norm": "layer_norm", f"{short}_embedding.norm": "layernorm_embedding"}
-        for name, part in norms.items():
-            if f"{side}.{part}.weight" in weights:
-                ours |= weights.renamed(side, "", {name: (part,)})
+        ours |= weights.renamed(side, "", {name: (part,) for name, part in norms.items()})
         if f"{side}.position_encodings.weight" in weights:
             positions[short] = weights.take(f"{side}.position_encodings.weight")
     n = min(map(len, positions.values()), default=MAX_POSITIONS)
@@ -261,9 +243,10 @@ def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> No
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
     heads = said.number("num_heads", 8)
     n_parts = heads + 2 * said.number("self_attention/num_heads_kv", heads)
-    width = len(ours[f"{layer}.self_attn.qkv.weight"]) // max(1, n_parts)
+    width = len(ours.get(f"{layer}.self_attn.qkv.weight", ())) // max(1, n_parts)
     for attention, name in (("self_attention", "self_attn.qkv"), ("attention", "cross_attn.q")):
-        factor = said.real(f"{attention}/queries_scale", width**-0.5) * width**0.5
+        said_factor = f"{attention}/queries_scale"
+        factor = said.real(said_factor, 1.0) * width**0.5 if said_factor in said.values else 1.0
         for kind in ("weight", "bias"):
             stored = ours.get(f"{layer}.{name}.{kind}")
             if stored is not None and not math.isclose(factor, 1, rel_tol=1e-6):

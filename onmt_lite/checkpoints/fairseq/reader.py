@@ -38,10 +38,7 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a fairseq directory.
-
-    Raises CheckpointError for damaged or ambiguous files, and for models that are not supported.
-    """
+    """Load a fairseq directory; ambiguous files are refused too."""
     files = sorted(path.glob("*.pt"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:5]) or "none"
@@ -102,16 +99,11 @@ def _plain(value: Any) -> Any:
 
 
 def _choose_family(weights: Weights, options: Description) -> Callable:
-    name = options.get("arch") or options.get("_name") or "unknown"
     for weight, family in FAMILIES.items():
         if weight in weights:
             return family
-    raise CheckpointError(
-        f"{weights.path}: fairseq: a model of architecture {shown(name)}, which is not read"
-    )
-
-
-# -- dictionaries ---------------------------------------------------------------------------------
+    name = options.get("arch") or options.get("_name") or "unknown"
+    raise CheckpointError(f"{weights.path}: fairseq: architecture {shown(name)}, which is not read")
 
 
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from onmt_lite.checkpoints.building import MAX_POSITIONS, finished
 from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
 from onmt_lite.checkpoints.huggingface.bart import read_stacks
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
@@ -15,14 +16,6 @@ from onmt_lite.models.transformer import Transformer
 
 SRC, TGT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 OFFSET = 2  # positions count from behind the pad token's id
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "swish": "silu",
-    "tanh": "tanh",
-}
 # Computed tables, format versions, and copies that the encoder's fast path keeps
 NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"

@@ -44,8 +44,7 @@ def read_transformer(
 ) -> Transformer:
     """The model, of all weights that are left and of `others`, which have our names already.
 
-    variant: the fields of the configuration in which the families differ.  CheckpointError unless
-    the weights are those that the directory describes.
+    variant: the fields of the configuration in which the families differ
     """
     config = directory.config
     ours = _embeddings(config, weights) | others
@@ -80,8 +79,7 @@ def read_stacks(weights: Weights, prefix: str) -> dict[str, Tensor]:
     ours: dict[str, Tensor] = {}
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         theirs = f"{prefix}{side}"
-        norms = {o: t for o, t in STACK[side].items() if f"{theirs}.{t[0]}.weight" in weights}
-        ours |= weights.renamed(theirs, "", norms)
+        ours |= weights.renamed(theirs, "", STACK[side])
         layer = theirs + ".layers.{}"
         ours |= weights.layers(layer, side, weights.count(f"{layer}."), parts)
     return ours

@@ -24,17 +24,12 @@ from onmt_lite.text.vocab import Vocab
 LanguageCheck = Callable[[Languages | None], object]
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-ACTIVATIONS = {
+ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "swish": "silu",
-    "silu": "silu",
     "tanh": "tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(("gelu_python", "gelu"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     "quick_gelu": "gelu_sigmoid",
 }
 IDS = (
@@ -170,9 +165,6 @@ def _forces_eos(config: Description, eos: int) -> bool:
     if forced not in (None, eos, [eos]):
         raise CheckpointError(f"{config.path}: forces tokens other than the end")
     return forced is not None
-
-
-# -- weights --------------------------------------------------------------------------------------
 
 
 def weights_file(path: Path) -> Path:

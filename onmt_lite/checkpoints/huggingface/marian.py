@@ -61,20 +61,10 @@ def _check_variant(directory: Directory) -> None:
             raise CheckpointError(f"{config.path}: a Marian model with {name}, which is not read")
 
 
-# -- weights --------------------------------------------------------------------------------------
-
-
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
     positions, tables, rows = _positions(directory.config, weights)
-    return read_transformer(
-        directory,
-        weights,
-        tables,
-        pre_norm=False,
-        final_norm=False,
-        positions=positions,
-        max_positions=rows,
-    )
+    switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
+    return read_transformer(directory, weights, tables, **switches)
 
 
 def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
@@ -92,9 +82,6 @@ def _positions(config: Description, weights: Weights) -> tuple[str, dict[str, Te
     src, tgt = (weights.take(name) for name in names.values())
     tables = {"src_embedding.position": src, "tgt_embedding.position": tgt}
     return "learned", tables, min(src.size(0), tgt.size(0))
-
-
-# -- vocabulary and tokens ------------------------------------------------------------------------
 
 
 def _read_vocabularies(directory: Directory, model: Transformer) -> tuple[Vocab, Vocab]:

@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.huggingface.bart import (
     SOURCE,
     TARGET,
 )
-from onmt_lite.checkpoints.huggingface.directory import CONFIG
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
     CAPITALS,
@@ -33,14 +33,7 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 
 NAME = "Marian"
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "silu": "swish",
-    "tanh": "tanh",
-    "gelu_tanh": "gelu_new",
-    "gelu_sigmoid": "quick_gelu",
-}
+ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 NORM_EPS = 1e-5
 BEAMS = 5  # what transformers searches with where it is not told; ours is the same
 
@@ -139,7 +132,7 @@ def _config(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": cfg.of_decoder.heads,
         "encoder_ffn_dim": cfg.d_ff,
         "decoder_ffn_dim": cfg.of_decoder.d_ff,
-        "activation_function": ACTIVATIONS[cfg.activation],
+        "activation_function": ACTIVATION_NAMES[cfg.activation],
         "scale_embedding": cfg.scale_embedding,
         "max_position_embeddings": cfg.max_positions,
         "share_encoder_decoder_embeddings": cfg.share_embeddings,

@@ -27,8 +27,7 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
-    """CheckpointError for a directory of another family, or one that is damaged, and what `check`
-    raises, see `Directory`."""
+    """Load a directory; raises what `check` raises too, see `Directory`."""
     directory = Directory(path, check)
     if what := _other_kind(directory):
         raise CheckpointError(

@@ -56,9 +56,6 @@ def _sentinels(
     return {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)} if first + n <= size else {}
 
 
-# -- weights --------------------------------------------------------------------------------------
-
-
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
     config = directory.config
     weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
@@ -158,11 +155,10 @@ def _parts(side: str, gated: bool) -> dict[str, tuple[str, ...]]:
         "self_attn.out": (f"{SELF}.o",),
         "self_attn_residual.norm": ("layer.0.layer_norm",),
         "ffn.up": (f"{feed}.wi_0" if gated else f"{feed}.wi",),
+        "ffn.gate": (f"{feed}.wi_1",),
         "ffn.down": (f"{feed}.wo",),
         "ffn_residual.norm": (f"layer.{last}.layer_norm",),
     }
-    if gated:
-        parts["ffn.gate"] = (f"{feed}.wi_1",)
     if side == "decoder":
         parts["cross_attn.q"] = (f"{CROSS}.q",)
         parts["cross_attn.kv"] = (f"{CROSS}.k", f"{CROSS}.v")

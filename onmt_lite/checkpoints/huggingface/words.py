@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from onmt_lite.checkpoints.description import Description, checked_tokens, described, shown
 from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, Directory, token_id
 from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
-from onmt_lite.checkpoints.subwords import FAST, processor, read_pieces
+from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import PieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model")
+ALONE = "added_tokens.json"
 
 
 class Added(NamedTuple):
@@ -36,7 +36,7 @@ class Words:
         CheckpointError where no file says how lines are cut, or the file is damaged."""
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.unk_token = _text_of(directory.tokenizer.get("unk_token") or "<unk>")
-        file = next((name for name in SENTENCEPIECE if (self.path / name).is_file()), None)
+        file = next((name for name in PIECES if (self.path / name).is_file()), None)
         self.own_ids = file is None  # those of tokenizer.json, for whatever family
         if file is not None:
             self.processor = read_pieces(str(self.path / file))
@@ -45,8 +45,8 @@ class Words:
             self.processor = processor(data, self.path / FAST)
         else:
             raise CheckpointError(
-                f"{self.path}: the directory has neither {SENTENCEPIECE[0]} nor {SENTENCEPIECE[1]} "
-                f"nor {FAST}, by which the model cuts lines into tokens"
+                f"{self.path}: the directory has neither {' nor '.join((*PIECES, FAST))}, by which "
+                "the model cuts lines into tokens"
             )
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
@@ -57,36 +57,29 @@ class Words:
     @cached_property
     def added(self) -> dict[int, Added]:
         """Added tokens by id, of the first file that lists some of the family's."""
-        for find in (self._added_to_config, self._added_to_fast, self._added_alone):
-            added = find()
+        for file in (TOKENIZER, FAST, ALONE):
+            added = self._added_in(file)
             if any(re.fullmatch(self.pattern, token.text) for token in added.values()):
                 return added
-        return self._added_to_config()
+        return self._added_in(TOKENIZER)
 
-    def _added_to_config(self) -> dict[int, Added]:
-        listed = self.directory.tokenizer.get("added_tokens_decoder") or {}
-        return self._checked(listed.items() if isinstance(listed, dict) else (), TOKENIZER)
-
-    def _added_to_fast(self) -> dict[int, Added]:
-        listed = self.fast.get("added_tokens") or []
-        if not isinstance(listed, list):
-            raise CheckpointError(f"{self.path / FAST}: its added_tokens are not a list")
-        return self._checked(((token["id"], token) for token in listed), FAST)
-
-    def _added_alone(self) -> dict[int, Added]:
-        listed = described(self.path / "added_tokens.json").values
-        tokens = ((i, {"content": text, "special": True}) for text, i in listed.items())
-        return self._checked(tokens, "added_tokens.json")
-
-    def _checked(self, listed: Any, name: str) -> dict[int, Added]:
+    def _added_in(self, file: str) -> dict[int, Added]:
+        """A table by id, a list of tables, or a table by text."""
         try:
+            if file == TOKENIZER:
+                listed = (self.directory.tokenizer.get("added_tokens_decoder") or {}).items()
+            elif file == FAST:
+                listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
+            else:
+                texts = described(self.path / ALONE).values
+                listed = [(i, {"content": text}) for text, i in texts.items()]
             return {
                 _id_of(i): Added(_text_of(token["content"]), bool(token.get("special", True)))
                 for i, token in listed
             }
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(
-                f"{self.path / name}: added tokens whose ids are no whole numbers, or without text"
+                f"{self.path / file}: added tokens whose ids are no whole numbers, or without text"
             ) from None
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
@@ -127,7 +120,7 @@ class Words:
 
     def tokenizer(self, silent: Sequence[str] = ()) -> PieceTokenizer:
         """`silent`: tokens that are no text in an output."""
-        cut = [token.text for token in self._added_to_config().values() if not token.special]
+        cut = [token.text for token in self._added_in(TOKENIZER).values() if not token.special]
         return PieceTokenizer(self.processor, cut, silent)
 
 

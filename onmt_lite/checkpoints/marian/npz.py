@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
-from onmt_lite.checkpoints.limits import MAX_TENSORS, is_shape, tensor_of
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, tensor_of
 
 MAX_HEADER = 4096
 HEADER = re.compile(

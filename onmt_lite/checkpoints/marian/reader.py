@@ -12,15 +12,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints import others
 from onmt_lite.checkpoints.building import add_zero_start, finished
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.limits import is_size
 from onmt_lite.checkpoints.marian import npz
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.weights import Weights, is_size
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.model_defaults import DECODER as DEFAULTS
@@ -137,14 +135,12 @@ def _find(path: Path) -> Files:
                 "ensemble, give each .npz file to -model"
             )
         model, source, target = (folder / name for name in (models[0], vocabs[0], vocabs[-1]))
-        for file, kind in ((model, ".npz"), (source, ""), (target, "")):
-            if file.suffix == ".fsv" or (kind and file.suffix != kind):
-                what = (
-                    "factored vocabularies"
-                    if file.suffix == ".fsv"
-                    else f"a model in {others.MARIAN}"
-                )
-                raise CheckpointError(f"{said}: {file.name[:80]!r}: {what}, which is not read")
+        if model.suffix != ".npz" or ".fsv" in (source.suffix, target.suffix):
+            raise CheckpointError(
+                f"{said}: names {model.name[:80]!r} and {target.name[:80]!r}; .npz files are read, "
+                "and vocabularies without factors"
+            )
+        for file in (model, source, target):
             if not file.is_file():
                 raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
         return Files(model, source, target, decoder)
@@ -249,17 +245,12 @@ def _tokenizers(files: Files, tokens: list[str]) -> tuple[dict[str, Tokenizer], 
 def _check_kind(options: Description) -> None:
     """CheckpointError with what it is, for a model of Marian that is not read."""
     kind = options.text("type", "none")
-    autoreg = options.text("transformer-decoder-autoreg", "self-attention")
-    cell = options.text("dec-cell", "gru")
+    decoder = options.text("transformer-decoder-autoreg", "self-attention")
     preprocess = options.text("transformer-preprocess", "")
     norms = preprocess, *(options.text(f"transformer-postprocess{x}", "") for x in ("", "-top"))
     reasons = {
-        "recurrent networks (RNN)": kind in ("s2s", "nematus", "amun", "multi-s2s"),
         f"type {kind[:30]!r}": kind != "transformer",
-        "an SSRU decoder": autoreg == "rnn" and cell == "ssru",
-        "an RNN decoder": autoreg == "rnn",
-        "an average attention (AAN) decoder": autoreg == "average-attention",
-        f"decoder {autoreg[:30]!r}": autoreg != "self-attention",
+        f"decoder {decoder[:30]!r}": decoder != "self-attention",
         "factored vocabularies": options.number("lemma-dim-emb", 0) > 0,
         f"norms by the rules {norms}": norms not in (("", "dan", ""), ("n", "da", "n")),
         "layers that are tied": bool(options.get("transformer-tied-layers")),
@@ -295,11 +286,9 @@ def _build(options: Description, weights: Weights) -> Transformer:
     layers = {side: options.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         ours |= weights.layers(side + ".{}", side, layers[side], parts, first=1)
-        if pre_norm:
-            ours |= weights.renamed(f"{side}.top", "", {f"{side[:3]}_norm": ("",)})
-        if embedding_norm:
-            table = {"encoder": "src", "decoder": "tgt"}[side]
-            ours |= weights.renamed(f"{side}.emb", "", {f"{table}_embedding.norm": ("",)})
+        table = {"encoder": "src", "decoder": "tgt"}[side]
+        norms = {f"{side[:3]}_norm": ("top",), f"{table}_embedding.norm": ("emb",)}
+        ours |= weights.renamed(side, "", norms)
     add_zero_start(ours)
     return finished(
         ours,

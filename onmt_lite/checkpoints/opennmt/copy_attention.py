@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.building import build
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt.rnn import read_attention, read_normaliser
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.family import Family
 from onmt_lite.models.heads import CopyHead, Head
 from onmt_lite.models.rnn import Rnn
-from onmt_lite.models.rnn_attention import AttentionWeights, Score
+from onmt_lite.models.rnn_attention import AttentionWeights
 from onmt_lite.text.vocab import Vocab
 
 ATTENTION = "decoder.copy_attn"
@@ -66,7 +66,10 @@ def wrap(
         )
     table = copy_table(src_vocab, tgt_vocab)
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
-    kind = _attention_kind(copying, opt) if has_attention else None
+    kind = None
+    if has_attention:
+        options = ("copy_attn_type", "global_attention")
+        kind = read_attention(copying, ATTENTION, opt, *options)
 
     def make() -> CopyHead:
         d = vocabulary.in_features
@@ -76,16 +79,6 @@ def wrap(
     vocabulary = cast(Head, model.output)
     model.output = build(make, copying.by_rules(RULES), copying.path)
     return model
-
-
-def _attention_kind(copying: Weights, opt: Description) -> Score:
-    kind = read_attention(copying, ATTENTION)
-    said = opt.get("copy_attn_type") or opt.get("global_attention") or kind
-    if said != kind:
-        raise CheckpointError(
-            f"{opt.path}: copy_attn_type is {shown(said)}, its weights are of {kind!r}"
-        )
-    return kind
 
 
 def copy_table(src_vocab: Vocab, tgt_vocab: Vocab) -> Tensor:

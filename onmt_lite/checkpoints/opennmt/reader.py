@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.description import Description, refuse_kinds, shown
+from onmt_lite.checkpoints.description import Description, refuse_kinds
 from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
 from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
 from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
@@ -42,17 +42,12 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a checkpoint.
-
-    Raises CheckpointError for a damaged file, one of another toolkit, and models that are not
-    supported.
-    """
+    """Load a checkpoint, one of another toolkit or of a kind that is not read refused by name."""
     root = _check_root(archive.load(path), path)
     opt = Description(root["opt"], path)
     family = _choose_family(opt)
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
-    _check_weights(weights)
     for name, table, vocab in (("encoder", SRC, src_vocab), ("decoder", TGT, tgt_vocab)):
         rows, _ = weights.shape(table)
         if rows != len(vocab):
@@ -106,22 +101,13 @@ def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
 
 
 def _check_root(root: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(root, dict):
-        raise CheckpointError(f"{path}: a PyTorch file, but not a checkpoint of a toolkit")
-    if {"opt", "vocab"} <= set(root):
-        parts = ("opt", "vocab", "model", "generator")  # without the state of the optimiser
-        return {name: root[name] for name in parts if name in root}
-    if "model" in root and {"args", "cfg"} & set(root):
+    if not isinstance(root, dict) or not {"opt", "vocab"} <= set(root):
         raise CheckpointError(
-            f"{path}: a fairseq checkpoint; give the directory that holds it with its dict.*.txt"
+            f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py; "
+            "of fairseq, give the directory that holds it with its dict.*.txt"
         )
-    if "model_state" in root:
-        raise CheckpointError(f"{path}: a JoeyNMT model, which is not read")
-    keys = ", ".join(shown(key)[:30] for key in list(root)[:4])
-    raise CheckpointError(
-        f"{path}: a PyTorch file with {keys or 'nothing'}, but without 'opt' and 'vocab', "
-        "so not a checkpoint of OpenNMT-py"
-    )
+    parts = ("opt", "vocab", "model", "generator")  # without the state of the optimiser
+    return {name: root[name] for name in parts if name in root}
 
 
 def _choose_family(opt: Description) -> Build:
@@ -129,7 +115,7 @@ def _choose_family(opt: Description) -> Build:
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
     encoder, decoder = (kind[:30] for kind in kinds)
     reasons = {
-        "a language model": opt.text("model_task", "seq2seq") != "seq2seq" or "_lm" in kinds[1],
+        "a language model": opt.text("model_task", "seq2seq") != "seq2seq",
         "a model of images or sound": opt.text("model_type", "text") != "text",
         "a mixture of experts": opt.number("num_experts", 0) > 0,
         "a quantised model": bool(opt.get("quant_type")) and bool(opt.get("quant_layers")),
@@ -140,21 +126,6 @@ def _choose_family(opt: Description) -> Build:
     }
     refuse_kinds(f"{opt.path}: OpenNMT-py:", reasons)
     return FAMILIES[kinds]
-
-
-def _check_weights(weights: Weights) -> None:
-    """Raise CheckpointError for unsupported models that only names of weights reveal."""
-    parts = {
-        "the adapter of a LoRA training; merge it into its model first": ".lora_",
-        "a model with word features": "emb_luts.1.",
-        "a mixture of experts": ".experts.",
-        "a quantised model": ".qweight",
-        "a model of OpenNMT-py before 0.6": ".a_2",
-    }
-    refuse_kinds(
-        f"{weights.path}: OpenNMT-py:",
-        {kind: any(part in name for name in weights.tensors) for kind, part in parts.items()},
-    )
 
 
 def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
@@ -170,10 +141,7 @@ def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
 
 
 def _read_beside(path: Path) -> dict[str, Tensor]:
-    """Read what lies beside the file, whole or in parts.
-
-    Raises CheckpointError where nothing does, and where two parts have a tensor.
-    """
+    """Read what lies beside the file, whole or in parts that share no tensor."""
     whole = path.with_suffix(".safetensors")
     parts = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
     files = [whole] if whole.is_file() else parts

@@ -29,21 +29,14 @@ RULES = (
 
 
 def build_model(weights: Weights, opt: Description) -> Rnn:
-    """Build a recurrent model, by its weights, and by options for what no weight shows.
-
-    Raises CheckpointError where weights or options do not fit.
-    """
+    """Build a recurrent model, by its weights, and by options for what no weight shows."""
     fields = read_fields(weights, opt)
     return build(lambda: Rnn(RnnConfig(**fields)), weights.by_rules(RULES), opt.path)
 
 
 def read_fields(weights: Weights, opt: Description) -> dict[str, Any]:
     """Read the structure off the names of the weights, the sizes off their shapes."""
-    attention = read_attention(weights, "decoder.attn")
-    if (said := opt.get("global_attention") or attention) != attention:
-        raise CheckpointError(
-            f"{opt.path}: global_attention is {shown(said)}, but weights of {attention!r}"
-        )
+    attention = read_attention(weights, "decoder.attn", opt, "global_attention")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
     layers = "layers.{}." if input_feed else "weight_hh_l{}"
@@ -72,13 +65,21 @@ def _cell(weights: Weights) -> Cell:
     return "lstm" if rows == 4 * d else "gru"
 
 
-def read_attention(weights: Weights, name: str) -> Score:
-    """Tell the kind of the attention `name` by its weights."""
+def read_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
+    """Tell the kind of the attention `name` by its weights, which an option must not deny."""
+    kind: Score = "none"
     if f"{name}.linear_context.weight" in weights:
-        return "mlp"
-    if f"{name}.linear_in.weight" in weights:
-        return "general"
-    return "dot" if f"{name}.linear_out.weight" in weights else "none"
+        kind = "mlp"
+    elif f"{name}.linear_in.weight" in weights:
+        kind = "general"
+    elif f"{name}.linear_out.weight" in weights:
+        kind = "dot"
+    said = next((opt.get(option) for option in options if opt.get(option)), kind)
+    if said != kind:
+        raise CheckpointError(
+            f"{opt.path}: {options[0]} is {shown(said)}, but the weights are of {kind!r}"
+        )
+    return kind
 
 
 def read_normaliser(opt: Description) -> Normaliser:

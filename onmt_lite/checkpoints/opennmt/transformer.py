@@ -1,6 +1,5 @@
 """Transformers of OpenNMT-py: switches are read off the weights, or else off the options."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +8,6 @@ from onmt_lite.checkpoints.building import finished
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt.vocab import EMBEDDINGS, SRC, TGT
 from onmt_lite.checkpoints.weights import Weights, layout_of
-from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
 ENC, DEC = "encoder.transformer", "decoder.transformer_layers"
@@ -17,27 +15,50 @@ MAX_POSITIONS = 5000  # rows of its position tables
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 LAYOUTS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
 
-Parts = dict[str, tuple[str, ...]]
+# Our names of a layer's parts, and theirs; a model has some of them
+COMMON = {
+    "self_attn.qkv": tuple(f"self_attn.linear_{x}" for x in ("query", "keys", "values")),
+    "self_attn.out": ("self_attn.final_linear",),
+    "ffn.up": ("feed_forward.w_1",),
+    "ffn.down": ("feed_forward.w_2",),
+    "ffn.gate": ("feed_forward.w_3",),
+    "ffn_residual.norm": ("feed_forward.layer_norm",),
+}
+RELATIONS = {
+    "buckets": {"self_attn.relation": ("self_attn.relative_attention_bias",)},
+    "shaw": {"self_attn.relation": ("self_attn.relative_positions_embeddings",)},
+}
+ENCODER_LAYER = COMMON | {"self_attn_residual.norm": ("layer_norm",)}
+DECODER_LAYER = COMMON | {
+    "self_attn.gates": ("self_attn.gating_layer",),
+    "self_attn.ffn.up": ("self_attn.average_layer.w_1",),
+    "self_attn.ffn.down": ("self_attn.average_layer.w_2",),
+    "self_attn.ffn_norm": ("self_attn.average_layer.layer_norm",),
+    "self_attn_residual.norm": ("layer_norm_1",),
+    "cross_attn.q": ("context_attn.linear_query",),
+    "cross_attn.kv": ("context_attn.linear_keys", "context_attn.linear_values"),
+    "cross_attn.out": ("context_attn.final_linear",),
+    "cross_attn_residual.norm": ("layer_norm_2",),
+}
 
 
 def build_model(weights: Weights, opt: Description) -> Transformer:
     """Build a Transformer.  Raises CheckpointError for missing, unknown or misshapen weights."""
     switches = _switches(weights, opt)
-    encoder_parts, decoder_parts = layer_parts(switches)
+    relation = RELATIONS.get(switches["relative"], {})
     ours, positions = _positions(weights, opt)
     ours["src_embedding.token.weight"] = weights.take(SRC)
     ours["tgt_embedding.token.weight"] = weights.take(TGT)
     ours |= weights.renamed("encoder", "", {"enc_norm": ("layer_norm",)})
     ours |= weights.renamed("decoder", "", {"dec_norm": ("layer_norm",)})
-    ours |= weights.renamed("generator", "", {"output": ("",)})
-    if "output.bias" not in ours:
-        raise CheckpointError(f"{weights.path}: the weights lack generator.bias")
+    ours["output.weight"] = weights.take("generator.weight")
+    ours["output.bias"] = weights.take("generator.bias")
     # The mask of later positions, before 1.0; norms that a parallel layer has but does not use
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if switches["parallel_residual"]:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
-    ours |= weights.layers(ENC + ".{}", "encoder", switches["enc_layers"], encoder_parts)
-    ours |= weights.layers(DEC + ".{}", "decoder", switches["dec_layers"], decoder_parts)
+    ours |= weights.layers(ENC + ".{}", "encoder", switches["enc_layers"], ENCODER_LAYER | relation)
+    ours |= weights.layers(DEC + ".{}", "decoder", switches["dec_layers"], DECODER_LAYER | relation)
     return finished(ours, weights, opt.path, **switches, **positions)
 
 
@@ -114,41 +135,3 @@ def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], d
         return {}, switches
     tables = {"src_embedding.position": src, "tgt_embedding.position": tgt}
     return tables, switches | dict(positions="learned")
-
-
-def layer_parts(switches: Mapping[str, Any]) -> tuple[Parts, Parts]:
-    """Names of the parts of an encoder and a decoder layer: ours, and OpenNMT-py's."""
-    common: Parts = {
-        "self_attn.qkv": tuple(f"self_attn.linear_{x}" for x in ("query", "keys", "values")),
-        "self_attn.out": ("self_attn.final_linear",),
-        "ffn.up": ("feed_forward.w_1",),
-        "ffn.down": ("feed_forward.w_2",),
-    }
-    relation = {
-        "buckets": "self_attn.relative_attention_bias",
-        "shaw": "self_attn.relative_positions_embeddings",
-    }.get(switches["relative"])
-    if relation is not None:
-        common["self_attn.relation"] = (relation,)
-    if switches["gated_ffn"]:
-        common["ffn.gate"] = ("feed_forward.w_3",)
-    one_by_one = not switches["parallel_residual"]
-    if one_by_one:
-        common["ffn_residual.norm"] = ("feed_forward.layer_norm",)
-    decoder = {name: theirs for name, theirs in common.items()}
-    if switches["dec_self_attn"] != "dot":
-        decoder = {n: theirs for n, theirs in common.items() if not n.startswith("self_attn.")}
-        decoder["self_attn.gates"] = ("self_attn.gating_layer",)
-    if switches["dec_self_attn"] == "average_ffn":
-        decoder["self_attn.ffn.up"] = ("self_attn.average_layer.w_1",)
-        decoder["self_attn.ffn.down"] = ("self_attn.average_layer.w_2",)
-        decoder["self_attn.ffn_norm"] = ("self_attn.average_layer.layer_norm",)
-    decoder |= {
-        "self_attn_residual.norm": ("layer_norm_1",),
-        "cross_attn.q": ("context_attn.linear_query",),
-        "cross_attn.kv": ("context_attn.linear_keys", "context_attn.linear_values"),
-        "cross_attn.out": ("context_attn.final_linear",),
-    }
-    if one_by_one:
-        decoder["cross_attn_residual.norm"] = ("layer_norm_2",)
-    return common | {"self_attn_residual.norm": ("layer_norm",)}, decoder

@@ -20,10 +20,7 @@ SRC, TGT = (f"{name}.emb_luts.0.weight" for name in EMBEDDINGS.values())
 
 
 def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
-    """Read the source and target vocabulary, and the id that starts the decoder.
-
-    Raises CheckpointError where the target lacks a start or end token.
-    """
+    """Read the source and target vocabulary, and the id that starts the decoder."""
     if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
         stored = {p[0]: p[1] for p in stored if _is_pair(p) and isinstance(p[0], str)}
     if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):

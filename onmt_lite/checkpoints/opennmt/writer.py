@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.opennmt.transformer import DEC, ENC, MAX_POSITIONS, layer_parts
+from onmt_lite.checkpoints.opennmt.transformer import (
+    DEC,
+    DECODER_LAYER,
+    ENC,
+    ENCODER_LAYER,
+    MAX_POSITIONS,
+    RELATIONS,
+)
 from onmt_lite.checkpoints.opennmt.vocab import BOS, EMBEDDINGS, EOS, PAD, SRC, TGT, UNK
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
@@ -26,7 +33,6 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SentencePieceTokenizer
-from onmt_lite.text.vocab import Vocab
 
 NAME = "OpenNMT-py"
 # By activation and whether it is gated
@@ -101,15 +107,10 @@ def _vocabulary_obstacles(checkpoint: Checkpoint) -> dict[str, bool]:
     }
 
 
-def _special(vocab: Vocab) -> dict[int | None, str]:
-    ids = {vocab.pad_id: PAD, vocab.unk_id: UNK, vocab.bos_id: BOS, vocab.eos_id: EOS}
-    return {i: name for i, name in ids.items() if i is not None}
-
-
 def _vocabularies(checkpoint: Checkpoint) -> dict[str, Any]:
     src, tgt = (
-        named_as(vocab, _special(vocab), NAME)
-        for vocab in (checkpoint.src_vocab, checkpoint.tgt_vocab)
+        named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, NAME)
+        for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
     )
     start = tgt[checkpoint.start_id]
     return {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start}
@@ -167,7 +168,7 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
-    encoder_parts, decoder_parts = layer_parts(vars(cfg))
+    relation = RELATIONS.get(cfg.relative, {})
     theirs = {
         SRC: ours["src_embedding.token.weight"],
         TGT: ours["tgt_embedding.token.weight"],
@@ -178,9 +179,9 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     theirs |= taken_apart(ours, "enc_norm", "encoder", {"": ("layer_norm",)})
     theirs |= taken_apart(ours, "dec_norm", "decoder", {"": ("layer_norm",)})
     for i in range(cfg.enc_layers):
-        theirs |= taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", encoder_parts)
+        theirs |= taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", ENCODER_LAYER | relation)
     for i in range(cfg.dec_layers):
-        theirs |= taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", decoder_parts)
+        theirs |= taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", DECODER_LAYER | relation)
         if cfg.parallel_residual:  # a norm that is not used
             theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
