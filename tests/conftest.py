@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
-from onmt_lite.config.interrupt import SIGNALS
+from onmt_lite.config.interrupt import SIGNALS, pending
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.inference import runtime
 from onmt_lite.jobs.progress import logging_to
@@ -55,6 +55,7 @@ def own_signals():
     are started later would inherit that."""
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     yield
+    pending.clear()
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
 
