@@ -1,5 +1,6 @@
 """What every program does around its work: help, errors, signals, exit codes."""
 
+import errno
 import os
 import platform
 import shlex
@@ -13,12 +14,12 @@ from typing import TypeVar
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.console import CONSOLE
-from onmt_lite.config.files import Stream, check_paths, save
+from onmt_lite.config.files import check_paths, save
 from onmt_lite.config.help import help_on, help_text, markdown_table
 from onmt_lite.config.interrupt import Interrupted, pending, stop_on_signals
 from onmt_lite.config.json_schema import json_schema
 from onmt_lite.config.sources import Program, Resolved, split_argv
-from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 
 T = TypeVar("T")
 ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
@@ -141,8 +142,16 @@ def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str
 
 def print_out(text: str) -> None:
     """Print to standard output.  Raises FileError, and Interrupted if nobody reads a pipe."""
-    with Stream("-") as out:
-        out.append(text.encode("utf-8", "backslashreplace"))  # whatever the locale
+    if sys.stdout is None:
+        raise FileError("cannot write standard output: it is closed")
+    try:
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # whatever the locale
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is lost anyway
+        if error.errno == errno.EPIPE:
+            raise Interrupted(signal.SIGPIPE) from None
+        raise FileError(f"cannot write standard output: {error.strerror}") from None
 
 
 def _one_line(problem: str) -> str:
