@@ -73,7 +73,7 @@ class Translator:
 
     @property
     def pipeline(self) -> Pipeline:
-        """What translates in this process.  AttributeError if workers translate."""
+        """The Pipeline of this process.  AttributeError if workers translate."""
         if isinstance(self.backend, Pool):
             raise AttributeError("a Translator with workers has no model in this process")
         return self.backend
@@ -116,15 +116,15 @@ class Translator:
         """Translate all lines: one Translation per line, in order.
 
         lines        any iterable of text
-        prefixes     what each translation begins with, one per line
+        prefixes     the beginning of each translation, one per line
         progress     called after each batch with the lines and target tokens that are done
         force_words  phrases that translations are to hold: for all lines a text with TAB between
                      them; or one such text, or a list of phrases, for each line
         ban_words    the same of phrases that they may not hold
         options      the command line's, by name
 
-        Raises OptionError; TypeError for what is no text; DataError unless there are as many
-        prefixes and phrases as lines.
+        Raises OptionError; TypeError for a line that is not text; DataError unless there are as
+        many prefixes and phrases as lines.
         """
         parsed = self._options(options)
         numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
@@ -146,7 +146,7 @@ class Translator:
 
         Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
         have been taken, so that memory does not grow with the input.  Arguments and errors are
-        those of `translate`.
+        the same as those of `translate`.
         """
         parsed = self._options(options)
         numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
@@ -172,7 +172,7 @@ class Translator:
 
         `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
         Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
-        `untranslated` those that are blank because they could not be translated.
+        `untranslated` the lines that are blank because they could not be translated.
         Raises the command line's errors; then an older `output` is as it was.
         """
         job = dict(src=src, output=output, quiet=True, verbose=False)
@@ -182,11 +182,11 @@ class Translator:
         return run_job(parsed, InProcess(parsed, backend), progress)
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None where the source is blank or passed
+        """Teacher-forced log-probability of each target; None if the source is blank or passed
         through, the target is longer than the model takes, or the model returns NaN.
 
-        In nats, the end token's included.  TypeError for what is no text; DataError unless both
-        have as many lines.
+        In nats, the end token's included.  Raises TypeError for a line that is not text; DataError
+        unless both have as many lines.
         """
         sources = list(from_texts(src_lines, "src_lines"))
         targets = list(from_texts(tgt_lines, "tgt_lines"))
@@ -208,7 +208,9 @@ class Translator:
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """The options of a call.  OptionError for options that a call cannot have."""
         if fixed := [name for name in given if name in FIXED]:
-            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+            raise OptionError(
+                f"{', '.join(fixed)}: cannot be changed per call; pass it to from_pretrained()"
+            )
         of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
         outside = vars(self.options.jobs) | vars(self.options.information) | of_files
         if names := [name for name in given if name in outside]:
@@ -218,12 +220,14 @@ class Translator:
         before, after = self.options.given, options.given
         settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
         if fixed := [n for n in settled if after.get(n) != before.get(n)]:
-            raise OptionError(f"{', '.join(fixed)}: settled by from_pretrained; give it there")
+            raise OptionError(
+                f"{', '.join(fixed)}: cannot be changed per call; pass it to from_pretrained()"
+            )
         idle = [name for name, value in after.items() if value and name in of_files]
         notes = [f"{name}: without effect; it is of translate_file" for name in idle]
         # The defaults of from_pretrained, too, are judged beside the options of a call
         for note in (*options.notes, *self.backend.notes_on(options), *notes):
             if note not in self.warned:
                 self.warned.add(note)
-                warnings.warn(note, OptionWarning, stacklevel=3)  # in the line that made the call
+                warnings.warn(note, OptionWarning, stacklevel=3)  # reported at the line of the call
         return options

@@ -424,12 +424,12 @@ class TestOwnSwitches:
 
     def test_they_are_settled_when_the_model_is_loaded(self):
         translator = Translator.from_pretrained(SMALL, device="cpu")
-        with pytest.raises(OptionError, match="settled by from_pretrained"):
+        with pytest.raises(OptionError, match="cannot be changed per call"):
             translator.translate(["dog"], src_prefix="man")
         options = dict(transforms=["normalize"], src_lang="de", tgt_lang="en")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
         translator.translate(["dog"], src_lang="de")
-        with pytest.raises(OptionError, match="src_lang: settled by from_pretrained"):
+        with pytest.raises(OptionError, match="src_lang: cannot be changed per call"):
             translator.translate(["dog"], src_lang="fr")
 
     def test_gold_counts_what_stands_around(self):

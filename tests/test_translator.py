@@ -273,8 +273,8 @@ class TestOptions:
             (dict(stepwise_penalty=1), "stepwise_penalty: expected true or false"),
             (dict(n_best=6), "n_best 6 is more than beam_size 5"),
             (dict(min_length=9, max_length=8), "min_length 9 is more than max_length 8"),
-            (dict(precision="bf16"), "precision: settled by from_pretrained"),
-            (dict(model="other", gpu=0), "model, gpu: settled by from_pretrained"),
+            (dict(precision="bf16"), "precision: cannot be changed per call"),
+            (dict(model="other", gpu=0), "model, gpu: cannot be changed per call"),
             (dict(output="file", verbose=True), "output, verbose: of the command line only"),
         ],
     )

@@ -20,7 +20,7 @@ from onmt_lite.text.words import word_of_each
 
 
 class Aligner:
-    """Passes over examples and what was found for them, which add alignments."""
+    """Passes over examples and their results that add alignments."""
 
     def __init__(self, runner: Runner, renderer: Renderer):
         self.runner, self.renderer = runner, renderer

@@ -48,8 +48,8 @@ def make_batches(
 def join_batches(
     batches: list[list[Example]], refills: bool = True
 ) -> list[tuple[list[Example], int]]:
-    """Batches as buckets for a search that refills: the sentences of each bucket, and how many of
-    them run at once.  Of a search that does not refill, each batch is a bucket.
+    """Join batches to buckets for a search that refills: the sentences of each bucket, and the
+    number that runs at once.  Without refilling, each batch is a bucket.
 
     As many run as the bucket's first batch has.  The longest sentence of a bucket is at most twice
     as long as the longest of each of its batches, since all slots are as wide as the longest.
@@ -58,7 +58,7 @@ def join_batches(
     longest = 0
     for batch in batches:
         width = source_length(batch[0])
-        # It is wider where batches without prefixes begin
+        # Batches without prefixes begin with a wider one
         if not refills or not buckets or 2 * width < longest or width > longest:
             buckets.append(([], len(batch)))
             longest = width
@@ -75,7 +75,7 @@ def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Bat
     ]
     return Batch(
         examples,
-        torch.tensor(rows, device=device),
-        torch.tensor(lengths, device=device),
-        torch.tensor(copied, device=device) if copied else None,
+        torch.tensor(rows, device=device),  # (B, S)
+        torch.tensor(lengths, device=device),  # (B,)
+        torch.tensor(copied, device=device) if copied else None,  # (B, S)
     )

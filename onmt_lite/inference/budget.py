@@ -1,5 +1,4 @@
-"""How many sentences are worked on at once: what the memory of a batch is made of, what is free,
-and what is done where memory runs out all the same."""
+"""Budget: the size of batches by the memory that is free, and smaller batches if it runs out."""
 
 import math
 import re
@@ -16,7 +15,7 @@ from onmt_lite.inference.records import Example
 R = TypeVar("R")
 
 # How an error that is a plain RuntimeError says that memory is out: torch's allocators for CPUs and
-# GPUs, CUDA's libraries, C++, and oneDNN, which has no word for memory where it cannot write code
+# GPUs, CUDA's libraries, C++, and oneDNN, which does not mention memory if it cannot write code
 OUT_OF_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|not enough memory|out.?of.?memory|alloc_failed|bad_alloc"
     r"|could not create a memory|could not create a primitive(?! descriptor)",
@@ -37,8 +36,7 @@ LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
 
 
 def bytes_at_once(device: str, free: int | None) -> int:
-    """Bytes that one batch may take where so many are free; None: nobody knows, and there are
-    enough."""
+    """Bytes that one batch may take if so many are free; None: unknown, and taken as enough."""
     most = BYTES[device]
     while free is not None and 2 * most > free and most > LEAST_BYTES:
         most //= 2
@@ -46,7 +44,7 @@ def bytes_at_once(device: str, free: int | None) -> int:
 
 
 def free_on(device: torch.device) -> int | None:
-    """Bytes that are free on a device, what torch keeps for later counted in."""
+    """Free bytes of a device, including those that torch keeps for later."""
     if device.type != "cuda":
         return free_memory()
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -55,7 +53,7 @@ def free_on(device: torch.device) -> int | None:
 
 @dataclass(frozen=True)
 class Size:
-    """What the memory of a batch is made of, in numbers, for all models of an ensemble together.
+    """Numbers that the memory of a batch is made of, for all models of an ensemble together.
 
     n_models  each makes logits of its own
     vocab     logits of a row
@@ -76,7 +74,7 @@ class Size:
 
     @classmethod
     def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "Size":
-        """Those of models with a `cfg`; a table model has next to nothing."""
+        """The sizes of models with a `cfg`; a table model needs next to no memory."""
         cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
         past = sum(2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
         inside = [6 * cfg.d_model + 2 * getattr(cfg, "d_ff", cfg.d_model) for cfg in cfgs]
@@ -92,7 +90,7 @@ class Size:
         )
 
     def bytes(self, n: int, width: int, beam_size: int) -> int:
-        """Bytes of n sentences of up to `width` tokens that are decoded to up to twice as many.
+        """Bytes of n sentences of up to `width` tokens, decoded to up to twice as many.
 
         Logits are there twice: as the model makes them, and as the search changes them.  Of keys
         and values there are more than the hypotheses have, see `onmt_lite.models.cache`: up to 6.5
@@ -123,7 +121,7 @@ LEAST = Limit(64, 1)
 
 @dataclass(frozen=True)
 class Budget:
-    """What a batch of a model may be on a device, if it is to take at most n_bytes."""
+    """The largest batches of a model on a device that take at most n_bytes."""
 
     size: Size
     device: str
@@ -158,7 +156,7 @@ class Budget:
         return most
 
     def notes(self, beam_size: int) -> list[str]:
-        """That memory is short, where batches are smaller for it."""
+        """A note that memory is short, if batches are smaller for it."""
         usual = replace(self, n_bytes=BYTES[self.device]).limit(beam_size)
         if (limit := self.limit(beam_size)) == usual:
             return []
@@ -180,7 +178,7 @@ class Budget:
 
 
 class Room:
-    """What fits into memory: as many examples at once as did not fit are not tried again."""
+    """Memory for examples: a number at once that did not fit is not tried again."""
 
     def __init__(self, remedy: str):
         """`remedy`: what to do about one example that does not fit."""
@@ -198,10 +196,10 @@ class Room:
 
         width(example)     a number that the memory for an example grows with
         work(examples, n)  with at most n of the examples in memory at once, yields the place of
-                           each among them and its result; where memory runs out, the work goes on
+                           each among them and its result; if memory runs out, the work goes on
                            for the examples that have none, with half as many at once
 
-        MemoryExhausted where one example alone does not fit.
+        Raises MemoryExhausted if one example alone does not fit.
         """
         found: dict[int, R] = {}
         while len(found) < len(group):
@@ -221,7 +219,7 @@ class Room:
                     raise MemoryExhausted(
                         f"out of memory at line {line} alone; {self.remedy}"
                     ) from None
-            # Here, since within `except` the error keeps alive what was in memory
+            # After `except`, within which the error keeps tensors alive
             self.most = (n + 1) // 2 * max(width(group[i]) for i in left or waiting)
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()

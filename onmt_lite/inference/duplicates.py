@@ -1,4 +1,4 @@
-"""Lines that say the same: each is translated once, for all of its copies."""
+"""Duplicates: equal lines are translated once."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 
 from onmt_lite.inference.records import Example, Progress, Translation
 
-OF_A_LINE = ("id", "fields")  # what a translation takes over from its line, and is not made of
+OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its line unread
 
 
 class Copies:
-    """Examples, of which those that are equal are worked on once.
+    """Examples, of which equal ones are worked on once.
 
     distinct  the first of each kind, in order
     """
@@ -35,7 +35,7 @@ class Copies:
         self.n_copies = Counter(map(id, self.firsts))
 
     def tell(self, done: Sequence[Example], n_tokens: Iterable[int] = ()) -> None:
-        """Count the lines of distinct examples that are done, and the target tokens of each."""
+        """Report the lines of distinct examples as done, and the target tokens of each."""
         numbers = [self.n_copies[id(example)] for example in done]
         self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)))
 

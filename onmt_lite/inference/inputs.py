@@ -42,7 +42,7 @@ def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
 
 
 def totals(progress: Progress | None) -> Progress:
-    """A progress that is told what each batch adds, from one that is told what is done in all."""
+    """A progress of the counts that each batch adds, from one of totals."""
     n_lines = n_tokens = 0
 
     def add(more_lines: int, more_tokens: int) -> None:

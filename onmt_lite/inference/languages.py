@@ -14,8 +14,8 @@ N_NEAR = 3  # codes that are shown for one that is unknown
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
     """The languages of lines without a tag: the given ones, or else the model's own.
 
-    A model that has none has nothing to choose.  OptionError where a code is unknown, or is needed
-    and not there.
+    A model without languages has nothing to choose.  Raises OptionError if a code is unknown, or
+    is needed and missing.
     """
     if languages is None:
         return Direction()
@@ -46,7 +46,7 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
 
 
 def near(code: str, languages: Languages) -> str:
-    """The codes that are meant, perhaps: those that begin alike, then those that are most alike."""
+    """Known codes that are perhaps meant: first codes that begin alike, then the most similar."""
 
     def distance(known: str) -> tuple[bool, float]:
         alike = difflib.SequenceMatcher(None, code.lower()[:50], known.lower()).ratio()
@@ -57,7 +57,7 @@ def near(code: str, languages: Languages) -> str:
 
 
 def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:
-    """The line without its tag, and its languages; what names no known ones stays text."""
+    """The line without its tag, and its languages; a tag with unknown codes stays text."""
     found = TAG.match(text) if languages else None
     if found is None or languages is None or (languages.in_tokens and not direction.tgt):
         return text, direction

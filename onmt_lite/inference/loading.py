@@ -32,8 +32,8 @@ from onmt_lite.text.transforms import (
 )
 from onmt_lite.text.vocab import Vocab
 
-# What pyonmttok does with these is what sentencepiece does alone, but to lines with marks of their
-# own: it keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
+# With these, pyonmttok cuts as sentencepiece does alone, except lines with marks of their own: it
+# keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
 PLAIN = ({"mode": "none"}, {"mode": "none", "spacer_annotate": True})
 
 Named = tuple[str, Tokenizer]  # with what -print_model calls it
@@ -41,9 +41,12 @@ Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer an
 
 
 def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
-    """What the options name, read from files, with the weights on the device in that precision.
+    """Read the files that the options name; the weights are on the device in that precision.
     Raises OptionError or CheckpointError."""
-    own, phrases = read_own(options), phrases_of(options)  # found damaged before a model is read
+    own, phrases = (
+        read_own(options),
+        phrases_of(options),
+    )  # a damaged file is an error before a model is read
     given = Direction(options.model.src_lang, options.model.tgt_lang)
     of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
@@ -58,9 +61,9 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
 
 
 def read_own(options: TranslateOptions) -> Named | None:
-    """The tokenizer that the options describe by themselves; None where it is the model's.
+    """The tokenizer that the options describe by themselves; None if it is the model's.
 
-    CheckpointError for a file that is not what it should be.
+    Raises CheckpointError for a damaged file.
     """
     text, name = options.text, options.text.tokenizer
     if text.performed:
@@ -75,8 +78,8 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
     around lines.
 
-    `own` is what `read_own` gave.  OptionError where the model has no such tokenizer, or does not
-    know a token that is to stand around lines; CheckpointError where files of its own are missing.
+    own: see `read_own`.  Raises OptionError if the model has no such tokenizer, or lacks a token
+    that is to stand around lines; CheckpointError if files of the model are missing.
     """
     _check_task(checkpoint, options)
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
@@ -98,7 +101,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
 
 
 def _check_task(checkpoint: Checkpoint, options: TranslateOptions) -> None:
-    """OptionError for languages that are asked for where the words of each line say the task."""
+    """Raise OptionError for languages if the model reads the task from the words of each line."""
     named = {"src_lang": options.model.src_lang, "tgt_lang": options.model.tgt_lang}
     asked = ", ".join(name for name, code in named.items() if code)
     if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
@@ -125,7 +128,7 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
 
 
 def _with_text_end(checkpoint: Checkpoint) -> Checkpoint:
-    """With what the model wants around a line of text."""
+    """With the tokens that the model wants around a line of text."""
     end = (*checkpoint.text_end, *checkpoint.src_end)
     return replace(checkpoint, src_end=end, text_end=(), languages=of_text(checkpoint.languages))
 
@@ -134,7 +137,7 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
     """Tokens around lines as ids.
 
     A model of OpenNMT-py gets nothing after a line but what the transforms say: its own suffix,
-    which stands in for them where none are given, is one of them.
+    which takes their place if none are given, is one of them.
     """
     own_end = () if checkpoint.toolkit == "opennmt" else checkpoint.src_end
     src, tgt = tokenizer.src, tokenizer.tgt
@@ -151,7 +154,7 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
 
 
 def forced_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
-    """What all translations begin with, where tgt_file_prefix comes without tgt: the words of
+    """The beginning of all translations if tgt_file_prefix is given without tgt: the words of
     tgt_prefix as the transform `prefix` has them before a blank line, or, without the transform, as
     tokens of the target.  OptionError for a word that is no token."""
     text = options.text
@@ -173,7 +176,7 @@ def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
 
 
 def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
-    """What rewrites lines of the source and of the target."""
+    """The rewriting steps of source lines and of target lines."""
     text = options.text
 
     def steps(lang: str) -> Steps:
@@ -209,7 +212,7 @@ def _subword_kind(text: TextOptions) -> str:
 
 
 def _split_by(spaces: Tokenizer, others: TransformTokenizer) -> TransformTokenizer:
-    """The transforms, where lines are split as the toolkit of the model splits lines of tokens."""
+    """The transforms, with lines split as the toolkit of the model splits lines of tokens."""
     return TransformTokenizer(
         spaces.encode, spaces.encode_target, others.join, others.src, others.tgt
     )
@@ -255,7 +258,7 @@ def _no_target(line: str) -> NoReturn:
 
 
 def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
-    """As above, by pyonmttok's rules; its package is used where sentencepiece alone will not do."""
+    """As above, by pyonmttok's rules; its package is used only if sentencepiece is not enough."""
     src, tgt = text.subword_files()
     shared = text.share_vocab and src == tgt
     sides = {"src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs))}
@@ -291,6 +294,6 @@ def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: boo
 
 
 def phrases_of(options: TranslateOptions) -> dict[str, str]:
-    """What takes the place of unknown tokens, by source token."""
+    """Replacements of unknown tokens, by source token."""
     table = options.text.phrase_table
     return read_phrases(table) if table else {}

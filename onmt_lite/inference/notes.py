@@ -1,8 +1,8 @@
-"""What a record's `notes` say of a line: how the line was read, and what is wrong with its output.
+"""Notes: how a line was read, and what is wrong with its output; and notes on options.
 
 Of the input:
   empty             blank; no output
-  invalid-utf8      bytes that are no text became U+FFFD
+  invalid-utf8      bytes that are not UTF-8 became U+FFFD
   truncated         longer than the model or the reader takes; the rest is not translated
   capitals          written in capitals; read in small letters
   unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
@@ -10,7 +10,7 @@ Of the input:
   invalid-json      of JSONL, no object with a text in its field; no output
 Of a reference or prefix:
   tgt-invalid-json  of JSONL, no object with a text in its field; not used
-  tgt-invalid-utf8  bytes that are no text became U+FFFD
+  tgt-invalid-utf8  bytes that are not UTF-8 became U+FFFD
   tgt-too-long      longer than the model or the reader takes; not scored
   prefix-truncated  longer than the model or the reader takes; cut
   prefix-over-limit leaves no room for more
@@ -23,7 +23,7 @@ Of the output, its best hypothesis:
   unfinished        cut by a limit of length before the end token
   unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
   not-a-number      blank: the model's numbers are NaN or infinite, also alone in fp32
-  search-empty      ends where the model allowed no further token
+  search-empty      the model allowed no further token
   repeats           says the same word or words three times running or more, and more often than the
                     source does
 """
@@ -47,7 +47,7 @@ LOOP = 3  # times running from which words are a loop
 def notes_of(
     example: Example, found: Found, config: SearchConfig, unsure: bool = False
 ) -> tuple[str, ...]:
-    """The notes of one line, those that were made on the way here first."""
+    """The notes of one line, beginning with the notes of preprocessing."""
     flags, gold = dict[str, bool](), found.gold
     if example.src_ids:
         flags["unknown-tokens"] = example.n_unknown > 0
@@ -79,7 +79,7 @@ def times_running(text: str) -> int:
     words = WORD.findall(text.casefold())
     best = 1
     for size in range(1, len(words) // LOOP + 1):
-        run = 0  # words in a row that are what stands `size` words before them
+        run = 0  # words in a row that equal the word `size` places before
         for i in range(size, len(words)):
             run = run + 1 if words[i] == words[i - size] else 0
             if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
@@ -93,7 +93,7 @@ def is_number(score: float) -> bool:
 
 
 def total(gold: list[float] | None) -> float | None:
-    """The log-probability of a reference; None where there is none, or it is no number."""
+    """The log-probability of a reference; None if there is none, or it is not a number."""
     return None if gold is None or not is_number(sum(gold)) else sum(gold)
 
 

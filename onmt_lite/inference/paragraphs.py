@@ -21,9 +21,9 @@ END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
 def longest(config: SearchConfig) -> int:
-    """How many characters a line has at most that stays whole; 0: all do (-split_longer).
+    """The most characters of a line that stays whole; 0: all lines do (-split_longer).
 
-    Those with limits that are of the whole translation do, and those whose tokens are drawn: each
+    Lines stay whole if limits are those of the whole translation, and if tokens are drawn: each
     sentence of a line would draw the same.
     """
     options = config.options
@@ -35,10 +35,10 @@ def longest(config: SearchConfig) -> int:
 
 
 class Paragraphs:
-    """Lines, of which those of more than `most` characters become their sentences.
+    """Lines, of which each with more than `most` characters becomes its sentences.
 
-    lines     all that are to be translated
-    prefixes  of these, if there are any
+    lines     sentences and whole lines, in order
+    prefixes  of `lines`, if there are any
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Paragraphs:
         self.are_cut = len(self.lines) > len(lines)
 
     def counting(self, progress: Progress) -> Progress:
-        """Counts whole lines where it is told of parts: as many as their share."""
+        """A progress of parts, which tells the given one of as many whole lines as their share."""
         n_parts = n_told = 0
 
         def tell(n_lines: int, n_tokens: int) -> object:
@@ -95,7 +95,7 @@ class Paragraphs:
         return [with_reference(*each) for each in zip(made, scored)]
 
     def joined(self, made: Sequence[Translation]) -> list[Translation]:
-        """The translations of the whole lines, from those of `lines`."""
+        """The translations of the whole lines, from the translations of `lines`."""
         each = iter(made)
         groups = [[next(each) for _ in parts] for parts in self.parts]
         return [
@@ -105,7 +105,7 @@ class Paragraphs:
 
 
 def with_reference(made: Translation, scored: Translation) -> Translation:
-    """A translation with what is known of its reference, from a line of which that alone is."""
+    """A translation with the scores of its reference."""
     return replace(
         made,
         notes=(*made.notes, *(note for note in scored.notes if note.startswith("tgt-"))),
@@ -117,7 +117,7 @@ def with_reference(made: Translation, scored: Translation) -> Translation:
 
 
 def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Translation:
-    """A line's translation from those of its parts.
+    """A line's translation from the translations of its parts.
 
     Its hypotheses are made of the best of each part, of the second of each, and so on; a part that
     has fewer keeps its last.  It is as sure as the least sure part.
@@ -174,7 +174,7 @@ def score(hyps: Sequence[Hypothesis], summed: bool) -> float:
 
 
 def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) -> Pairs | None:
-    """Alignments of parts as one, each behind the source and target words before it."""
+    """Alignments of parts as one, each moved past the source and target words before it."""
     moved: Pairs = []
     n_src = n_tgt = 0
     for part, (of_src, of_tgt) in zip(pairs, sizes):

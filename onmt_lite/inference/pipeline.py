@@ -161,7 +161,7 @@ class Pipeline:
     def _translations(
         self, copies: Copies, config: SearchConfig, has_references: bool
     ) -> list[Translation]:
-        """The passes over examples and what was found for them, in order."""
+        """The passes over examples and their results, in order."""
         examples, options, aligner = copies.distinct, config.options, self.aligner
         if options.data.score_only and has_references:
             found = self._score(examples, [Found() for _ in examples], options)
@@ -275,7 +275,7 @@ class Pipeline:
 
 
 def unsearched(example: Example) -> Hypothesis:
-    """What a blank line translates to, or one that is passed through."""
+    """The result of a blank line, or of one that is passed through."""
     passed = example.reading if example.passes else None
     return replace(NOTHING, text=passed.plain if passed else "")
 

@@ -1,4 +1,4 @@
-"""From the search to text: the hypotheses of a beam as people read them."""
+"""Renderer: the hypotheses of a beam as text."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ class Renderer:
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
     def found(self, beam: Beam, example: Example, n: int, later: bool = False) -> Found:
-        """The n best that are distinct, as the search counts them.  `later`: unknown tokens stay,
+        """The n best distinct hypotheses, as the search counts them.  `later`: unknown tokens stay,
         for `without_unk`."""
         hyps: dict[Any, Hypothesis] = {}
         forced = example.line.forced
@@ -44,7 +44,7 @@ class Renderer:
     def _hypothesis(
         self, beam: Beam, finished: Finished, example: Example, later: bool
     ) -> Hypothesis | None:
-        """As people read it; None where a banned phrase is in it."""
+        """As text; None if a banned phrase is in it."""
         ids, log_probs = beam.hypothesis(finished)
         words = ids[:-1] if finished.ended else ids
         tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
@@ -56,7 +56,7 @@ class Renderer:
         if replaces:
             tokens = self._without_unk(words, tokens, sources, example)
         text = self._text(tokens, sources, example)
-        if holds_banned(text, example):  # what was put back from the source may be banned
+        if holds_banned(text, example):  # words put back from the source may be banned
             tokens, n_unk = self.checkpoint.tgt_vocab.decode(words, example.own_words), 0
             text = self._text(tokens, [], replace(example, reading=None))
             if holds_banned(text, example):
@@ -95,7 +95,7 @@ class Renderer:
         return hyp if holds_banned(text, example) else replace(hyp, tokens=tokens, text=text)
 
     def _text(self, tokens: list[str], sources: list[int], example: Example) -> str:
-        """What people read; sources: where the tokens come from, if something is to be put back."""
+        """Tokens as text; sources: the token of the line for each, if words are put back."""
         text = self.tokenizer.decode(tokens)
         case = str.upper if example.in_capitals else str
         if not example.reading:
@@ -113,7 +113,7 @@ class Renderer:
     def _without_unk(
         self, ids: list[int], tokens: list[str], sources: list[int], example: Example
     ) -> list[str]:
-        """In the place of each unknown token, what the source has where it was attended to."""
+        """With each unknown token replaced by the source token that it attended to most."""
         unk_id = self.checkpoint.tgt_vocab.unk_id
         found = (example.src_tokens[source] for source in sources)
         own = [self.phrases.get(source, source) for source in found]

@@ -1,4 +1,4 @@
-"""Lines to what a model reads: ids of source, reference and prefix."""
+"""ExampleMaker: lines to ids of source, reference and prefix."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ class ExampleMaker:
     def __init__(
         self, checkpoint: Checkpoint, lowers_capitals: bool = False, rule: UnknownRule = "model"
     ):
-        """rule: what becomes of characters that the model does not know.  OptionError where the
+        """rule: how characters that the model does not know are treated.  OptionError if the
         tokenizer or the model is not made for it."""
         self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
         self.extractor = None if rule == "model" else build_extractor(checkpoint, rule)
@@ -46,7 +46,7 @@ class ExampleMaker:
 
         tgt        its reference
         prefix     what its translation begins with; `forced` has the ids of that by default
-        direction  its languages, where it has no tag of its own
+        direction  its languages, if it has no tag of its own
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
@@ -96,14 +96,14 @@ class ExampleMaker:
         )
 
     def _tagged(self, tokens: list[str], tag: str, reading: Reading) -> tuple[list[str], int]:
-        """The tokens of a line behind a text that says its language, and how many that takes."""
+        """The tokens of a line with the tag of its language, and the number that the tag takes."""
         if not tokens or not tag:
             return tokens, 0
         tagged = self.tokenizer.encode(tag + reading.text)
         return tagged, len(tagged) - len(tokens)
 
     def _read(self, text: str) -> Reading:
-        """The line without what is taken out of it, if the rule takes something out."""
+        """The line without the words that the rule takes out."""
         reading = None if self.extractor is None else self.extractor.extract(text)
         return reading or Reading(text, (text,))
 
@@ -111,7 +111,7 @@ class ExampleMaker:
     def _cut(
         tokens: list[str], room: int, notes: tuple[str, ...]
     ) -> tuple[list[str], tuple[str, ...]]:
-        """What the model takes of a line, and its notes, one of which says why a line is blank."""
+        """The tokens that the model takes, and the notes; one of these says why a line is blank."""
         if not tokens:
             notes = notes if INVALID in notes else (*notes, "empty")
         elif len(tokens) > room and "truncated" not in notes:
@@ -169,7 +169,7 @@ def allowed_prefix(
 
 
 def notes_on_target(line: Line | None) -> tuple[str, ...]:
-    """What a reference or prefix adds to the notes of its source line."""
+    """Notes that a reference or prefix adds to the notes of its source line."""
     return tuple(f"tgt-{note}" for note in line.notes if note in OF_READING) if line else ()
 
 

@@ -1,4 +1,4 @@
-"""The values that travel through the pipeline, each made once and never changed."""
+"""Records: the values that travel through the pipeline, in order, each made once."""
 
 import math
 from collections.abc import Callable
@@ -28,17 +28,17 @@ class Example:
     line: Line
     src_ids: list[int]
     n_src_tokens: int  # tokens of the line itself, without an end token the model wants
-    n_unknown: int = 0  # of these, those that the model does not know
+    n_unknown: int = 0  # tokens of the line that the model does not know
     tgt_ids: list[int] | None = None
     notes: tuple[str, ...] = ()
     copy_ids: list[int] | None = None
     own_words: tuple[str, ...] = ()
-    start: tuple[int, ...] = ()  # what the decoder is fed before the first token
-    prefix_ids: tuple[int, ...] = ()  # what its translation begins with
+    start: tuple[int, ...] = ()  # tokens that the decoder reads before the first one
+    prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
     src_tokens: tuple[str, ...] = ()
-    n_cut: int = 0  # tokens at the line's end that are more than the model takes
+    n_cut: int = 0  # tokens at the line's end for which the model has no room
     n_tag: int = 0  # the first of them that only say the line's language
-    reading: Reading | None = None  # what was taken out of the line, to be put back
+    reading: Reading | None = None  # words taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
 
     @property
@@ -65,7 +65,7 @@ class Hypothesis:
     score            what hypotheses are ranked by, penalties included
     log_prob         plain sum of the model's log-probabilities, the end token's included
     token_log_probs  one per token, and one more for the end token if `ended`
-    ended            False where max_length cut it off
+    ended            False if max_length cut it off
     word_log_probs   one per word of the text, the end token's not counted; None unless asked for
     align            with -report_align the source token and the target token of each pair
     word_align       the same of words, as lines of text have it
@@ -91,7 +91,7 @@ class Hypothesis:
         return {n: finite(v) for n, v in vars(self).items() if n not in inner and v is not None}
 
 
-NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # what a blank line translates to
+NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a blank line
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Found:
-    """What the passes over an example have found so far.
+    """Results of the passes over an example so far.
 
     hyps        distinct hypotheses, best first; none if the model's output is NaN, or of a job that
                 only scores
     note        what went wrong in the search; "": nothing
     trace       of an example that is traced: the search itself
-    n_complete  hypotheses, before those with the same text or tokens were left out
+    n_complete  number of hypotheses before equal ones were left out
     gold        log-probabilities of the reference's tokens, whose sum may be NaN; None without one
     gold_align  of the reference, with -gold_align
     attn_table  weights of the best hypothesis as lines of the log, with -attn_debug
@@ -166,21 +166,21 @@ class Found:
 
 @dataclass(frozen=True)
 class Translation:
-    """All that is known about one line, best hypothesis first; a blank line has an empty one.
+    """The result of one line, best hypothesis first; a blank line has an empty hypothesis.
 
     notes         see `onmt_lite.inference.notes`
     n_src_tokens  tokens of the line as the model reads it
-    n_unknown     those of them that the model does not know
+    n_unknown     tokens of the line that the model does not know
     n_gold_tokens  tokens of the reference, the end token counted
     trace         of a line that was traced: how it was found
-    confidence    that the best hypothesis is right, from 0 to 1; None where the model did not make
+    confidence    that the best hypothesis is right, from 0 to 1; None if the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as JSON
-    src_tokens    to which alignments refer; None where there are none
+    src_tokens    to which alignments refer; None if there are none
     gold_align    of the reference, with -gold_align
     attn_table    weights of its best hypothesis as lines of the log, with -attn_debug
     n_forced      phrases that the best hypothesis was to hold
-    unmet         those of them that it does not hold
+    unmet         phrases that it does not hold
     """
 
     id: int
@@ -205,7 +205,7 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best hypothesis' text; empty where there is no hypothesis."""
+        """The best hypothesis' text; empty if there is no hypothesis."""
         return self.hyps[0].text if self.hyps else ""
 
     def to_dict(self) -> dict[str, Any]:

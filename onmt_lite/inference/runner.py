@@ -41,7 +41,7 @@ Group = tuple[list[Example], int]  # and how many of them are in memory at once
 
 
 class Runner:
-    """What a model does with examples.
+    """Runs a model over examples.
 
     searched  the model as searches run it: a GPU records its steps
     refills   waiting sentences join a batch.  A GPU would idle with few sentences; a CPU is faster
@@ -90,7 +90,7 @@ class Runner:
         return join_batches(batches, self._joins(config))
 
     def search(self, group: list[Example], n_slots: int, config: SearchConfig) -> list[Found]:
-        """The best hypotheses of each example, of which n_slots run at once, or as many as memory
+        """Search for the best hypotheses of each example; n_slots run at once, or as many as memory
         has room for.  An example for which the model returns NaN is tried once more."""
         found = self._search(self.searched, group, n_slots, config)
         fine = [i for i, each in enumerate(found) if each.hyps]
@@ -101,7 +101,7 @@ class Runner:
         return [f if f.hyps else self._retry(e, config) for e, f in zip(group, found)]
 
     def _retry(self, example: Example, config: SearchConfig) -> Found:
-        """What a search in fp32 finds for an example alone; blank if that fails as well."""
+        """Search in fp32 for an example alone; blank if that fails as well."""
         blank = Found([NOTHING], NOT_A_NUMBER)
         try:
             (found,) = self._search(self.exact_model, [example], 1, config)
@@ -128,7 +128,7 @@ class Runner:
     def _decode(
         self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
     ) -> Iterator[tuple[int, Found]]:
-        """The place of each example in the group and what was found, as soon as its search ends."""
+        """Yield the place of each example in the group and its result when its search ends."""
         aligns = config.plan.aligns or any(e.reading for e in group)
         plan = replace(config.plan, aligns=aligns, clock=self.clock)
         # A GPU that refills is at a step of one batch while the host reads that of another
@@ -144,7 +144,7 @@ class Runner:
                     found = tracer.traced(i, beam, text)
                 yield start + i, found
 
-    # ---- targets that are known ----
+    # ---- given targets ----
 
     def score(self, examples: Sequence[Example], alone: bool) -> list[list[float] | None]:
         """Log-probabilities of each example's target; None if either side is missing.  NaN if the
@@ -201,7 +201,7 @@ class Runner:
         room: Room,
         work: Callable[[Batch], list[R]],
     ) -> list[R | None]:
-        """The results of `work` on batches of the examples; None for those that lack a side."""
+        """The results of `work` on batches of the examples; None if an example lacks a side."""
 
         def in_room(group: list[Example], n_at_once: int) -> Iterator[tuple[int, R]]:
             for start, part in parts_of(group, n_at_once):
@@ -221,8 +221,8 @@ def over_groups(
     groups: Sequence[Group],
     work: Callable[[list[Example], int], list[R]],
 ) -> list[R | None]:
-    """The results of `work` on groups of examples, in the order of the examples; None for those
-    that are in no group."""
+    """The results of `work` on groups of examples, in the order of the examples; None for an
+    example that is in no group."""
     made: dict[int, R] = {}
     for group, n_at_once in groups:
         made.update(zip(map(id, group), work(group, n_at_once), strict=True))

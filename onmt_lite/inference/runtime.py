@@ -1,4 +1,4 @@
-"""The machine: device, number type, threads."""
+"""Runtime: device, number type and threads of a model."""
 
 import contextlib
 import copy
@@ -54,7 +54,7 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
     """
     device, precision = choose_device(options), options.precision
     if precision == "int8" and device.type != "cpu":
-        raise OptionError("precision int8: of a CPU alone; give bf16 or fp16 for a GPU")
+        raise OptionError("precision int8 is only supported on CPU; give bf16 or fp16 for a GPU")
     if precision == "auto" and device.type == "cuda":
         precision = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     return device, "fp32" if precision == "auto" and exact else precision
@@ -66,11 +66,11 @@ def placed(
     """The model with its weights on that device and in that precision: the same one if they are.
 
     Else a copy, since somebody else may be using the model; weights that stay as they are belong
-    to both.  `in_place`: nobody is using it.  MemoryExhausted where the weights do not fit.
+    to both.  `in_place`: nobody is using it.  MemoryExhausted if the weights do not fit.
     """
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
-    device = torch.empty(0, device=device).device  # cuda:0 where that is meant by cuda
+    device = torch.empty(0, device=device).device  # cuda means cuda:0
     if device.type == "cpu":
         keep_memory()
     dtype, kernels = DTYPES.get(precision, torch.float32), choose_kernels(model, device, precision)
@@ -106,7 +106,7 @@ def choose_kernels(model: torch.nn.Module, device: torch.device, precision: str)
 
 
 def is_wide(model: torch.nn.Module) -> bool:
-    """Whether it is linear layers that take the time: those of a Transformer that is not small."""
+    """Whether linear layers take most of the time: a Transformer that is not small."""
     members = getattr(model, "members", [model])
     return all(isinstance(m, Transformer) and m.cfg.d_model >= LEAST_WIDTH for m in members)
 

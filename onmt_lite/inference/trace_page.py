@@ -1,6 +1,6 @@
 """The file of -dump_beam: traces as JSON, or as a page that needs no network and no script.
 
-What opens and closes on the page are `details`, and links lead from a row to its parent, so that a
+Foldable parts of the page are `details`, and links lead from a row to its parent, so that a
 keyboard is enough.  Colours follow the reader's choice of light or dark, and no meaning is in a
 colour alone: each state has its mark.  The blocks of the page are in trace_page.html.
 """
@@ -25,7 +25,7 @@ KEYS = {
     "log_probs": "log_prob",
 }
 MARKS = {"open": "", "finished": "■", "ended": "×", "blocked": "!", "lost": "–"}
-# What XML 1.0 has no way to write
+# Characters that XML 1.0 cannot write
 UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -166,7 +166,7 @@ def attention_of(trace: Trace) -> Html:
 
 
 def step_of(trace: Trace, t: int, has_beside: bool) -> Html:
-    """A step: its rows, the hypotheses that finished beside them, what was dropped."""
+    """A step: its rows, the hypotheses that finished beside them, the dropped continuations."""
     k, rows = trace.beam_size, range(len(trace.steps[t]))
     beside = Html()
     if has_beside:
