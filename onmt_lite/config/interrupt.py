@@ -27,6 +27,7 @@ pending: list[int] = []  # the signal that was raised and has not been answered 
 def stop_on_signals() -> None:
     """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
     arrived: list[int] = []
+    pending.clear()  # of a program that ran in this process before
 
     def stop(signum: int, frame: object) -> None:
         arrived.append(signum)
