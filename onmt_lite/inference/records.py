@@ -115,6 +115,19 @@ class Ending:
     def log_prob(self) -> float:
         return sum(self.log_probs)
 
+    @property
+    def mean(self) -> float:
+        return self.log_prob / self.norm
+
+    @property
+    def penalty(self) -> float:
+        """The part of the score that the length does not explain."""
+        return self.score - self.mean
+
+    @property
+    def length(self) -> str:
+        return "1 token" if len(self.tokens) == 1 else f"{len(self.tokens)} tokens"
+
 
 @dataclass(frozen=True)
 class Trace:

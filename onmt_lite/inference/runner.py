@@ -38,6 +38,7 @@ from onmt_lite.search.forced import attend_targets, score_targets
 R = TypeVar("R")
 
 Group = tuple[list[Example], int]  # and how many of them are in memory at once
+Given = tuple[Tensor, Tensor, list[list[int]], list[tuple[int, ...]], int]
 
 
 class Runner:
@@ -165,17 +166,8 @@ class Runner:
             return [math.nan]
 
     def _score(self, model: EncoderDecoder, batch: Batch) -> list[list[float]]:
-        return score_targets(
-            model,
-            batch.src,
-            batch.src_lengths,
-            [e.tgt_ids or [] for e in batch.examples],
-            [e.start for e in batch.examples],
-            self.checkpoint.eos_id,
-            self.sums_to_one,
-            batch.copy_ids,
-            self.budget.scored_logits,
-        )
+        given, copied = self._given(batch), batch.copy_ids
+        return score_targets(model, *given, self.sums_to_one, copied, self.budget.scored_logits)
 
     def attend(self, examples: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its source for the T tokens of its target and
@@ -183,16 +175,13 @@ class Runner:
         return self._over_targets(examples, alone, self.align_room, partial(self._attend, heads))
 
     def _attend(self, heads: Heads, batch: Batch) -> list[Tensor]:
-        return attend_targets(
-            self.model,
-            batch.src,
-            batch.src_lengths,
-            [e.tgt_ids or [] for e in batch.examples],
-            [e.start for e in batch.examples],
-            self.checkpoint.eos_id,
-            heads,
-            batch.copy_ids,
-        )
+        return attend_targets(self.model, *self._given(batch), heads, batch.copy_ids)
+
+    def _given(self, batch: Batch) -> Given:
+        """Sources and targets of a batch, as `onmt_lite.search.forced` takes them."""
+        targets = [e.tgt_ids or [] for e in batch.examples]
+        starts = [e.start for e in batch.examples]
+        return batch.src, batch.src_lengths, targets, starts, self.checkpoint.eos_id
 
     def _over_targets(
         self,

@@ -129,27 +129,18 @@ def threads_of_each(speed: SpeedOptions, n: int) -> int:
 
 
 @contextlib.contextmanager
-def cpu_threads(n: int | None) -> Iterator[None]:
-    """Let torch compute with n CPU threads, and then with as many as before; None changes
-    nothing."""
-    before = torch.get_num_threads()
-    if n is not None:
-        torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        if n is not None:
-            torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
 def computing(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
     """Let torch compute as the options say, and then as before."""
-    with contextlib.ExitStack() as settings:
-        settings.enter_context(cpu_threads(1 if speed.deterministic else speed.threads))
-        if speed.deterministic and device.type == "cuda":
-            settings.enter_context(deterministic_kernels())
-        yield
+    n_threads, before = 1 if speed.deterministic else speed.threads, torch.get_num_threads()
+    ordered = speed.deterministic and device.type == "cuda"
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    try:
+        with deterministic_kernels() if ordered else contextlib.nullcontext():
+            yield
+    finally:
+        if n_threads is not None:
+            torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import accumulate, zip_longest
-from string import Template
+from string import Formatter
 
 from onmt_lite.inference.records import Ending, Trace, finite
 from onmt_lite.search.events import Continuation
@@ -44,7 +44,8 @@ def to_json(traces: Sequence[Trace]) -> str:
 
 def to_html(traces: Sequence[Trace]) -> str:
     """A page with a part for each trace, the first of them open."""
-    return fill("page", lines=[line_of(t, is_first=i == 0) for i, t in enumerate(traces)]) + "\n"
+    lines = [line_of(trace, is_first=i == 0) for i, trace in enumerate(traces)]
+    return fill("page", style=Html(BLOCKS["style"]), lines=lines) + "\n"
 
 
 # -- blocks ---------------------------------------------------------------------------------------
@@ -54,9 +55,16 @@ class Html(str):
     """Text that is markup already."""
 
 
+class Markup(Formatter):
+    """Fills in values as markup, unless the block formats them itself."""
+
+    def format_field(self, value: object, spec: str) -> str:
+        return format(value, spec) if spec else shown(value)
+
+
 def fill(block: str, **values: object) -> Html:
     """A block of the page with these values."""
-    return Html(BLOCKS[block].substitute({name: shown(value) for name, value in values.items()}))
+    return Html(Markup().vformat(BLOCKS[block], (), values))
 
 
 def shown(value: object) -> str:
@@ -73,11 +81,11 @@ def shown(value: object) -> str:
     return html.escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-def read_blocks() -> dict[str, Template]:
+def read_blocks() -> dict[str, str]:
     """The blocks by their names, which are comments before them."""
     text = files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8")
     _, *parts = re.split(r"<!-- (.*) -->\n", text)
-    return {name: Template(body[:-1]) for name, body in zip(parts[::2], parts[1::2])}
+    return {name: body[:-1] for name, body in zip(parts[::2], parts[1::2])}
 
 
 BLOCKS = read_blocks()
@@ -88,12 +96,11 @@ BLOCKS = read_blocks()
 
 def line_of(trace: Trace, is_first: bool) -> Html:
     """The part of one line: result, reasons, steps, attention."""
-    result: object = " (not translated)"
-    body = Html()
+    result, body = Html(" (not translated)"), Html()
     if trace.endings:
-        result, body = fill("result", text=trace.endings[0].text), body_of(trace)
-    given = dict(id=trace.id, number=trace.id + 1, src=trace.src, result=result, body=body)
-    return fill("line", open=" open" * is_first, **given)
+        result, body = fill("result", best=trace.endings[0]), body_of(trace)
+    opened = " open" * is_first
+    return fill("line", trace=trace, number=trace.id + 1, open=opened, result=result, body=body)
 
 
 def body_of(trace: Trace) -> Html:
@@ -104,9 +111,9 @@ def body_of(trace: Trace) -> Html:
     heads += ["finished beside them"] * beside + ["dropped and blocked"]
     return fill(
         "body",
+        trace=trace,
         tokens=Html(" ".join(fill("token", text=token) for token in trace.src_tokens)),
         n_steps=len(trace.steps),
-        stop=trace.stop,
         endings=[ending_of(trace, i, ending) for i, ending in enumerate(trace.endings)],
         why=[fill("paragraph", text=sentence) for sentence in why_second_lost(trace)],
         comparison=comparison,
@@ -120,15 +127,11 @@ def ending_of(trace: Trace, i: int, ending: Ending) -> Html:
     """A finished hypothesis, of which the first is the best."""
     return fill(
         "ending",
-        best=Html(' class="best"' * (i == 0)),
+        ending=ending,
+        mark=Html(' class="best"' * (i == 0)),
         rank=i + 1,
-        text=ending.text,
-        score=ending.score,
-        log_prob=ending.log_prob,
-        norm=f"{ending.norm:.4g}",
         n_tokens=len(ending.tokens),
         row=name_of(trace, ending.step - 1, ending.row),
-        step=ending.step,
         cut_off="" if ending.ended else " (cut off)",
     )
 
@@ -153,7 +156,7 @@ def attention_of(trace: Trace) -> Html:
         cells = [
             fill(
                 "weight",
-                depth=f"{min(1.0, max(0.0, weight)) * 0.6:.2f}",
+                depth=min(1.0, max(0.0, weight)) * 0.6,
                 percent=f"{100 * weight:.0f}" if weight >= 0.005 else "",
             )
             for weight in weights
@@ -198,18 +201,17 @@ def contents_of(trace: Trace, t: int, k: int) -> Html:
     """Token, score, log-probability, the row that it continues and what became of it."""
     row, origin = trace.steps[t][k], Html()
     if t:
-        origin = fill("origin", row=name_of(trace, t - 1, row.parent), number=row.parent + 1)
+        origin = fill("origin", name=name_of(trace, t - 1, row.parent), number=row.parent + 1)
     state = row.state if row.state != "open" else ""
-    more = dict(mark=MARKS[row.state], why=", ".join(filter(None, (state, row.why))))
-    star = "\N{BLACK STAR} " * on_path(trace, t, k)
-    return fill("contents", star=star, origin=origin, **(vars(row) | more))
+    why, star = ", ".join(filter(None, (state, row.why))), "\N{BLACK STAR} " * on_path(trace, t, k)
+    return fill("contents", row=row, star=star, mark=MARKS[row.state], origin=origin, why=why)
 
 
 def dropped_of(others: list[Continuation]) -> Html:
     """Continuations that did not become a row, folded."""
     n_blocked = sum(other.state == "blocked" for other in others)
     n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
-    items = [fill("item", mark=MARKS[o.state], row=o.parent + 1, **vars(o)) for o in others]
+    items = [fill("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others]
     return fill("dropped", shown=n_shown, items=items)
 
 
@@ -229,33 +231,22 @@ def why_second_lost(trace: Trace) -> list[Html]:
     best, *others = trace.endings
     if not others:
         return [fill("only one")]
-    second = others[0]
-    given = dict(best=best.text, second=second.text, score=best.score, second_score=second.score)
-    winner = fill("winner", gap=f"{best.score - second.score:.4f}", **given)
-    tie = fill("tie") if best.score == second.score else ""
-    return [Html(winner + tie), length_decides(best, second), parting(best, second)]
+    two = dict(best=best, second=others[0])
+    gap = best.score - others[0].score
+    tie = fill("tie") if gap == 0 else ""
+    winner = Html(fill("winner", gap=gap, **two) + tie)
+    return [winner, length_decides(**two), parting(**two)]
 
 
 def length_decides(best: Ending, second: Ending) -> Html:
-    """The sums, and what dividing by the length makes of them."""
-    two = best, second
-    means = [ending.log_prob / ending.norm for ending in two]
-    penalties = [ending.score - mean for ending, mean in zip(two, means)]
-    sums = dict(best=best.log_prob, second=second.log_prob)
-    told = fill("sums", **sums)
-    if not best.norm == second.norm == 1.0:
-        norms = " and ".join(f"{ending.norm:.4g} ({n_tokens(ending)})" for ending in two)
-        told = fill("sums by length", norms=norms, means=" and ".join(map(shown, means)), **sums)
-        if best.log_prob < second.log_prob:
-            told = Html(told + fill("length decides"))
-    if any(abs(penalty) > 1e-4 for penalty in penalties):
-        told = Html(told + fill("penalties", penalties=" and ".join(map(shown, penalties))))
+    """The sums, and the effect of dividing them by the length."""
+    divided = not best.norm == second.norm == 1.0
+    told = fill("sums by length" if divided else "sums", best=best, second=second)
+    if divided and best.log_prob < second.log_prob:
+        told = Html(told + fill("length decides"))
+    if any(abs(ending.penalty) > 1e-4 for ending in (best, second)):
+        told = Html(told + fill("penalties", best=best, second=second))
     return told
-
-
-def n_tokens(ending: Ending) -> str:
-    n = len(ending.tokens)
-    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def parting(best: Ending, second: Ending) -> Html:
