@@ -147,7 +147,7 @@ def time_table(work: Record) -> str:
     rows: dict[str, list[str]] = {}
     for precision, measured in work["phases"].items():
         head += [precision, f"{precision}, share"]
-        total = sum(measured["seconds"].values())
+        total = sum(measured["seconds"].values()) or 0.01  # what TIME can show
         for phase, seconds in measured["seconds"].items():
             milliseconds = 1000 * seconds / measured["lines"]
             rows.setdefault(phase, [phase]).extend(
