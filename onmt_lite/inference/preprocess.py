@@ -63,7 +63,6 @@ class ExampleMaker:
             return self._passed(line, text, n_unknown)
         before, after = [*frame.src_start], [*frame.src_end]
         tokens, n_tag = self._tagged(tokens, frame.text, reading)
-        n_tokens = len(tokens)
         tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
@@ -90,7 +89,6 @@ class ExampleMaker:
             start=frame.start,
             prefix_ids=tuple(prefix_ids[:tgt_room]),
             src_tokens=tuple(tokens),
-            n_cut=n_tokens - len(tokens),
             n_tag=n_tag,
             reading=reading if reading.items and self.rule == "copy" else None,
         )

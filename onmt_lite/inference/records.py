@@ -36,7 +36,6 @@ class Example:
     start: tuple[int, ...] = ()  # tokens that the decoder reads before the first one
     prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
     src_tokens: tuple[str, ...] = ()
-    n_cut: int = 0  # tokens at the line's end for which the model has no room
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # words taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
