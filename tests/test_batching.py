@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.inference.batching import make_batches, pad_batch
 from onmt_lite.inference.records import Example
+from onmt_lite.inference.runner import make_batches, pad_batch
 from onmt_lite.text.line import Line
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=30)

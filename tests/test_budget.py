@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference import budget
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.inference.budget import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
+from onmt_lite.inference import runtime as budget
+from onmt_lite.inference.runtime import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
 from onmt_lite.jobs import worker
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer

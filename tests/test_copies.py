@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import Translator
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.inference.duplicates import OF_A_LINE, Copies, kind_of
+from onmt_lite.inference.pipeline import OF_A_LINE, Copies, kind_of
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.line import Line

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference import budget as budget_module
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.inference.batching import longer_side, source_length
-from onmt_lite.inference.budget import Room, is_out_of_memory
+from onmt_lite.inference import runtime as budget_module
 from onmt_lite.inference.records import Example
+from onmt_lite.inference.runner import longer_side, source_length
+from onmt_lite.inference.runtime import Room, is_out_of_memory
 from onmt_lite.search.forced import score_targets
 from onmt_lite.text.line import Line
 from tests.support import families, tiny

@@ -467,7 +467,7 @@ class TestTraining:
 def test_model_notes_of_a_gpu(monkeypatch):
     import torch
 
-    from onmt_lite.inference.notes import model_notes
+    from onmt_lite.inference.postprocess import model_notes
 
     options = TranslateOptions.of(threads=2)
     checkpoint = load_checkpoint(TOY)

@@ -25,7 +25,7 @@ import pytest
 import torch
 import yaml
 
-import onmt_lite.inference.notes
+import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
 from benchmarks.report import chart_of, headline, tables_of, write_pages
 from onmt_lite import OnmtLiteError, Translator
@@ -481,7 +481,7 @@ def test_every_note_is_explained():
     """The code has the same list, above what makes the notes."""
     page = (ROOT / "docs" / "jobs-reference.md").read_text(encoding="utf-8")
     section = page.split("## Notes")[1].split("\n## ")[0]
-    listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.inference.notes.__doc__ or "", re.M)
+    listed = re.findall(r"^  ([a-z][\w-]+) ", onmt_lite.inference.postprocess.__doc__ or "", re.M)
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) == sorted(listed)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.batching import join_batches
 from onmt_lite.inference.records import Example
+from onmt_lite.inference.runner import join_batches
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_batch import BeamBatch
 from onmt_lite.search.decode import decode

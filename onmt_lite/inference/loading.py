@@ -15,7 +15,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.config.transforms import SUBWORDS, parse_kwargs
 from onmt_lite.errors import CheckpointError, OptionError
-from onmt_lite.inference.languages import choose_languages
+from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import placed
 from onmt_lite.text.bpe import SubwordFile, join_bpe
 from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer

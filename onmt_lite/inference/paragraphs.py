@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.languages import TAG
+from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.line import Line

@@ -1,12 +1,59 @@
-"""Renderer: the hypotheses of a beam as text."""
+"""Postprocessing: a beam's hypotheses as text, the notes on a line, its search in words.
 
+Notes.  Of the input:
+  empty             blank; no output
+  invalid-utf8      bytes that are not UTF-8 became U+FFFD
+  truncated         longer than the model or the reader takes; the rest is not translated
+  capitals          written in capitals; read in small letters
+  unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
+  unknown-script    hardly a letter that the model knows; passed through as it is
+  invalid-json      of JSONL, no object with a text in its field; no output
+Of a reference or prefix:
+  tgt-invalid-json  of JSONL, no object with a text in its field; not used
+  tgt-invalid-utf8  bytes that are not UTF-8 became U+FFFD
+  tgt-too-long      longer than the model or the reader takes; not scored
+  prefix-truncated  longer than the model or the reader takes; cut
+  prefix-over-limit leaves no room for more
+  prefix-unknown    the model does not know some of its tokens; the translation has other text there
+  prefix-banned     holds a phrase of -ban_words; not used
+  tgt-not-a-number  its score is NaN or infinite, also alone in fp32
+Of the options:
+  min-length-over-limit  the line's own limit of length is below min_length
+Of the output, its best hypothesis:
+  unfinished        cut by a limit of length before the end token
+  unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
+  not-a-number      blank: the model's numbers are NaN or infinite, also alone in fp32
+  search-empty      the model allowed no further token
+  repeats           says the same word or words three times running or more, and more often than the
+                    source does
+"""
+
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Translation
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.records import (
+    NOTHING,
+    Ending,
+    Example,
+    Found,
+    Hypothesis,
+    Trace,
+    Translation,
+)
+from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam
-from onmt_lite.search.events import Finished
+from onmt_lite.search.events import Continuation, Finished
+from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
+from onmt_lite.search.recorder import IDLE, Recorder, Step
+from onmt_lite.search.scoring import length_norm
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
 from onmt_lite.text.words import word_log_probs
@@ -129,3 +176,220 @@ def holds_banned(text: str, example: Example) -> bool:
     """Whether a text holds a phrase that is banned for the line, however it is spaced."""
     banned = example.line.banned
     return bool(banned) and any(occurs(single_spaced(text), phrase) for phrase in banned)
+
+
+# -- notes ----------------------------------------------------------------------------------------
+
+WORD = re.compile(r"\w+")
+A_LETTER = re.compile(r"[^\W\d_]")
+LOOP = 3  # times running from which words are a loop
+
+
+def notes_of(
+    example: Example, found: Found, config: SearchConfig, unsure: bool = False
+) -> tuple[str, ...]:
+    """The notes of one line, beginning with the notes of preprocessing."""
+    flags, gold = dict[str, bool](), found.gold
+    if example.src_ids:
+        flags["unknown-tokens"] = example.n_unknown > 0
+    if example.src_ids and found.hyps:
+        best = found.hyps[0]
+        flags |= {
+            "prefix-over-limit": is_outgrown(config, example),
+            "min-length-over-limit": cannot_end(config, example),
+            "unfinished": not best.ended and not found.note,
+            "unsure": unsure,
+            "repeats": loops(best.text, example.line.text),
+            found.note: bool(found.note),
+        }
+    flags["tgt-not-a-number"] = gold is not None and not is_number(sum(gold))
+    return (*example.notes, *(name for name, holds in flags.items() if holds))
+
+
+def loops(text: str, source: str) -> bool:
+    """Whether words of `text` come three times running or more, and more often than in `source`."""
+    n_times = times_running(text)
+    return n_times >= LOOP and n_times > times_running(source)
+
+
+def times_running(text: str) -> int:
+    """How often the same group of words comes in a row at most, upper and lower case being equal.
+
+    A group has a letter: "1 1 1" and "..." say nothing twice.
+    """
+    words = WORD.findall(text.casefold())
+    best = 1
+    for size in range(1, len(words) // LOOP + 1):
+        run = 0  # words in a row that equal the word `size` places before
+        for i in range(size, len(words)):
+            run = run + 1 if words[i] == words[i - size] else 0
+            if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
+                best = run // size + 1
+    return best
+
+
+def is_number(score: float) -> bool:
+    """Whether a sum of log-probabilities is one: -inf is, NaN and infinity are not."""
+    return score < math.inf
+
+
+def total(gold: list[float] | None) -> float | None:
+    """The log-probability of a reference; None if there is none, or it is not a number."""
+    return None if gold is None or not is_number(sum(gold)) else sum(gold)
+
+
+def model_notes(
+    options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
+) -> list[str]:
+    """Notes on options that change nothing with this model, on this device."""
+    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
+    unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
+    if unknown:
+        notes.append(
+            f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
+            "passed over"
+        )
+    given = [name for name, value in options.given.items() if value]
+    if checkpoint.languages is None and "normalize" not in options.text.transforms:
+        notes += [
+            f"{name}: without effect; the model has no languages to choose from"
+            for name in ("src_lang", "tgt_lang")
+            if name in given
+        ]
+    if vocab.unk_id is None:
+        notes += [
+            f"{name}: without effect; the model has no unknown token"
+            for name in ("ban_unk_token", "replace_unk")
+            if name in given
+        ]
+    if "max_length" in given and options.search.max_length > model.max_positions:
+        notes.append(
+            f"max_length {options.search.max_length}: the model stops at {model.max_positions} "
+            "tokens"
+        )
+    if "threads" in given and device.type != "cpu":
+        notes.append(f"threads: without effect; the model runs on {device}")
+    if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
+        notes.append("precision: without effect; a table model has no weights")
+    if options.speed.precision == "int8" and precision_of(model) != "int8":
+        notes.append("precision int8: no exact kernel for this processor; the model runs in fp32")
+    return notes
+
+
+# -- traces (-dump_beam) ---------------------------------------------------------------------------
+
+
+class Tracer:
+    """Records the searches of some examples of a batch.
+
+    recorder  what the loop calls at each step; None if no example is traced
+    """
+
+    def __init__(self, renderer: Renderer, examples: Sequence[Example]):
+        self.renderer, self.examples = renderer, examples
+        numbers = {i for i, example in enumerate(examples) if example.line.traced}
+        self.recorder = Recorder(numbers) if numbers else None
+
+    def traced(self, number: int, beam: Beam, found: Found) -> Found:
+        """With the trace, if this example is traced."""
+        if self.recorder is None or number not in self.recorder.steps:
+            return found
+        steps, example = self.recorder.steps.pop(number), self.examples[number]
+        hyps = [hyp for hyp in beam.best() if hyp.step]
+        kept = {(hyp.step, hyp.row, hyp.token) for hyp in hyps}
+        rows = [
+            [self._row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
+            for t, step in enumerate(steps, 1)
+        ]
+        endings = distinct([self._ending(hyp, steps, example, beam, found) for hyp in hyps])
+        path = walk(rows, endings[0]) if endings else []
+        trace = Trace(
+            example.line.id,
+            example.line.text,
+            example.src_tokens,
+            beam.plan.beam_size,
+            rows,
+            [[self._row(other, example) for other in step.others] for step in steps],
+            path,
+            endings,
+            why_it_stopped(beam, len(steps)),
+            self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
+        )
+        return replace(found, trace=trace)
+
+    def _row(self, row: Continuation, example: Example, is_kept: bool = False) -> Continuation:
+        """With its token as text.  `is_kept`: a hypothesis that is among the best ends with it."""
+        if row.score < IDLE:
+            return replace(row, score=-math.inf, log_prob=-math.inf, state="none", why="")
+        (text,) = self._tokens([row.token], example)
+        if is_kept:
+            return replace(row, text=text, state="finished", why="")
+        why = "better ones took its place later" if row.state == "finished" else row.why
+        return replace(row, text=text, why=why)
+
+    def _tokens(self, ids: list[int], example: Example) -> list[str]:
+        return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
+
+    def _ending(
+        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: Found
+    ) -> Ending:
+        ids, log_probs = beam.hypothesis(hyp)
+        tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
+        # A hypothesis of the output has the text that its tokens became in the end
+        text = next((h.text for h in found.hyps if (h.score, h.log_prob) == key), None)
+        if text is None:
+            text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
+        length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
+        norm = length_norm(beam.plan.length_penalty, beam.plan.alpha, length)
+        row = row_of(hyp, steps)
+        return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
+
+    def _attention(self, example: Example, steps: list[Step], path: list[int]) -> list[list[float]]:
+        """From each token of a path to the tokens of the line."""
+        before, late = self.renderer.checkpoint.src_margins[0], self.renderer.checkpoint.aligns_late
+        columns = slice(before, before + len(example.src_tokens))
+        rows = [steps[t].rows[k].parent for t, k in enumerate(path)]
+        made = [steps[t].attn[k, columns].tolist() for t, k in enumerate(rows)]
+        return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
+
+
+def row_of(hyp: Finished, steps: list[Step]) -> int:
+    """The place of a hypothesis among the rows of its last step."""
+    for k, row in enumerate(steps[hyp.step - 1].rows):
+        if row.key == (hyp.row, hyp.token) and row.exists:
+            return k
+    raise LookupError(f"no row of step {hyp.step} ends as the hypothesis {hyp}")
+
+
+def distinct(endings: list[Ending]) -> list[Ending]:
+    """Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already."""
+    return list({(ending.step, ending.row): ending for ending in reversed(endings)}.values())[::-1]
+
+
+def walk(rows: list[list[Continuation]], ending: Ending) -> list[int]:
+    """The row of a hypothesis at each of its steps, found by the parents."""
+    path, k = [], ending.row
+    for t in range(ending.step - 1, -1, -1):
+        path.append(k)
+        k = rows[t][k].parent
+    return path[::-1]
+
+
+def why_it_stopped(beam: Beam, n_steps: int) -> str:
+    """The reason, in words, after the last step."""
+    stop, n = beam.plan.stop, len(beam.finished)
+    have = "1 hypothesis had finished" if n == 1 else f"{n} hypotheses had finished"
+    if beam.note == SEARCH_EMPTY:
+        return "the model allowed no continuation of any row"
+    if n_steps >= beam.limits.max_steps:
+        return f"the limit of {n_steps} tokens was reached"
+    if isinstance(stop, TopEnded):
+        best = "the best candidate of a step was one that ended"
+        return f"{have}, which is enough, and {best}"
+    if isinstance(stop, Full):
+        return f"{have}, which is enough"
+    if isinstance(stop, LengthRatio):
+        return f"{have}, and the best of them had the length and score that -ratio expects"
+    if isinstance(stop, Exhausted):
+        return f"{have}, and no row was left"
+    return f"{have}, and no open row could be expected to beat them"

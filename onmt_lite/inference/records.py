@@ -180,7 +180,7 @@ class Found:
 class Translation:
     """The result of one line, best hypothesis first; a blank line has an empty hypothesis.
 
-    notes         see `onmt_lite.inference.notes`
+    notes         see `onmt_lite.inference.postprocess`
     n_src_tokens  tokens of the line as the model reads it
     n_unknown     tokens of the line that the model does not know
     n_gold_tokens  tokens of the reference, the end token counted

@@ -1,18 +1,22 @@
-"""Runtime: device, number type and threads of a model."""
+"""Runtime: device, number type and threads of a model; the size of batches by the memory that is
+free, and smaller ones if it runs out."""
 
 import contextlib
 import copy
+import math
 import os
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
-from onmt_lite.config.cores import usable_cores
+from onmt_lite.config.cores import free_memory, usable_cores
 from onmt_lite.config.environment import keep_memory
 from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
-from onmt_lite.inference.budget import is_out_of_memory
+from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import LEAST_WIDTH, is_right, pack
 from onmt_lite.models.processor import kernels_for, processor_words
@@ -153,3 +157,226 @@ def deterministic_kernels() -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+R = TypeVar("R")
+
+# How an error that is a plain RuntimeError says that memory is out: torch's allocators for CPUs and
+# GPUs, CUDA's libraries, C++, and oneDNN, which does not mention memory if it cannot write code
+OUT_OF_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|not enough memory|out.?of.?memory|alloc_failed|bad_alloc"
+    r"|could not create a memory|could not create a primitive(?! descriptor)",
+    re.IGNORECASE,
+)
+
+# A batch that nobody sized: at most so many padded source tokens and so many rows of the decoder,
+# and at most so many bytes, which are halved until half of the free memory has room for them.  Only
+# a model whose usual batch takes more gets smaller ones, by powers of two: batches decide the last
+# digits of scores, and are to be the same on all machines that have room for the usual ones.  The
+# figures for GPUs have not been measured.
+TOKENS = {"cpu": 3072, "cuda": 16384}
+ROWS = {"cpu": 640, "cuda": 2560}
+BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
+LEAST_BYTES = 16 << 20
+SCORED_TOKENS = 1024  # in a batch whose references are scored
+LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
+
+
+def bytes_at_once(device: str, free: int | None) -> int:
+    """Bytes that one batch may take if so many are free; None: unknown, and taken as enough."""
+    most = BYTES[device]
+    while free is not None and 2 * most > free and most > LEAST_BYTES:
+        most //= 2
+    return most
+
+
+def free_on(device: torch.device) -> int | None:
+    """Free bytes of a device, including those that torch keeps for later."""
+    if device.type != "cuda":
+        return free_memory()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers that the memory of a batch is made of, for all models of an ensemble together.
+
+    n_models  each makes logits of its own
+    vocab     logits of a row
+    past      of a token of the output: keys and values in all layers of the decoder
+    source    of a source token: as many for the decoder, and what an encoder layer has at once
+    heads     of a pair of source tokens, in an encoder layer
+    longest   tokens of a source line, at most
+    n_bytes   of a number; logits have 4
+    """
+
+    n_models: int
+    vocab: int
+    past: int
+    source: int
+    heads: int
+    longest: int
+    n_bytes: int = 4
+
+    @classmethod
+    def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "Size":
+        """The sizes of models with a `cfg`; a table model needs next to no memory."""
+        cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
+        past = sum(2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
+        inside = [6 * cfg.d_model + 2 * getattr(cfg, "d_ff", cfg.d_model) for cfg in cfgs]
+        heads = [2 * getattr(cfg, "heads", 0) for cfg in cfgs]
+        return cls(
+            len(models),
+            max(model.vocab_size for model in models),
+            past,
+            past + max(inside, default=0),
+            max(heads, default=0),
+            min(model.max_positions for model in models),
+            n_bytes,
+        )
+
+    def bytes(self, n: int, width: int, beam_size: int) -> int:
+        """Bytes of n sentences of up to `width` tokens, decoded to up to twice as many.
+
+        Logits are there twice: as the model makes them, and as the search changes them.  Of keys
+        and values there are more than the hypotheses have, see `onmt_lite.models.cache`: up to 6.5
+        times the steps with 5 rows of random models, 2.2 times with one.
+        """
+        logits = 4 * beam_size * self.vocab * (1 + self.n_models)
+        past = (beam_size + 3) * (2 * width + 5) * self.past
+        others = past + width * self.source + width * width * self.heads
+        return n * (logits + self.n_bytes * others)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How large a batch may be: in padded source tokens, and in sentences."""
+
+    tokens: int
+    sentences: int
+
+    def bytes(self, size: Size, beam_size: int) -> int:
+        """Of the largest batch: one of many short lines, or of few long ones."""
+        widest = min(self.tokens, size.longest)
+        short = size.bytes(self.sentences, max(1, self.tokens // self.sentences), beam_size)
+        return max(short, size.bytes(max(1, self.tokens // widest), widest, beam_size))
+
+
+LEAST = Limit(64, 1)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The largest batches of a model on a device that take at most n_bytes."""
+
+    size: Size
+    device: str
+    n_bytes: int
+
+    @classmethod
+    def of(cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None) -> "Budget":
+        """The budget of a model, or of an ensemble.  `free`: bytes of main memory that it may use,
+        by default all that are free."""
+        if free is None or device.type != "cpu":
+            free = free_on(device)
+        size = Size.of(getattr(model, "members", [model]), dtype.itemsize)
+        return cls(size, device.type, bytes_at_once(device.type, free))
+
+    def limit(self, beam_size: int) -> Limit:
+        """The batch that is fast, or the half, a quarter ... of it that takes at most n_bytes.
+
+        Milliseconds of processor time a sentence, beam 5, one core of a CPU with AVX-512 that
+        others used too (24 source tokens; the shipped model on lines of 10):
+
+        sentences at once     16    32    64   128   256
+        base, fp32           144   132   126   119     -
+        base, bf16           100    86    85    81     -
+        tiny, fp32            44    41    40    38    41
+        shipped, fp32          -     -   9.3   9.2  10.0
+        """
+        most = Limit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
+        while most != LEAST and most.bytes(self.size, beam_size) > self.n_bytes:
+            most = Limit(
+                max(LEAST.tokens, most.tokens // 2), max(LEAST.sentences, most.sentences // 2)
+            )
+        return most
+
+    def notes(self, beam_size: int) -> list[str]:
+        """A note that memory is short, if batches are smaller for it."""
+        usual = replace(self, n_bytes=BYTES[self.device]).limit(beam_size)
+        if (limit := self.limit(beam_size)) == usual:
+            return []
+        return [
+            f"little memory is free: batches of {limit.sentences} sentences and {limit.tokens} "
+            f"tokens at most, not {usual.sentences} and {usual.tokens}; the last digits of scores "
+            "may differ"
+        ]
+
+    @property
+    def scored_tokens(self) -> int:
+        """Padded tokens of a batch whose references are scored, all positions at once."""
+        return min(SCORED_TOKENS, self.scored_logits // self.size.vocab)
+
+    @property
+    def scored_logits(self) -> int:
+        """Logits that references have at once."""
+        return self.n_bytes // (LOGIT_BYTES * self.size.n_models)
+
+
+class Room:
+    """Memory for examples: a number at once that did not fit is not tried again."""
+
+    def __init__(self, remedy: str):
+        """`remedy`: what to do about one example that does not fit."""
+        self.remedy = remedy
+        self.most: float = math.inf  # examples at once, times the width of the widest
+
+    def run(
+        self,
+        group: list[Example],
+        n_at_once: int,
+        width: Callable[[Example], int],
+        work: Callable[[list[Example], int], Iterable[tuple[int, R]]],
+    ) -> list[R]:
+        """The results of `work` for the examples of `group`, in order.
+
+        width(example)     a number that the memory for an example grows with
+        work(examples, n)  with at most n of the examples in memory at once, yields the place of
+                           each among them and its result; if memory runs out, the work goes on
+                           for the examples that have none, with half as many at once
+
+        Raises MemoryExhausted if one example alone does not fit.
+        """
+        found: dict[int, R] = {}
+        while len(found) < len(group):
+            waiting = [i for i in range(len(group)) if i not in found]
+            widest = max(width(group[i]) for i in waiting)
+            n = max(1, int(min(n_at_once, len(waiting), self.most / widest)))
+            try:
+                for i, result in work([group[i] for i in waiting], n):
+                    found[waiting[i]] = result
+                continue
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                left = [i for i in waiting if i not in found]
+                if n == 1 and left:
+                    line = group[left[0]].line.id + 1
+                    raise MemoryExhausted(
+                        f"out of memory at line {line} alone; {self.remedy}"
+                    ) from None
+            # After `except`, within which the error keeps tensors alive
+            self.most = (n + 1) // 2 * max(width(group[i]) for i in left or waiting)
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        return [found[i] for i in range(len(group))]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short, of the CPU or of a GPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))

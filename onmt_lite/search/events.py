@@ -59,7 +59,7 @@ class Continuation:
 
     state  what became of it; "ended": the end token, not counted; "none": there is no such row
     why    the reason, if it does not live on
-    text   the token in words, see `onmt_lite.inference.trace`
+    text   the token in words, see `onmt_lite.inference.postprocess`
     """
 
     parent: int

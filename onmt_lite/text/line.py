@@ -11,7 +11,7 @@ class Line:
 
     notes   notes on how it was read, as in the JSONL output
     fields  of a line that is a JSON object: the object without the text, as JSON
-    traced  its search is to be watched, see `onmt_lite.inference.trace`
+    traced  its search is to be watched, see `onmt_lite.inference.postprocess`
     forced  phrases that its translation is to hold
     banned  phrases that no translation of it may hold
     """

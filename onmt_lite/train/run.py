@@ -25,8 +25,7 @@ from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.interrupt import Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
-from onmt_lite.inference.budget import is_out_of_memory
-from onmt_lite.inference.runtime import DTYPES, choose
+from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.text.whole import replace_files
