@@ -9,7 +9,7 @@ from torch import Tensor
 from onmt_lite.checkpoints.fairseq import fconv as fairseq_fconv
 from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
 from onmt_lite.errors import CheckpointError
-from onmt_lite.search.forced import score_targets
+from onmt_lite.search.masks import score_targets
 from tests.support import archives
 from tests.support.families import (
     CNNS,

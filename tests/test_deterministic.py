@@ -11,7 +11,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.inference.runtime import computing
 from onmt_lite.search import scheduler as feed
-from onmt_lite.search.beam_batch import BeamBatch
+from onmt_lite.search.decode import BeamBatch
 from onmt_lite.search.presets import PRESETS
 from tests.support import cases
 

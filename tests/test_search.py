@@ -3,14 +3,12 @@
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.search.beam import Beam
-from onmt_lite.search.events import Candidates, Event
+from onmt_lite.search.beam import Beam, Candidates, Event
 from onmt_lite.search.plan import Limits
 from tests.support.tables import (
     EOS,
@@ -198,7 +196,7 @@ class TestTies:
         second = Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0])
         for step, rows in enumerate([first, second], 1):
             beam.advance(Event(step, rows, rows, [0.0, 0.0]))
-        beam.read(torch.tensor([[x for part in rows for x in part] for rows in (first, second)]))
+        beam.read([[x for part in rows for x in part] for rows in (first, second)])
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

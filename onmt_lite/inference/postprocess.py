@@ -49,11 +49,9 @@ from onmt_lite.inference.records import (
 )
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
-from onmt_lite.search.beam import SEARCH_EMPTY, Beam
-from onmt_lite.search.events import Continuation, Finished
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Continuation, Finished, length_norm
 from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
 from onmt_lite.search.recorder import IDLE, Recorder, Step
-from onmt_lite.search.scoring import length_norm
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
 from onmt_lite.text.words import word_log_probs

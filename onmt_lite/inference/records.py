@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onmt_lite.search.events import Continuation
+from onmt_lite.search.beam import Continuation
 from onmt_lite.text.line import CAPITALS, Line
 from onmt_lite.text.placeholders import Reading
 

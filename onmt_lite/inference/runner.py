@@ -21,9 +21,9 @@ from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
-from onmt_lite.search.clock import Clock
 from onmt_lite.search.decode import decode
-from onmt_lite.search.forced import attend_targets, score_targets
+from onmt_lite.search.masks import attend_targets, score_targets
+from onmt_lite.search.plan import Clock
 
 R = TypeVar("R")
 
@@ -168,7 +168,7 @@ class Runner:
         return attend_targets(self.model, *self._given(batch), heads, batch.copy_ids)
 
     def _given(self, batch: Batch) -> Given:
-        """Sources and targets of a batch, as `onmt_lite.search.forced` takes them."""
+        """Sources and targets of a batch, as `onmt_lite.search.masks` takes them."""
         targets = [e.tgt_ids or [] for e in batch.examples]
         starts = [e.start for e in batch.examples]
         return batch.src, batch.src_lengths, targets, starts, self.checkpoint.eos_id

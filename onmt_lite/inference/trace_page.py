@@ -15,7 +15,7 @@ from itertools import accumulate, zip_longest
 from string import Formatter
 
 from onmt_lite.inference.records import Ending, Trace, finite
-from onmt_lite.search.events import Continuation
+from onmt_lite.search.beam import Continuation
 
 # OpenNMT-py's keys, and what a row has there
 KEYS = {

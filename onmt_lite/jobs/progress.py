@@ -15,7 +15,7 @@ from onmt_lite.config.files import descriptor_of, name_of
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.search.clock import Clock
+from onmt_lite.search.plan import Clock
 
 SECONDS_BETWEEN = 10.0  # lines about progress
 PHASES = ("tokenise", "encode", "decode", "write")

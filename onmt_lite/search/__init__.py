@@ -1,7 +1,6 @@
 """The search: one loop, one `Beam` per sentence.
 
-Modules in the order in which data passes: `plan`, `decode`, `scheduler`, `beam_batch`, `masks`,
-`ranking` or `sampling`, `transfer`, `events`, `beam`, `finished`.
+Modules in the order of data: `plan`, `decode`, `scheduler`, `masks`, `ranking`, `beam`.
 
 Words that all of them use:
 

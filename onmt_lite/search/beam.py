@@ -1,17 +1,174 @@
 """The beam of one sentence: plain numbers, no model, no device, no text."""
 
+import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from torch import Tensor
-
-from onmt_lite.search.events import Candidates, Event, Finished
-from onmt_lite.search.finished import FinishedPool
 from onmt_lite.search.plan import Limits, Plan
-from onmt_lite.search.policy import Bound, LengthRatio
-from onmt_lite.search.scoring import length_norm
+from onmt_lite.search.policy import Bound, Full, LengthRatio, TopEnded
 
 NOT_A_NUMBER = "not-a-number"  # the model's output is NaN, so nothing can be ranked
 SEARCH_EMPTY = "search-empty"  # the model allows no continuation before a hypothesis has finished
+
+
+class Candidates(NamedTuple):
+    """Continuations of a sentence's rows, best first, in columns.
+
+    All columns are floats, as the device has sent them: most are never read.
+
+    score     sum of log-probabilities, less a stepwise penalty; -inf: no such candidate
+    row       the row of this sentence that the candidate continues
+    log_prob  the model's log-probability of this token
+    """
+
+    score: list[float]
+    row: Sequence[float]
+    token: Sequence[float]
+    log_prob: list[float]
+
+    def part(self, start: int, end: int) -> "Candidates":
+        score, row, token, log_prob = self
+        return Candidates(score[start:end], row[start:end], token[start:end], log_prob[start:end])
+
+
+class Event(NamedTuple):
+    """A step of one sentence that its `Beam` must see.
+
+    step        number of the sentence's own step, from 1
+    candidates  as ranked; with groups that finish apart, group after group
+    rows        the candidates that became the K new rows
+    costs       coverage penalty of each old row, this step's attention included
+    """
+
+    step: int
+    candidates: Candidates
+    rows: Candidates
+    costs: list[float]
+
+
+@dataclass(slots=True)
+class Finished:
+    """A complete hypothesis: its last token, and the row of the step before that it continues."""
+
+    score: float  # by which hypotheses are ranked
+    step: int  # number of tokens; 0: none
+    row: int
+    token: int
+    log_prob: float
+    ended: bool  # with the end token; False: cut off by max_length
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A row of the step before with a token, as a recorded search keeps it.
+
+    state  what became of it; "ended": the end token, not counted; "none": there is no such row
+    why    the reason, if it does not live on
+    text   the token in words, see `onmt_lite.inference.postprocess`
+    """
+
+    parent: int
+    token: int
+    score: float
+    log_prob: float
+    state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
+    why: str = ""
+    text: str = ""
+
+    @property
+    def exists(self) -> bool:
+        return self.score > -math.inf
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.parent, self.token
+
+
+@functools.lru_cache(maxsize=4096)  # the same few lengths, over and over
+def length_norm(form: str, alpha: float, length: int) -> float:
+    """The divisor of a sum of log-probabilities; `length` counts the end token, too.
+
+    `wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha.
+    """
+    if form == "wu":
+        return float(((5 + length) / 6) ** alpha)
+    if form == "avg":
+        return float(max(1, length) ** alpha)
+    return 1.0
+
+
+class FinishedPool:
+    """The finished hypotheses of a beam, or of one of its groups if they finish apart."""
+
+    def __init__(self, plan: Plan, n_before: int):
+        """n_before: tokens that count in lengths beside those of hypotheses, see `Plan`."""
+        self.plan, self.n_before = plan, n_before
+        self.finished: list[Finished] = []
+        self.capacity = plan.width
+        self.kind = plan.policy.pool
+        self.need = min_finished(plan)
+        self.top_ended = False
+        self.done = False
+
+    def add(self, hyp: Finished) -> None:
+        """Keep a hypothesis if the policy does: all, the first k or the best k."""
+        finished = self.finished
+        if self.kind == "all" or len(finished) < self.capacity:
+            finished.append(hyp)
+        elif self.kind == "best":
+            scores = [other.score for other in finished]
+            worst = min(scores)
+            if hyp.score > worst:
+                # Of the equally bad, drop the last in the policy's order of ties
+                later = self.plan.policy.ties == "later"
+                n = len(scores) - 1
+                del finished[scores.index(worst) if later else n - scores[::-1].index(worst)]
+                finished.append(hyp)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether enough hypotheses are finished to check the stop rule."""
+        return len(self.finished) >= self.need
+
+    def stopped(self, candidates: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
+        """Whether the stop rule holds after a step with these candidates and new rows."""
+        stop = self.plan.stop
+        if isinstance(stop, TopEnded):
+            ended = candidates.token[0] == self.plan.eos_id and candidates.score[0] > -math.inf
+            self.top_ended = ended or (stop.sticky and self.top_ended)
+            return self.has_enough and self.top_ended
+        if isinstance(stop, Bound):
+            racing = candidates if stop.best_of == "candidates" else rows
+            return self.has_enough and self._out_of_reach(stop, max(racing.score), step, max_steps)
+        return self.has_enough and isinstance(stop, Full)
+
+    def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
+        """Whether the best finished hypothesis has at least the score `per_token`."""
+        if not self.has_enough:
+            return False
+        best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
+        return best >= per_token
+
+    def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
+        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished ones."""
+        plan = self.plan
+        far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
+        length = max_steps if far else step
+        reach = best / length_norm(plan.length_penalty, plan.alpha, length + self.n_before)
+        pick = min if bound.beats == "worst" else max
+        rival = pick([hyp.score for hyp in self.finished])
+        return rival > reach if bound.strictly else rival >= reach
+
+
+def min_finished(plan: Plan) -> int:
+    """Minimum number of finished hypotheses before the stop rule is checked."""
+    if isinstance(plan.stop, TopEnded | LengthRatio):
+        return plan.n_best if plan.stop.need == "n_best" else plan.beam_size
+    if isinstance(plan.stop, Full):  # half is rounded up, as C++ does
+        return math.floor(plan.width * plan.patience + 0.5)
+    return 1 if isinstance(plan.stop, Bound) and plan.stop.finished == "one" else plan.width
 
 
 class Beam:
@@ -60,10 +217,10 @@ class Beam:
     def finished(self) -> list[Finished]:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
-    def read(self, lines: Tensor) -> None:
-        """Take over the rows of the steps since the last call (T, M), see `Transfer.read`."""
+    def read(self, lines: list[list[float]]) -> None:
+        """Take over the rows of the steps since the last call, a line each, see `Transfer.read`."""
         k = self.plan.beam_size
-        for line in lines.tolist():
+        for line in lines:
             ids = list(map(int, line[k : 3 * k]))
             self.prev_ks.append(ids[:k])
             self.next_ys.append(ids[k:])

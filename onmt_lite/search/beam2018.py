@@ -8,8 +8,7 @@ rows, again for every hypothesis that was scored.  Padding: open rows filled up 
 
 import math
 
-from onmt_lite.search.beam import NOT_A_NUMBER, Beam
-from onmt_lite.search.events import Candidates, Event, Finished
+from onmt_lite.search.beam import NOT_A_NUMBER, Beam, Candidates, Event, Finished
 from onmt_lite.search.plan import Limits, Plan
 
 

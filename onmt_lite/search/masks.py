@@ -1,33 +1,25 @@
-"""Masks: what each token of a row counts before anything is ranked, on all rows at once."""
+"""What each token of a row counts before anything is ranked, on all rows at once: masks, repeated
+n-grams, penalties, and the log-probabilities of targets that are known.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onmt_lite.models.base import AnyModel, Heads
 from onmt_lite.search.constraints import Held
-from onmt_lite.search.ngrams import completing_tokens, ends_in_repetition
 from onmt_lite.search.plan import NO_TOKEN, Plan
+from onmt_lite.search.ranking import Scored
 
 NEGLIGIBLE = -80.0  # in nats
 LOG2_E = math.log2(math.e)
 MANY = 1024  # tokens
+TINY = torch.finfo(torch.float32).tiny
 CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
-
-    W is V, plus a spare column of -inf if tokens are scattered.  `slope` (R, W): the share of a
-    diversity penalty that each token pays; None: all of it.
-    """
-
-    values: Tensor
-    norm: Tensor
-    slope: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +224,57 @@ class Masks:
             values.scatter_(1, tokens.where(back, spare), before.where(back, -math.inf))
 
 
+def completing_tokens(history: Tensor, n: int, exempt: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last token of each window of n tokens (R, T-n+1), and whether a row that produced
+    this token now would repeat the window.  T must be n or more.
+
+    Worked example, n = 2: history [7 8 9 7] ends in 7; the window [7 8] starts with 7, so 8 would
+    repeat.
+    """
+    windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
+    ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
+    repeats = (windows[:, :, :-1] == ending[:, None]).all(2)  # (R, T-n+1)
+    repeats &= windows[:, :, 0] >= 0
+    repeats &= ~exempt[windows.clamp(min=0)].any(2)
+    return windows[:, :, -1].clamp(min=0), repeats
+
+
+def ends_in_repetition(history: Tensor, n: int, exempt: Tensor) -> Tensor:
+    """Whether the last n tokens of a row have occurred before in this order (R,); T exceeds n."""
+    windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
+    last = windows[:, -1:]
+    repeated = (windows[:, :-1] == last).all(2).any(1)
+    return repeated & (last[:, 0, 0] >= 0) & ~exempt[last[:, 0].clamp(min=0)].any(1)
+
+
+def coverage_penalty(plan: Plan, coverage: Tensor, src_length: Tensor) -> Tensor:
+    """The penalty of each row (R,) for the attention that source tokens have received.
+
+    coverage (R, S): sum over the steps; src_length (R, 1).  `wu` is the coverage penalty of Wu et
+    al. 2016, `summary` that of Gehrmann et al. 2018.  A token that received no attention at all
+    costs a large finite amount instead of an infinite one, or nothing under CTranslate2.
+    """
+    inside = torch.arange(coverage.size(1), device=coverage.device) < src_length  # (R, S)
+    if plan.coverage_penalty == "wu":
+        per_token = -coverage.clamp(TINY, 1.0).log()  # (R, S)
+        if plan.policy.skips_unattended:
+            per_token = per_token * (coverage > 0)
+    else:
+        per_token = coverage.clamp(min=1.0) - 1.0  # (R, S)
+    return plan.beta * (per_token * inside.float()).sum(1)
+
+
+def most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
+    """The source token that each row attends to most (R,), margins aside.
+
+    attn (R, S), src_length (R, 1)
+    """
+    before, after = margins
+    place = torch.arange(attn.size(1), device=attn.device)  # (S,)
+    outside = (place < before) | (place >= src_length - after)  # (R, S)
+    return attn.masked_fill(outside, -1.0).argmax(1)
+
+
 def normaliser(logits: Tensor) -> Tensor:
     """Logits (.., V) -> (..) logsumexp; finite for a row of -inf, which then stays at -inf.
 
@@ -261,3 +304,77 @@ def normaliser(logits: Tensor) -> Tensor:
         torch.sum(powers, 1, out=sums[these])
     sums = sums.log_().add_(largest[:, 0]).clamp_(min=lowest)
     return sums[: logits[..., 0].numel()].view(logits.shape[:-1])
+
+
+@torch.inference_mode()
+def score_targets(
+    model: AnyModel,
+    src: Tensor,
+    src_lengths: Tensor,
+    targets: list[list[int]],
+    starts: Sequence[Sequence[int]],
+    eos_id: int,
+    sums_to_one: bool = True,
+    ids: Tensor | None = None,
+    at_once: float = math.inf,
+) -> list[list[float]]:
+    """For each target the log-probabilities of its tokens and of the end token after them.
+
+    starts: tokens that the decoder reads before each target, all of one length.
+    sums_to_one: the model returns logits; False: log-probabilities that are not normalised again.
+    ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
+    at_once: if there are more logits (B * T * V), they are computed one position at a time.
+    """
+    read, out, before = _fed(targets, starts, eos_id, src.device)  # (B, N + T), (B, T)
+    memory = model.encode(src, src_lengths, ids)
+    if out.numel() * model.vocab_size <= at_once:
+        log_probs = _chosen(model.forward(memory, read)[:, before:], out, sums_to_one)
+    else:
+        state = model.init_state(memory)
+        for tokens in read[:, :before].unbind(1):
+            model.step(tokens, state)
+        steps = (model.step(tokens, state)[0] for tokens in read[:, before:].unbind(1))
+        chosen = [_chosen(logits, ids, sums_to_one) for logits, ids in zip(steps, out.unbind(1))]
+        log_probs = torch.stack(chosen, 1)
+    return [row[: len(target) + 1] for row, target in zip(log_probs.tolist(), targets)]
+
+
+@torch.inference_mode()
+def attend_targets(
+    model: AnyModel,
+    src: Tensor,
+    src_lengths: Tensor,
+    targets: list[list[int]],
+    starts: Sequence[Sequence[int]],
+    eos_id: int,
+    heads: Heads,
+    ids: Tensor | None = None,
+) -> list[Tensor]:
+    """For each target, the attention to its source (T + 1, S) from its T tokens and the end token
+    after them; on the host.  Arguments as above."""
+    read, _, before = _fed(targets, starts, eos_id, src.device)
+    weights = model.attention(model.encode(src, src_lengths, ids), read, heads)[:, before:].cpu()
+    sizes = zip(map(len, targets), src_lengths.tolist())
+    return [own[: t + 1, :s].clone() for own, (t, s) in zip(weights, sizes)]
+
+
+def _fed(
+    targets: list[list[int]],
+    starts: Sequence[Sequence[int]],
+    eos_id: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, int]:
+    """Decoder input (B, N + T), the tokens that follow its last T positions (B, T), and N: the
+    number of tokens before the first position that counts."""
+    width = max(map(len, targets)) + 1
+    padding = [[eos_id] * (width - len(target)) for target in targets]
+    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)
+    start = torch.tensor(starts, device=device)
+    return torch.cat([start, out[:, :-1]], 1), out, start.size(1) - 1
+
+
+def _chosen(logits: Tensor, tokens: Tensor, sums_to_one: bool) -> Tensor:
+    """logits (.., V), tokens (..) -> the log-probability of each token (..)."""
+    logits = logits.float()
+    chosen = logits.gather(-1, tokens[..., None])[..., 0]
+    return chosen - normaliser(logits) if sums_to_one else chosen

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from onmt_lite.search.beam import Beam
-from onmt_lite.search.beam_batch import BeamBatch
-from onmt_lite.search.events import Candidates, Continuation
+from onmt_lite.search.beam import Beam, Candidates, Continuation
+from onmt_lite.search.decode import BeamBatch
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scheduler import Slot
 

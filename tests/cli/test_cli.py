@@ -12,7 +12,7 @@ import yaml
 from onmt_lite.jobs.job import times
 from onmt_lite.jobs.output import Output
 from onmt_lite.models.table import TableModel
-from onmt_lite.search import clock
+from onmt_lite.search import plan
 from onmt_lite.text.tokenizers import SpaceTokenizer
 
 MATCH = "they must match line by line"
@@ -146,7 +146,7 @@ def test_times_are_per_line_and_per_token():
 def test_where_the_time_goes(main, src, monkeypatch):
     """On a clock that only the work of each phase moves."""
     now = [0.0]
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(plan, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def takes(owner, name, seconds):
         original = getattr(owner, name)

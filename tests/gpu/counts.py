@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onmt_lite.models.captured import with_graphs
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.beam_batch import BeamBatch
+from onmt_lite.search.decode import BeamBatch
 from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.presets import PRESETS
 from tests.support.simulated import FREE
