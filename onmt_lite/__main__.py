@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.config.cli import run_program
-    from onmt_lite.config.interrupt import ignore_signals
+    from onmt_lite.config.console import ignore_signals
     from onmt_lite.config.options import PROGRAM, load_options
 
     code = run_program(argv, PROGRAM, load_options, lambda options: translate(options, early))
@@ -35,7 +35,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
     check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
-    from onmt_lite.config.interrupt import Interrupted
+    from onmt_lite.config.console import Interrupted
 
     if options.information.print_model:
         if early:

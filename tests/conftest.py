@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
-from onmt_lite.config.interrupt import SIGNALS, pending
+from onmt_lite.config.console import SIGNALS, pending
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.inference import runtime
 from onmt_lite.jobs.progress import logging_to

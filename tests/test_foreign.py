@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from onmt_lite.config.option import META, Foreign, opt, options_of
+from onmt_lite.config.foreign import Foreign
+from onmt_lite.config.option import META, opt, options_of
 from onmt_lite.config.sources import Program, load
 from onmt_lite.errors import OptionError
 

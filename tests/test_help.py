@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import export
-from onmt_lite.config.help import by_group, help_on, help_text
+from onmt_lite.config.foreign import FOREIGN
+from onmt_lite.config.help import by_group, help_on, help_text, json_schema
 from onmt_lite.config.help import example as example_of
-from onmt_lite.config.json_schema import json_schema
-from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE

@@ -20,7 +20,7 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
 from onmt_lite.config.rules import Values
-from onmt_lite.config.transforms import PERFORMED, REWRITING
+from onmt_lite.config.text_options import PERFORMED, REWRITING
 from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 from tests.support import tiny

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.foreign import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
 from tests.support.files import DATA
 from tests.support.sweeps import swept

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints.shipped import LABEL
-from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
 from onmt_lite.jobs.output import Output

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from onmt_lite import OptionError
-from onmt_lite.config.opennmt_options import FOREIGN
+from onmt_lite.config.foreign import FOR_TRAINING, FOREIGN, NOTHING, option_of, table
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
-from onmt_lite.config.peers import FOR_TRAINING, NOTHING, option_of, table
 from onmt_lite.ray.options import OPTIONS as RAY_OPTIONS
 from onmt_lite.ray.options import load_ray_options
 

@@ -29,9 +29,8 @@ import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
 from benchmarks.report import chart_of, headline, tables_of, write_pages
 from onmt_lite import OnmtLiteError, Translator
-from onmt_lite.config import peers
+from onmt_lite.config import foreign
 from onmt_lite.config.help import markdown_table
-from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
@@ -382,7 +381,7 @@ class TestNames:
             *CALIBRATE_OPTIONS,
             *RAY_OPTIONS,
             *vars(parse_benchmarks([])),
-            *FOREIGN,
+            *foreign.FOREIGN,
         }
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
         named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
@@ -420,7 +419,7 @@ def test_the_options_table_is_generated():
 def names_table() -> str:
     """A row for each tool: its names, each with the option that is here."""
     rows = ["| from | names there → here |", "|---|---|"]
-    for tool, names in peers.table()["tools"].items():
+    for tool, names in foreign.table()["tools"].items():
         pairs = [f"{theirs} → `{ours.split(',')[0]}`" for theirs, ours in names.items()]
         rows.append(f"| {tool} | {', '.join(pairs)} |")
     return "\n".join(rows)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite.config.cores import usable_cores
+from onmt_lite.config.environment import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module

@@ -4,6 +4,7 @@ Everything stands in the order of help's groups.  Of several rules that make an 
 first one counts; see `onmt_lite.config.rules`.
 """
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import fields
 from fractions import Fraction
@@ -23,16 +24,14 @@ from onmt_lite.config.rules import (
     requires,
 )
 from onmt_lite.config.search_options import PhraseOptions, SamplingOptions, SearchOptions
-from onmt_lite.config.text_options import DataOptions, TextOptions
-from onmt_lite.config.transforms import (
+from onmt_lite.config.text_options import (
     OF_TRAINING,
     PERFORMED,
     REWRITING,
     SUBWORDS,
-    cutting,
-    ends_that_are_cut,
-    wrong_kwargs,
-    wrong_transforms,
+    DataOptions,
+    TextOptions,
+    parse_kwargs,
 )
 from onmt_lite.search.policy import Preset, Sampling
 from onmt_lite.search.presets import PRESETS, SWITCHES
@@ -40,6 +39,13 @@ from onmt_lite.search.presets import PRESETS, SWITCHES
 FEW_SENTENCES = 128  # up to here, a batch_size probably means sentences
 FORCED_AND_DRAWN = "force_words and drawing at random exclude each other; leave one out"
 ONE_LEFT = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
+END = "</s>"  # of OpenNMT-py's models
+OUTSIDE = "apply it to the file before, and leave it out here"
+NOT_PERFORMED = {  # transforms, and why
+    **dict.fromkeys(("docify", "fuzzymatch", "terminology", "inlinetags"), OUTSIDE),
+    "inferfeats": "models with word features are not read; leave it out",
+    "insert_mask_before_placeholder": "language models are not read; leave it out",
+}
 SEARCHED = {f.name: f for g in (SearchOptions, SamplingOptions, PhraseOptions) for f in fields(g)}
 
 
@@ -125,6 +131,42 @@ def missing_subword_models(v: Values) -> Iterator[str]:
         why = " to read -tgt" if reads_target else ""
         remedy = "give it, or share_vocab if it is the same file"
         yield f"{used} needs tgt_subword_model{why}; {remedy}"
+
+
+def cutting(v: Values) -> str:
+    """Return the first transform that cuts lines; "" for none."""
+    return next((name for name in v.transforms if name in SUBWORDS), "")
+
+
+def wrong_transforms(v: Values) -> Iterator[str]:
+    known = PERFORMED + REWRITING + OF_TRAINING
+    for name in v.transforms:
+        if name in NOT_PERFORMED:
+            yield f"transforms: {name} is not performed; {NOT_PERFORMED[name]}"
+        elif name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            there = f"there are {', '.join(PERFORMED + REWRITING)}"
+            hint = f"did you mean {near[0]}?" if near else there
+            yield f"transforms: {name[:50]!r} is unknown; {hint}"
+
+
+def ends_that_are_cut(v: Values) -> Iterator[str]:
+    """End tokens that would be cut like the line around which they stand."""
+    cutter = cutting(v)
+    early = v.transforms[: v.transforms.index(cutter)] if cutter else ()
+    for name in sorted({"prefix", "suffix"}.intersection(early)):
+        for side in ("src", "tgt"):
+            if END in v[f"{side}_{name}"].split():
+                problem = f"{side}_{name}: {END} would be cut like text"
+                yield f"{problem}; put {name} after {cutter} in transforms"
+
+
+def wrong_kwargs(v: Values) -> Iterator[str]:
+    for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
+        try:
+            parse_kwargs(v[name])
+        except ValueError as error:
+            yield f"{name}: {error}"
 
 
 def wrong_files(v: Values) -> Iterator[str]:

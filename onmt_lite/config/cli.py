@@ -13,11 +13,9 @@ from typing import TypeVar
 
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
-from onmt_lite.config.console import CONSOLE
+from onmt_lite.config.console import CONSOLE, Interrupted, pending, stop_on_signals
 from onmt_lite.config.files import check_paths, save
-from onmt_lite.config.help import help_on, help_text, markdown_table
-from onmt_lite.config.interrupt import Interrupted, pending, stop_on_signals
-from onmt_lite.config.json_schema import json_schema
+from onmt_lite.config.help import help_on, help_text, json_schema, markdown_table
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import FileError, OnmtLiteError, OptionError
 

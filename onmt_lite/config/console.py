@@ -1,7 +1,15 @@
-"""The terminal: standard error that cannot fail, and whether a person types the input."""
+"""The terminal and its signals: standard error that cannot fail, whether a person types the input,
+and an end in good order, in which files are closed and nothing half-written stays."""
 
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, Any], None]
 
 
 class Console:
@@ -33,3 +41,79 @@ CONSOLE = Console()
 def is_typed(src: str) -> bool:
     """Return whether a person types the lines of `src` and sees standard error."""
     return src == "-" and sys.stdin is not None and sys.stdin.isatty() and CONSOLE.isatty()
+
+
+class Interrupted(BaseException):
+    """Raised when a signal arrives; no `except Exception` takes it for an error."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.signal = signal.Signals(signum)
+        self.exit_code = 128 + signum
+        self.kept = ""  # how far the work was, and what is left of it
+        self.goes_on = False  # whether the same command with -resume goes on from there
+
+
+pending: list[int] = []  # the signal that was raised and has not been answered yet
+
+
+def stop_on_signals() -> None:
+    """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
+    arrived: list[int] = []
+    pending.clear()  # of a program that ran in this process before
+
+    def stop(signum: int, frame: object) -> None:
+        arrived.append(signum)
+        if len(arrived) == 1:  # a second one must not break into the clean-up after the first
+            pending.append(signum)
+            raise Interrupted(signum)
+
+    handle_signals(stop)
+
+
+def handle_signals(handler: Handler) -> dict[int, Any]:
+    """Handle the signals from now on, unless they are ignored: nohup means it.  Return the handlers
+    so far."""
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    taken: dict[int, Any] = {
+        n: before for n, before in handlers.items() if before is not signal.SIG_IGN
+    }
+    for signum in taken:
+        signal.signal(signum, handler)
+    return taken
+
+
+def raise_pending() -> None:
+    """Raise Interrupted again if a signal has arrived and the program still runs.
+
+    Python drops what a handler raises while it happens to run a finalizer or a callback of the
+    import system ("Exception ignored in ..."); a loop that did not ask would run for ever.
+    """
+    if pending:
+        raise Interrupted(pending[0])
+
+
+def ignore_signals() -> None:
+    """Ignore these signals from now on: only the end of the process is left, in which Python would
+    set the default back."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """Pass a first signal to `note`; a second one ends the process at once."""
+    arrived: list[int] = []
+
+    def take(signum: int, frame: object) -> None:
+        if arrived:
+            os._exit(128 + signum)
+        arrived.append(signum)
+        note(signum)
+
+    handlers = handle_signals(take)
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

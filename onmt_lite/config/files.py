@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.text.whole import write_all, write_whole
 

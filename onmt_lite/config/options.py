@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from onmt_lite.config.checks import RULES
+from onmt_lite.config.foreign import FOREIGN, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
-from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.option import META, Option, as_words, check, options_of
-from onmt_lite.config.peers import remark_on
 from onmt_lite.config.rules import help_of
 from onmt_lite.config.search_options import (
     AttentionOptions,

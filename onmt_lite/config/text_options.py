@@ -5,12 +5,19 @@
 models of any toolkit.
 """
 
+import ast
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from onmt_lite.config.option import File, opt, switch
-from onmt_lite.config.transforms import NO_KWARGS, PERFORMED, REWRITING, SUBWORDS
 from onmt_lite.text.bpe import SubwordFile
+
+# Transforms of OpenNMT-py
+SUBWORDS = ("sentencepiece", "bpe", "onmt_tokenize")  # cut lines; one of them may be given
+PERFORMED = (*SUBWORDS, "prefix", "suffix")
+REWRITING = ("normalize", "uppercase")  # whatever cuts the line
+OF_TRAINING = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
+NO_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
 
 
 @dataclass(frozen=True)
@@ -309,3 +316,14 @@ class DataOptions:
         if path == self.src and self.input_format == "jsonl":
             return True
         return self.input_format != "text" and path.lower().endswith((".jsonl", ".jsonl.gz"))
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """Read a dict of plain values, written as in Python.  Raises ValueError for anything else."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(type(name) is str for name in found):
+        raise ValueError(f"expected a dict like {NO_KWARGS!r}, got {text[:50]!r}")
+    return found

@@ -12,8 +12,7 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.text_options import TextOptions
-from onmt_lite.config.transforms import SUBWORDS, parse_kwargs
+from onmt_lite.config.text_options import SUBWORDS, TextOptions, parse_kwargs
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import placed

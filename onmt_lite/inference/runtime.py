@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onmt_lite.config.cores import free_memory, usable_cores
-from onmt_lite.config.environment import keep_memory
+from onmt_lite.config.environment import free_memory, keep_memory, usable_cores
 from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.records import Example

@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from onmt_lite.config.interrupt import raise_pending
+from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Progress

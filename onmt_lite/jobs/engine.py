@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from onmt_lite.config.cores import threads_wanted, usable_cores, worker_room
-from onmt_lite.config.environment import importing
+from onmt_lite.config.environment import importing, threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.jobs.inputs import expects_gpu
 from onmt_lite.jobs.reports import LOG

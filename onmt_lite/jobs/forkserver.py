@@ -12,7 +12,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 
-from onmt_lite.config.interrupt import SIGNALS, raise_pending
+from onmt_lite.config.console import SIGNALS, raise_pending
 from onmt_lite.errors import WorkerLost
 
 MAX_DEATHS = 3  # after which a process is not started again

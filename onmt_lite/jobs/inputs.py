@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
-from onmt_lite.config.cores import may_have_gpu
+from onmt_lite.config.environment import may_have_gpu
 from onmt_lite.config.files import rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from itertools import count
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
-from onmt_lite.config.console import CONSOLE, is_typed
+from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
 from onmt_lite.config.files import check_paths, name_of, replaces_a_file, rereads
-from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.jobs import bleu

@@ -2,8 +2,8 @@
 
 import contextlib
 
+from onmt_lite.config.console import Interrupted
 from onmt_lite.config.files import Stream, replaces_a_file
-from onmt_lite.config.interrupt import Interrupted
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
 from onmt_lite.jobs.fingerprint import Job
 from onmt_lite.jobs.ranges import Range

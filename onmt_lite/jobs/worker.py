@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from onmt_lite import errors
-from onmt_lite.config.cores import free_memory
+from onmt_lite.config.environment import free_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from onmt_lite.config.interrupt import raise_pending
+from onmt_lite.config.console import raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.forkserver import ForkServer, how_it_ended, restored

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from onmt_lite.config.interrupt import Interrupted, stop_on_signals
+from onmt_lite.config.console import Interrupted, stop_on_signals
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.reports import LOG

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from onmt_lite.config.foreign import FOREIGN, remark_on
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
-from onmt_lite.config.opennmt_options import FOREIGN
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import PROGRAM as TRANSLATION
 from onmt_lite.config.options import TranslateOptions, build_options, help_besides, preset_defaults
-from onmt_lite.config.peers import remark_on
 from onmt_lite.config.rules import Values, missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
 from onmt_lite.config.sources import Program, Resolved, load, notes_on

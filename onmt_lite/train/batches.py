@@ -13,7 +13,7 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from onmt_lite.config.interrupt import ignore_signals
+from onmt_lite.config.console import ignore_signals
 from onmt_lite.errors import DataError
 from onmt_lite.train.data import BOS, EOS, PAD, Pair, Text
 

@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from onmt_lite.checkpoints import native
 from onmt_lite.config.cli import command
-from onmt_lite.config.console import CONSOLE
-from onmt_lite.config.interrupt import Interrupted, noted_signals
+from onmt_lite.config.console import CONSOLE, Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory

@@ -16,7 +16,7 @@ import pytest
 
 from onmt_lite import __main__ as program
 from onmt_lite.config.cli import say_how_to_go_on
-from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.console import Interrupted
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.jobs import job as job_module

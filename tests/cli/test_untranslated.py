@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.config.interrupt import Interrupted
+from onmt_lite.config.console import Interrupted
 from onmt_lite.jobs.store import Store
 
 NAN = [float("nan")] * 2

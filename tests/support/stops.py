@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from onmt_lite.config.interrupt import SIGNALS, Interrupted
+from onmt_lite.config.console import SIGNALS, Interrupted
 from onmt_lite.jobs.store import Parts
 
 

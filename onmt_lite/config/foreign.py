@@ -1,12 +1,18 @@
-"""Options of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that do nothing here.
+"""Options of other programs: those of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that do nothing
+here, and names from other tools, which are refused with ours.
 
 Values that ask for nothing are taken without a word, so that configurations work as they stand.
 Other values get a note, or are refused if the output would not be what was asked for.
 """
 
+import functools
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from onmt_lite.config.option import Foreign
+import yaml
 
 ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
@@ -14,6 +20,46 @@ ONE_PROCESS = (
     "without effect here; gpu names the GPUs, such as -gpu 0 1, and each has a process of its own"
 )
 NOT_QUANTISED = "without effect here; weights are held in the type of -precision"
+NOTHING = "nothing here does the same; -help lists all"
+FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An option of another program that has nothing to do here, taken so that its files load.
+
+    off      values that ask for nothing, as words of a command line; None: all do
+    says     what a note says of any other value
+    refused  other values are refused, and `says` is the reason and the remedy
+    unless   an option and a value of it with which they are noted instead
+    renamed  our option that has the same values
+    switch   our option and its value that a switch stands for if it is on
+
+    An entry for an option that we have too says which values are as if it were not given, and what
+    to add to the message about a wrong value.
+    """
+
+    off: tuple[str, ...] | None
+    says: str = "without effect here"
+    refused: bool = False
+    unless: tuple[str, str] | None = None
+    renamed: str = ""
+    switch: tuple[str, Any] | None = None
+
+    def asks_for(self, words: str) -> bool:
+        """Return whether the value would have an effect in the other program."""
+        return self.off is not None and _plain(words) not in map(_plain, self.off)
+
+
+def _plain(words: str) -> str:
+    """.02 and 0.020 are the same number."""
+    try:
+        return f"{float(words) + 0.0:g}"
+    except ValueError:
+        return words
+
+
+# -- of OpenNMT-py -------------------------------------------------------------------------------
 
 
 def _each(table: str, says: str = "without effect here", **more: Any) -> dict[str, Foreign]:
@@ -113,3 +159,30 @@ FOREIGN = {
         ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
     ),
 }
+
+
+# -- of other tools ------------------------------------------------------------------------------
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """Read peers.yaml, when a name is met that no option has."""
+    return yaml.safe_load(Path(__file__).with_name("peers.yaml").read_bytes())
+
+
+def remark_on(name: str, options: Container[str]) -> str | None:
+    """Return what to say about a name of another tool, with underscores for hyphens; None if no
+    tool is known to have it."""
+    peers = table()
+    for names in (*peers["tools"].values(), peers["others"]):
+        for theirs, ours in names.items():
+            if theirs.replace("-", "_") == name:
+                return f"here it is {ours}" if option_of(ours) in options else NOTHING
+    if name in peers["nothing"].split():
+        return NOTHING
+    return FOR_TRAINING if name in peers["training"].split() else None
+
+
+def option_of(ours: str) -> str:
+    """Return the option that an entry of the table names."""
+    return re.split(r"\W", ours, maxsplit=1)[0]
