@@ -21,9 +21,14 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
 from onmt_lite.train.batches import group, one_ahead, pad_batch
-from onmt_lite.train.loss import ROWS, smoothed_nll
-from onmt_lite.train.muon import Muon, build_optimizers, orthogonalize
-from onmt_lite.train.network import rounding
+from onmt_lite.train.network import (
+    ROWS,
+    Muon,
+    build_optimizers,
+    orthogonalize,
+    rounding,
+    smoothed_nll,
+)
 from onmt_lite.train.run import Trainer, train
 from tests.support import tiny
 from tests.support.counting import WORDS, write_pairs

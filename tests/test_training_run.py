@@ -29,11 +29,10 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.train import data, samples
+from onmt_lite.train import data
 from onmt_lite.train import options as training_options
 from onmt_lite.train import run as module
-from onmt_lite.train.folder import alone_in
-from onmt_lite.train.journal import COLUMNS
+from onmt_lite.train.folder import Row, alone_in
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
 from tests.support.counting import tiny_run, write_pairs
@@ -331,7 +330,7 @@ def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):
 def test_the_table_has_each_step_once(run, options):
     folder = run("-train_steps", "5")
     rows = table(folder)
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == Row._fields
     assert [row["step"] for row in rows] == list("12345")
     assert [bool(row["valid_loss"]) for row in rows] == [False] * 4 + [True]
     last = rows[-1]
@@ -386,7 +385,7 @@ def test_bleu_and_samples_are_what_the_model_translates(run, corpus):
 
 
 def test_without_sacrebleu_there_is_no_bleu(run, monkeypatch):
-    monkeypatch.setattr(samples, "HAS_SACREBLEU", False)
+    monkeypatch.setattr(module, "HAS_SACREBLEU", False)
     folder = run()
     assert table(folder)[-1]["bleu"] == ""
     assert "pip install sacrebleu" in (folder / "train.log").read_text(encoding="utf-8")
@@ -396,7 +395,7 @@ def test_translating_in_between_changes_nothing(options):
     trainer = Trainer(options())
     before = torch.get_rng_state(), torch.get_num_threads()
     weights = {name: p.clone() for name, p in trainer.model.state_dict().items()}
-    assert len(samples.translate(trainer.model, trainer.sp, ["eins.", "", "zwei."])) == 3
+    assert len(module.translate_greedily(trainer.model, trainer.sp, ["eins.", "", "zwei."])) == 3
     assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
     assert trainer.model.training
     for name, p in trainer.model.state_dict().items():

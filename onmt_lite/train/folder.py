@@ -1,17 +1,25 @@
-"""The directory of a run: the names of its files, checks before they are written, its lock."""
+"""The directory of a run: checks before it is written, its lock, table, plot, and saved state."""
 
 import contextlib
+import dataclasses
 import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import model_files
 from onmt_lite.config.files import check_paths
-from onmt_lite.errors import FileError, OptionError, refused
-from onmt_lite.train.options import TrainOptions
+from onmt_lite.errors import DataError, FileError, OptionError, refused
+from onmt_lite.text.whole import replace_files
+from onmt_lite.train.chart import line_chart
+from onmt_lite.train.data import Pair, Text
+from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT = "train.csv", "train.svg"
@@ -23,8 +31,7 @@ def check_files(options: TrainOptions) -> None:
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
     read = [(name, path) for name, paths in given.items() for path in paths]
-    paths = dict.fromkeys(path for _, path in read)
-    if problems := [problem for problem in map(unreadable, paths) if problem]:
+    if problems := list(filter(None, map(unreadable, dict.fromkeys(path for _, path in read)))):
         if data.init_from is not None and not os.path.exists(data.init_from):
             problems.append(f"{data.init_from} (no such model)")
         raise FileError(f"cannot read {', '.join(problems)}")
@@ -33,25 +40,28 @@ def check_files(options: TrainOptions) -> None:
         read += [("init_from", str(file)) for file in files]
     own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
     check_paths(read, [*own, *([("log_file", log_file)] if log_file else [])])
-    check_begun(out, options.learning.resume)
-    check_writable(out)
-    if log_file is not None and Path(log_file).absolute().parent != out.absolute():
-        check_file_writable(log_file)
 
-
-def check_begun(out: Path, resume: bool) -> None:
-    """Raise OptionError unless `out` holds a run to resume, or nothing that a new run replaces."""
-    begun = (out / STATE).exists()
+    begun, resume = (out / STATE).exists(), options.learning.resume
     if begun and not resume:
-        raise OptionError(f"output: {out} holds a run already; go on with -resume")
+        raise OptionError(f"output: {out} holds a run already; continue it with -resume")
     if not begun and resume:
         raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
     if not begun and native.recognises(out):
         raise OptionError(f"output: {out} holds a model already; choose another directory")
 
+    check_writable(out)
+    if log_file:
+        folder = Path(log_file).absolute().parent
+        if os.path.isdir(log_file):
+            raise FileError(f"cannot write {log_file}: it is a directory")
+        if folder != out.absolute():
+            if not folder.is_dir():
+                raise FileError(f"cannot write {log_file}: there is no directory {folder}")
+            check_writable(folder)
+
 
 def unreadable(path: str) -> str:
-    """A path and the reason why it cannot be read; "" if it can."""
+    """Return a path with the reason why it cannot be read; "" if it can."""
     if os.path.isdir(path):
         return f"{path} (a directory)"
     if not os.path.exists(path):
@@ -59,18 +69,8 @@ def unreadable(path: str) -> str:
     return "" if os.access(path, os.R_OK) else f"{path} (permission denied)"
 
 
-def check_file_writable(path: str) -> None:
-    """Raise FileError unless a file can be made at `path`, or replaced there."""
-    folder = Path(path).absolute().parent
-    if os.path.isdir(path):
-        raise FileError(f"cannot write {path}: it is a directory")
-    if not folder.is_dir():
-        raise FileError(f"cannot write {path}: there is no directory {folder}")
-    check_writable(folder)
-
-
 def check_writable(folder: Path) -> None:
-    """Raise FileError unless files can be made in `folder`, or in the nearest parent there is."""
+    """Raise FileError unless files can be made in `folder`, or in its nearest existing parent."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     with refused(f"write {folder}"):
         os.rmdir(tempfile.mkdtemp(dir=there))
@@ -81,13 +81,141 @@ def alone_in(out: Path) -> Iterator[None]:
     """Lock the directory of a run inside the block.  Raises OptionError if another run has it."""
     folder = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(folder)
-        raise OptionError(f"output: another run writes to {out}; choose another path") from None
-    except OSError:
-        pass  # a file system without locks
-    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OptionError(
+                    f"output: another run writes to {out}; choose another path"
+                ) from None
         yield
     finally:
         os.close(folder)
+
+
+# -- the table and the plot -----------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A row of the table; only rows of validations have the last three values.
+
+    tokens_per_second  target tokens, over the steps since the row before
+    train_loss         nats per target token over the same steps, with label smoothing and dropout
+    valid_loss         nats per target token, the mean over the held-out files
+    """
+
+    step: float
+    epoch: float
+    minutes: float
+    target_tokens: float
+    tokens_per_second: float
+    learning_rate: float
+    train_loss: float
+    valid_loss: float | None = None
+    perplexity: float | None = None
+    bleu: float | None = None
+
+    def line(self) -> str:
+        formats = (".0f", ".0f", ".3f", ".0f", *[".6g"] * 6)
+        values = ("" if v is None else format(v, form) for v, form in zip(self, formats))
+        return ",".join(values) + "\n"
+
+
+class Journal:
+    """Rows of a run, kept in memory and in the file TABLE."""
+
+    def __init__(self, out: Path, n_steps: int):
+        """Begin the table, or continue it after `n_steps`; rows of later steps are dropped."""
+        self.out = out
+        kept = read_table(out / TABLE) if n_steps else []
+        self.rows = [row for row in kept if row.step <= n_steps]
+        lines = [",".join(Row._fields) + "\n", *(row.line() for row in self.rows)]
+        replace_files(out, {TABLE: "".join(lines).encode()})
+
+    def add(self, row: Row) -> None:
+        """Append a row, in one write, so that a killed process leaves whole lines."""
+        self.rows.append(row)
+        with refused(f"write {self.out / TABLE}"):
+            with open(self.out / TABLE, "ab", buffering=0) as table:
+                table.write(row.line().encode())
+
+    def draw(self, title: str) -> None:
+        """Plot the losses over time, and BLEU in a second panel if there are scores."""
+        rows = self.rows
+        panels: dict[str, dict[str, list[tuple[float, float]]]] = {
+            "loss, nats per token": {
+                "training": [(r.minutes, r.train_loss) for r in rows],
+                "held out": [(r.minutes, r.valid_loss) for r in rows if r.valid_loss is not None],
+            }
+        }
+        if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
+            panels["BLEU"] = {"BLEU": scores}
+        replace_files(self.out, {PLOT: line_chart(title, "minutes", panels).encode("utf-8")})
+
+
+def read_table(path: Path) -> list[Row]:
+    """Read the rows of a table, without a last line that was cut off."""
+    if not path.exists():
+        return []
+    with refused(f"read {path}"):
+        _, *lines = path.read_text(encoding="utf-8").split("\n")[:-1] or [""]
+        values = [[float(v) if v else None for v in line.split(",")] for line in lines]
+        return [Row(**dict(zip(Row._fields, row, strict=True))) for row in values]
+
+
+# -- the state ------------------------------------------------------------------------------------
+
+# Options that -resume may not change
+SETTLED = (
+    *(f.name for f in dataclasses.fields(ModelOptions) if f.name != "dropout"),
+    *("reverse", "vocab_size", "all_characters", "init_from"),
+)
+
+
+def settled_values(
+    options: TrainOptions, text: Text, held_out: list[list[Pair]]
+) -> dict[str, object]:
+    """Return what a resumed run must have in common with the run that it continues."""
+    values = as_table(options)
+    return {
+        **{name: values[name] for name in SETTLED},
+        "text": type(text).__name__,
+        "train": digest(text.pairs),
+        "valid": " ".join(map(digest, held_out)),
+    }
+
+
+def digest(pairs: list[Pair]) -> str:
+    """Return the SHA-256 of the pairs in their order."""
+    return hashlib.sha256("\n".join(map("\t".join, pairs)).encode("utf-8")).hexdigest()
+
+
+def read_state(out: Path, settled: dict[str, object]) -> dict[str, Any]:
+    """Read the state in a directory.
+
+    Raises DataError if it is damaged, OptionError if its settled values are not those given.
+    """
+    try:
+        state = torch.load(out / STATE, map_location="cpu", weights_only=True)
+        # States of older versions lack some values
+        before = {**settled, **state.get("settled", {})}
+    except Exception as error:  # pickled data fail in many ways
+        raise cannot_resume(out, error) from None
+    changed = [
+        f"{name} (other pairs)"
+        if name in ("train", "valid")
+        else f"{name} ({before[name]} before, {now} now)"
+        for name, now in settled.items()
+        if before[name] != now
+    ]
+    if changed:
+        raise OptionError(
+            f"resume: these differ from the run in {out}: {', '.join(changed)}; "
+            f"-config {out / CONFIG} has its options"
+        )
+    return state
+
+
+def cannot_resume(out: Path, error: Exception) -> DataError:
+    reason = (str(error) or repr(error)).split("\n")[0]
+    return DataError(f"cannot resume from {out / STATE}: {reason}")

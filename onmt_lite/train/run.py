@@ -1,15 +1,16 @@
 """One run of the trainer, from its options to the model.
 
-The output directory becomes a model that `-model` reads, written anew at every validation that
-lowers the loss.  The directory also holds `train_state.pt`, from which `-resume` goes on, and for
-people a log, a table, a plot and the options of the run.
+Each validation that lowers the loss writes the model to the output directory, and the state from
+which `-resume` continues.  For people there are a log, a table, a plot and the options of the run.
 """
 
+import io
 import itertools
 import math
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,29 @@ from onmt_lite.checkpoints import native
 from onmt_lite.config.cli import command
 from onmt_lite.config.console import CONSOLE, Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
+from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
 from onmt_lite.jobs.reports import LOG
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.lines import from_texts
 from onmt_lite.text.whole import replace_files
-from onmt_lite.train import samples
+from onmt_lite.train import folder, network
 from onmt_lite.train.batches import Epochs, TrainBatch, held_out_batches, one_ahead, pad_batch
 from onmt_lite.train.data import PAD, Text, read_text, spread, train_sentencepiece
-from onmt_lite.train.folder import CONFIG, LOG_FILE, PLOT, STATE, TABLE, alone_in, check_files
-from onmt_lite.train.journal import Journal, Row
-from onmt_lite.train.loss import smoothed_nll
-from onmt_lite.train.muon import build_optimizers
-from onmt_lite.train.network import new_model, rounding, trained_model
 from onmt_lite.train.options import TrainOptions, as_table
-from onmt_lite.train.state import cannot_resume, read_state, settled_values, write_state
 
-SCRIPT = Path("translate.py")  # if the program is run from a checkout
+HAS_SACREBLEU = find_spec("sacrebleu") is not None
+SCRIPT = Path("translate.py")  # in a checkout
 
 # Attributes of a Trainer that the state holds, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
 
-ROWS = 100  # of the table, besides those of validations
-LINE_SECONDS = 60  # between lines of progress if there is no bar
-BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines translated at a validation, and of these shown
+ROWS = 100  # rows of the table, besides those of validations
+LINE_SECONDS = 60  # time between lines of progress if there is no bar
+BLEU_LINES, SHOWN_LINES = 200, 2  # held-out lines that a validation translates, and that it logs
 BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -54,16 +54,16 @@ BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
 def train(options: TrainOptions, text: type[Text] = Text) -> None:
     """Run a training to its end.
 
-    A first signal ends the run after the current step and saves the state; a second signal ends it
-    at once.  Raises an OnmtLiteError or, after a first signal, Interrupted.
+    A first signal ends the run after the current step and saves the state, a second one ends it at
+    once.  Raises an OnmtLiteError or, after a first signal, Interrupted.
     """
     trainer = Trainer(options, text)
     out = trainer.out
     if trainer.progress() >= 1:
-        LOG.info("this run is complete; for a longer one give more train_minutes or train_steps")
+        LOG.info("this run is complete; give more train_minutes or train_steps to continue it")
     else:
         try:
-            with noted_signals(trainer.stop), alone_in(out):
+            with noted_signals(trainer.stop), folder.alone_in(out):
                 trainer.run()
         except FileError as error:
             raise FileError(f"{error}{how_to_go_on(out, 'to go on, make room and run')}") from None
@@ -72,7 +72,7 @@ def train(options: TrainOptions, text: type[Text] = Text) -> None:
                 raise
             said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
             raise MemoryExhausted(f"{said}{how_to_go_on(out)}") from None
-    files = ", ".join((LOG_FILE, TABLE, PLOT))
+    files = ", ".join((folder.LOG_FILE, folder.TABLE, folder.PLOT))
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
     LOG.info("translate with it: %s", translate_with(out))
     if trainer.stopping and trainer.progress() < 1:
@@ -84,8 +84,8 @@ def train(options: TrainOptions, text: type[Text] = Text) -> None:
 
 def how_to_go_on(out: Path, how: str = "go on") -> str:
     """Return the end of a message, with a command for pasting; "" if there is no state yet."""
-    again = f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
-    return f"; {how}: {again}" if (out / STATE).exists() else ""
+    again = f"{command()} {shlex.join(['-config', str(out / folder.CONFIG), '-resume'])}"
+    return f"; {how}: {again}" if (out / folder.STATE).exists() else ""
 
 
 def translate_with(out: Path) -> str:
@@ -93,6 +93,18 @@ def translate_with(out: Path) -> str:
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_translate" if command() == "onmt_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
+
+
+def translate_greedily(
+    model: Transformer, sp: spm.SentencePieceProcessor, lines: Sequence[str]
+) -> list[str]:
+    """Translate in single precision."""
+    options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
+    model.eval()
+    pipeline = Pipeline(native.checkpoint(model, sp), options)
+    translations = pipeline.translate_lines(list(from_texts(lines, "lines")))
+    model.train()
+    return [translation.hyps[0].text for translation in translations]
 
 
 class Trainer:
@@ -105,21 +117,25 @@ class Trainer:
         """
         self.options, self.out = options, Path(options.data.output)
         data, learning = options.data, options.learning
-        check_files(options)
-        self._choose_device()
+        folder.check_files(options)
+        speed = SpeedOptions(device=learning.device, precision=learning.precision)
+        self.device, precision = choose(speed, exact=True)
+        self.dtype = DTYPES[precision]
+        if learning.threads is not None:
+            torch.set_num_threads(learning.threads)
         torch.manual_seed(learning.seed)
         dropout = options.model.dropout
-        trained = None if data.init_from is None else trained_model(data.init_from, dropout)
+        trained = None if data.init_from is None else network.trained_model(data.init_from, dropout)
         self.text, held_out = read_text(data, text)
-        self.settled = settled_values(options, self.text, held_out)
-        state = read_state(self.out, self.settled) if learning.resume else None
+        self.settled = folder.settled_values(options, self.text, held_out)
+        state = folder.read_state(self.out, self.settled) if learning.resume else None
 
         self.pieces = self._pieces()
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
-        model = trained or new_model(options.model, self.sp.vocab_size())
-        self.model = rounding(model).to(self.device)
+        model = trained or network.new_model(options.model, self.sp.vocab_size())
+        self.model = network.rounding(model).to(self.device)
         rates = learning.matrix_lr, learning.vector_lr
-        self.optimizers = build_optimizers(self.model, *rates, self.dtype)
+        self.optimizers = network.build_optimizers(self.model, *rates, self.dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
 
         sampling = data.src_sampling, data.tgt_sampling
@@ -134,18 +150,9 @@ class Trainer:
         if state is not None:
             self.load_state(state)
         self.last_row = self.n_tokens, self.seconds, 0.0
-        self._open()
-        self._log_start()
+        self._begin()
 
     # -- the beginning ----------------------------------------------------------------------------
-
-    def _choose_device(self) -> None:
-        learning = self.options.learning
-        speed = SpeedOptions(device=learning.device, precision=learning.precision)
-        self.device, precision = choose(speed, exact=True)
-        self.dtype = DTYPES[precision]
-        if learning.threads is not None:
-            torch.set_num_threads(learning.threads)
 
     def _pieces(self) -> bytes:
         """Content of the sentencepiece model: of the resumed run, of init_from, or a new one."""
@@ -158,20 +165,18 @@ class Trainer:
         LOG.info("%s pairs read; making pieces of their words", f"{len(self.text.pairs):,}")
         return train_sentencepiece(self.text.for_pieces(), data.vocab_size, data.all_characters)
 
-    def _open(self) -> None:
-        """Make the directory if there is none, and begin the files that are for people."""
+    def _begin(self) -> None:
+        """Make the directory and begin its files; log sizes, device and notes."""
         with refused(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
-        add_log_file(str(self.out / LOG_FILE))
-        if self.options.learning.log_file is not None:
-            add_log_file(self.options.learning.log_file)
+        for log_file in filter(
+            None, (str(self.out / folder.LOG_FILE), self.options.learning.log_file)
+        ):
+            add_log_file(log_file)
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
-        files = {CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
-        replace_files(self.out, files)
-        self.journal = Journal(self.out, self.n_steps)
+        replace_files(self.out, {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces})
+        self.journal = folder.Journal(self.out, self.n_steps)
 
-    def _log_start(self) -> None:
-        """Log sizes, device and notes."""
         pairs = self.text.pairs
         LOG.info(
             "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",
@@ -182,23 +187,22 @@ class Trainer:
             self.device,
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
-        notes = list(self.options.notes)
+        for note in self.options.notes:
+            LOG.info("NOTE: %s", note)
         if not self.options.data.valid:
-            notes.append(
-                "without -valid, every fiftieth pair of train is held out; pairs that share a side "
-                "with one of them are left out"
+            LOG.info(
+                "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
+                "a side with one of them are left out"
             )
         elif n_known := sum(map(set(pairs).__contains__, self.shown)):
-            notes.append(
-                f"{n_known} of {len(self.shown)} held-out pairs are in train too: their scores "
-                "tell little"
+            LOG.info(
+                "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
+                *(n_known, len(self.shown)),
             )
-        for note in notes:
-            LOG.info("NOTE: %s", note)
-        if not samples.HAS_SACREBLEU:
-            LOG.info("no BLEU on the way: sacrebleu is missing (pip install sacrebleu)")
+        if not HAS_SACREBLEU:
+            LOG.info("no BLEU at validations: sacrebleu is missing (pip install sacrebleu)")
         if self.n_steps:
-            LOG.info("going on after step %d", self.n_steps)
+            LOG.info("continuing after step %d", self.n_steps)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -294,7 +298,7 @@ class Trainer:
             memory = self.model.encode(b.src, b.src_lengths)
             hidden, _ = self.model.decode_all(b.tgt_in, memory)  # (B, T, D)
             tokens = b.tgt_out != PAD  # (B, T)
-            return smoothed_nll(
+            return network.smoothed_nll(
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
             )
 
@@ -302,7 +306,7 @@ class Trainer:
         """Return a finite loss.  Raises OptionError for another: no such weights may be saved."""
         if math.isfinite(loss):
             return loss
-        state = self.out / STATE
+        state = self.out / folder.STATE
         from_state = f"go on from {state}" if state.exists() else "start again"
         raise OptionError(
             f"the loss is no number any more at step {self.n_steps}; {from_state} "
@@ -322,8 +326,12 @@ class Trainer:
             native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
         shown = self.shown[: SHOWN_LINES if self.stopping else BLEU_LINES]
         sources, references = ([pair[side] for pair in shown] for side in (0, 1))
-        outputs = samples.translate(self.model, self.sp, sources)
-        bleu = None if self.stopping else samples.bleu(outputs, references)
+        outputs = translate_greedily(self.model, self.sp, sources)
+        bleu = None
+        if HAS_SACREBLEU and not self.stopping:
+            import sacrebleu  # optional
+
+            bleu = sacrebleu.corpus_bleu(outputs, [references], force=True).score
         row = self.row(nll, bleu)
         each = f" ({' '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
         scored = "" if bleu is None else f"  BLEU {bleu:.1f}"
@@ -355,11 +363,11 @@ class Trainer:
             f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
         )
 
-    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> Row:
+    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> folder.Row:
         """Make a row of the table, with means since the row before."""
         tokens, seconds, loss = self.last_row
         self.last_row = self.n_tokens, self.seconds, self.total_loss
-        return Row(
+        return folder.Row(
             self.n_steps,
             self.epoch,
             self.seconds / 60,
@@ -383,7 +391,9 @@ class Trainer:
             "random": torch.get_rng_state(),
             "settled": self.settled,
         }
-        write_state(self.out, state)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        replace_files(self.out, {folder.STATE: buffer.getvalue()})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state.  Raises DataError if it is not of such a run."""
@@ -395,4 +405,4 @@ class Trainer:
             for name in COUNTERS:
                 setattr(self, name, state["counters"][name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise cannot_resume(self.out, error) from None
+            raise folder.cannot_resume(self.out, error) from None

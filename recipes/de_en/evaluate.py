@@ -25,7 +25,7 @@ from onmt_lite.config.rules import refuse
 from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import FileError
 from onmt_lite.train.data import Pair, read_pairs
-from onmt_lite.train.samples import HAS_SACREBLEU
+from onmt_lite.train.run import HAS_SACREBLEU
 
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]

@@ -121,7 +121,7 @@ def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
     # The commands do what they say, as they are
     steps = str(int(step[1]) + 2)
     out, more = run(*command_in(err, "go on"), "-train_steps", steps)
-    assert out == "" and f"going on after step {step[1]}\n" in more
+    assert out == "" and f"continuing after step {step[1]}\n" in more
     (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
     command = command_in(err, "translate with it")
     assert command_in(more, "translate with it") == command
