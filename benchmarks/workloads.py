@@ -14,7 +14,7 @@ import sentencepiece as spm
 import torch
 
 from benchmarks.processes import ROOT
-from onmt_lite.checkpoints.huggingface import marian_writer
+from onmt_lite.checkpoints.huggingface import writer as marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.export import main as export_main

@@ -73,7 +73,7 @@ def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
 def export(options: ExportOptions) -> None:
     """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
     # Imported late: wrong options must not wait for torch
-    from onmt_lite.checkpoints.huggingface import marian_writer
+    from onmt_lite.checkpoints.huggingface import writer as marian_writer
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints import native, rows, safetensors
+from onmt_lite.checkpoints import native, safetensors
 from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
@@ -280,7 +280,7 @@ class TestRows:
         matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
         matrix[0] = 0
         matrix[1, 0] = 50
-        integers, scales = rows.to_rows(matrix)
+        integers, scales = native.to_rows(matrix)
         assert not integers[0].any()
         for weights, ours, scale in zip(matrix.tolist(), integers.tolist(), scales.tolist()):
             largest = max(map(abs, weights))

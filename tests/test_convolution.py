@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.fairseq import fconv as fairseq_fconv
-from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
+from onmt_lite.checkpoints import fairseq
+from onmt_lite.checkpoints.fairseq import build_fconv
+from onmt_lite.checkpoints.opennmt.models import build_cnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.search.masks import score_targets
 from tests.support import archives
@@ -52,7 +53,7 @@ def test_scores_are_those_of_fairseq():
         {t: i for i, t in enumerate(archives.fairseq_vocab(f"fairseq_fconv/dict.{side}.txt"))}
         for side in ("src", "tgt")
     )
-    model = build(fairseq_fconv, *archives.fairseq("fairseq_fconv/checkpoint.pt"))
+    model = build(build_fconv, *archives.fairseq("fairseq_fconv/checkpoint.pt"))
     gold = archives.gold("fairseq_fconv")
     src = [[src_ids[token] for token in g["source"].split()] + [EOS] for g in gold]
     tgt = [[tgt_ids[token] for token in g["target"].split()] for g in gold]
@@ -64,7 +65,7 @@ def test_scores_are_those_of_fairseq():
 
 def test_logits_are_those_of_fairseq():
     expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
-    model = build(fairseq_fconv, *archives.fairseq("fs12_fc/checkpoint.pt"))
+    model = build(build_fconv, *archives.fairseq("fs12_fc/checkpoint.pt"))
     src = torch.tensor([[4, 5, 2, PAD], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
     assert [sorted(row) for row in src.tolist()] == [
         sorted(row) for row in expected["src"].tolist()
@@ -84,7 +85,7 @@ def test_logits_follow_the_formulas(family, model):
 
 def test_a_file_of_opennmt_py_follows_the_formulas():
     weights, options = archives.opennmt("m12_cnn_step_2.pt")
-    model = build(opennmt_cnn, weights, options)
+    model = build(build_cnn, weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         expected = cnn_by_hand(weights, SRC[b, :n], TGT[b])
@@ -105,7 +106,7 @@ def test_what_is_averaged_and_the_averages_are_told_apart():
     for name in weights:
         if name.endswith(".conv.V") or name.endswith((".conv.g", ".conv.weight", ".conv.bias")):
             plain[name] = torch.zeros_like(weights[name])
-    same = [build(opennmt_cnn, w, {}) for w in (weights, plain)]
+    same = [build(build_cnn, w, {}) for w in (weights, plain)]
     assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in same))
 
 
@@ -127,27 +128,27 @@ class TestStrictness:
         weights = fconv_weights(**FCONVS["plain"])
         del weights[name]
         if name == "decoder.version":  # says what the sizes show too
-            build(fairseq_fconv, weights, {})
+            build(build_fconv, weights, {})
             return
         with pytest.raises(CheckpointError):
-            build(fairseq_fconv, weights, {})
+            build(build_fconv, weights, {})
 
     @pytest.mark.parametrize("name", sorted(cnn_weights(positions=True)))
     def test_nothing_of_cnn_may_be_missing(self, name):
         weights = cnn_weights(positions=True)
         del weights[name]
         if ".conv." in name and not name.endswith("_avg"):  # only training needs it
-            build(opennmt_cnn, weights, {})
+            build(build_cnn, weights, {})
             return
         with pytest.raises(CheckpointError):
-            build(opennmt_cnn, weights, {})
+            build(build_cnn, weights, {})
 
-    @pytest.mark.parametrize("reader", [fairseq_fconv, opennmt_cnn])
+    @pytest.mark.parametrize("reader", [build_fconv, build_cnn])
     @pytest.mark.parametrize(
         "extra", ["encoder.more.weight", "decoder.adaptive_softmax.head.weight"]
     )
     def test_nothing_may_be_left_over(self, reader, extra):
-        weights = cnn_weights() if reader is opennmt_cnn else fconv_weights(**FCONVS["plain"])
+        weights = cnn_weights() if reader is build_cnn else fconv_weights(**FCONVS["plain"])
         with pytest.raises(CheckpointError, match=extra):
             build(reader, {**weights, extra: torch.ones(3, 3)}, {})
 
@@ -155,25 +156,25 @@ class TestStrictness:
         weights = fconv_weights(**FCONVS["plain"])
         weights["encoder.fc1.weight_g"] = torch.ones(3, 1)
         with pytest.raises(CheckpointError, match="weight_g does not fit"):
-            build(fairseq_fconv, weights, {})
+            build(build_fconv, weights, {})
         weights = cnn_weights()
         weights["encoder.cnn.layers.0.conv.g_avg"] = torch.ones(3)
         with pytest.raises(CheckpointError, match="g_avg does not fit"):
-            build(opennmt_cnn, weights, {})
+            build(build_cnn, weights, {})
 
     def test_averages_that_were_never_made_are_refused(self):
         weights = cnn_weights()
         weights["encoder.cnn.layers.0.conv.V_avg"] = torch.zeros(16, 8, 3, 1)
         with pytest.raises(CheckpointError, match="not finite"):
-            build(opennmt_cnn, weights, {})
+            build(build_cnn, weights, {})
 
     def test_residuals_over_several_layers_are_refused(self):
         weights = fconv_weights(**FCONVS["plain"])
         for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
-            build(fairseq_fconv, weights, {"encoder_layers": spec})
+            build(build_fconv, weights, {"encoder_layers": spec})
         for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
             with pytest.raises(CheckpointError, match="residuals"):
-                build(fairseq_fconv, weights, {"encoder_layers": spec})
+                build(build_fconv, weights, {"encoder_layers": spec})
 
     @pytest.mark.parametrize(
         "spec",
@@ -183,22 +184,22 @@ class TestStrictness:
     )  # fmt: skip
     def test_layers_that_the_weights_do_not_have_are_refused(self, spec):
         with pytest.raises(CheckpointError, match="decoder_layers"):
-            build(fairseq_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
+            build(build_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
 
     @pytest.mark.parametrize("start", ["[(8, 3)] * 2", "[(8, 3)] *  2"])
     def test_a_long_description_of_layers_is_not_cut(self, start, monkeypatch):
-        monkeypatch.setattr(fairseq_fconv, "MAX_SPEC", 12)
+        monkeypatch.setattr(fairseq, "MAX_SPEC", 12)
         spec, weights = start + "0", fconv_weights(**FCONVS["plain"])  # twenty layers, not two
         with pytest.raises(CheckpointError, match="decoder_layers is not understood"):
-            build(fairseq_fconv, weights, {"decoder_layers": spec})
-        build(fairseq_fconv, weights, {"decoder_layers": "[(8, 3)] * 2"})
+            build(build_fconv, weights, {"decoder_layers": spec})
+        build(build_fconv, weights, {"decoder_layers": "[(8, 3)] * 2"})
 
     def test_whole_numbers_are_no_weights(self):
         for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias"):
             weights = fconv_weights(**FCONVS["plain"])
             weights[name] = weights[name].sign().long()
             with pytest.raises(CheckpointError, match="whole numbers"):
-                build(fairseq_fconv, weights, {})
+                build(build_fconv, weights, {})
 
 
 # -- one sentence by the formulas, from the weights as they are named in the file --------------

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.ensemble import combine
-from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
-from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
+from onmt_lite.checkpoints.loading import combine
+from onmt_lite.checkpoints.opennmt import models as opennmt
+from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.config.options import TranslateOptions
@@ -85,8 +85,8 @@ def test_files_of_opennmt_py_follow_the_formula(name):
         for tokens in (archives.opennmt_vocab(name, side) for side in ("src", "tgt"))
     )
     plain = Weights(dict(weights), Path("weights"))
-    own = opennmt_copy.split(plain).tensors
-    inner = build(opennmt_rnn, plain.tensors, options)
+    own = opennmt.split_copying(plain).tensors
+    inner = build(build_rnn, plain.tensors, options)
     model = add_copying(inner, own, options, src_vocab, tgt_vocab)
     copying = None if options["reuse_copy_attn"] else options["copy_attn_type"]
     lines = [f"{src_vocab.tokens[5]} x {src_vocab.tokens[6]} x y", "x", src_vocab.tokens[7]]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from onmt_lite.checkpoints.huggingface.marian import read_vocab
-from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
+from onmt_lite.checkpoints.huggingface.bart import read_vocab
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.subwords import read_pieces
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError

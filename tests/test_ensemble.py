@@ -12,7 +12,7 @@ import torch
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.checkpoints.ensemble import combine
+from onmt_lite.checkpoints.loading import combine
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError

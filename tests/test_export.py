@@ -11,7 +11,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive, native, safetensors
-from onmt_lite.checkpoints.huggingface import marian_writer
+from onmt_lite.checkpoints.huggingface import writer as marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
 from onmt_lite.errors import CheckpointError, FileError, OptionError

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from onmt_lite.checkpoints import archive
-from onmt_lite.checkpoints.fairseq import reader as fairseq
-from onmt_lite.checkpoints.fairseq.reader import _options, read_dictionary
+from onmt_lite.checkpoints import archive, fairseq
+from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused

@@ -14,7 +14,7 @@ import torch
 from onmt_lite import OptionError, Translator
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.summary import describe
+from onmt_lite.checkpoints.record import describe
 from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.marian import npz
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionWarning
 from tests.support.files import DATA, assert_refused
@@ -60,7 +60,7 @@ def store(path, parts, compression=zipfile.ZIP_STORED):
 def change_options(path, **values):
     """Marian's own options in the file."""
     parts = members(path)
-    text = bytes(npz.read(path)[OPTIONS].tolist()).rstrip(b"\0")
+    text = bytes(marian_npz.read_npz(path)[OPTIONS].tolist()).rstrip(b"\0")
     options = yaml.safe_load(text) | values
     new = yaml.safe_dump({k: v for k, v in options.items() if v is not None}).encode() + b"\0"
     parts[f"{OPTIONS}.npy"] = array(torch.tensor(list(new), dtype=torch.int8))

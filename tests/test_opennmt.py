@@ -10,7 +10,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive, safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.opennmt.vocab import read_vocabularies
+from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
+from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.rnn_attention import sparsemax
 from onmt_lite.search.masks import score_targets
@@ -44,7 +44,7 @@ def test_scores_are_those_of_opennmt_py():
     )
     src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
     tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
-    model = build(opennmt_rnn, *archives.opennmt(LSTM))
+    model = build(build_rnn, *archives.opennmt(LSTM))
     found = score_targets(
         model, *archives.padded(src, PAD), tgt, [[tgt_ids["<s>"]]] * len(tgt), tgt_ids["</s>"]
     )
@@ -63,7 +63,7 @@ def test_logits_follow_the_formulas(options, model):
 def test_files_of_opennmt_py_follow_the_formulas(name):
     weights, options = archives.opennmt(name)
     options = {**options, "cell": options["rnn_type"], "attention": options["global_attention"]}
-    model = build(opennmt_rnn, weights, options)
+    model = build(build_rnn, weights, options)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         expected = rnn_by_hand.logits(weights, options, SRC[b, :n], TGT[b])
@@ -101,68 +101,68 @@ class TestStrictness:
         weights = rnn_weights(context_gate="both", bridge=True, brnn=True)
         del weights[name]
         with pytest.raises(CheckpointError):
-            build(opennmt_rnn, weights, {"context_gate": "both", "global_attention": "general"})
+            build(build_rnn, weights, {"context_gate": "both", "global_attention": "general"})
 
     def test_nothing_may_be_left_over(self):
         extra = "encoder.embeddings.make_embedding.emb_luts.1.weight"
         with pytest.raises(CheckpointError, match=r"emb_luts\.1"):
-            build(opennmt_rnn, {**rnn_weights(), extra: torch.ones(3, 3)}, {})
+            build(build_rnn, {**rnn_weights(), extra: torch.ones(3, 3)}, {})
 
     def test_sizes_must_fit(self):
         wrong = {**rnn_weights(), "decoder.attn.linear_in.weight": torch.ones(8, 7)}
         with pytest.raises(CheckpointError, match="size mismatch"):
-            build(opennmt_rnn, wrong, {})
+            build(build_rnn, wrong, {})
 
     def test_sizes_that_are_only_claimed_cost_nothing(self):
         """A decoder of that width would take 16 TB."""
         wide = {**rnn_weights(), "decoder.attn.linear_out.weight": torch.ones(1_000_000, 1)}
         with pytest.raises(CheckpointError, match="size mismatch"):
-            build(opennmt_rnn, wide, {})
+            build(build_rnn, wide, {})
 
     def test_nothing_may_be_empty(self):
         empty = {**rnn_weights(), "generator.0.weight": torch.ones(0, 8)}
         with pytest.raises(CheckpointError):
-            build(opennmt_rnn, empty, {})
+            build(build_rnn, empty, {})
         name = "decoder.embeddings.make_embedding.emb_luts.0.weight"
         with pytest.raises(CheckpointError, match=r"shape \[0, 6\]"):
-            build(opennmt_rnn, {**rnn_weights(), name: torch.ones(0, 6)}, {})
+            build(build_rnn, {**rnn_weights(), name: torch.ones(0, 6)}, {})
 
     def test_files_in_half_precision_are_read(self):
         weights = {name: weight.half() for name, weight in rnn_weights().items()}
-        model = build(opennmt_rnn, weights, {})
+        model = build(build_rnn, weights, {})
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
     def test_numbers_must_be_finite(self):
         weights = rnn_weights()
         weights["generator.0.bias"][3] = math.nan
         with pytest.raises(CheckpointError, match="not finite"):
-            build(opennmt_rnn, weights, {})
+            build(build_rnn, weights, {})
 
     def test_plain_cells_are_refused(self):
         weights = rnn_weights()
         weights["encoder.rnn.weight_hh_l0"] = torch.ones(8, 8)
         with pytest.raises(CheckpointError, match="LSTM nor GRU"):
-            build(opennmt_rnn, weights, {})
+            build(build_rnn, weights, {})
 
     def test_layers_must_be_as_many_on_both_sides(self):
         weights = rnn_weights(layers=1)
         more = rnn_weights(layers=2)
         weights |= {name: more[name] for name in more if name.startswith("decoder.rnn.layers.1")}
         with pytest.raises(CheckpointError, match="2 decoder layers"):
-            build(opennmt_rnn, weights, {})
+            build(build_rnn, weights, {})
 
     def test_a_gate_must_say_its_kind(self):
         with pytest.raises(CheckpointError, match="context_gate"):
-            build(opennmt_rnn, rnn_weights(context_gate="source"), {})
+            build(build_rnn, rnn_weights(context_gate="source"), {})
 
     @pytest.mark.parametrize("name", ["global_attention", "context_gate"])
     def test_an_option_that_is_a_list_is_not_shown(self, name):
         with pytest.raises(CheckpointError, match=rf"{name} (is )?a list"):
-            build(opennmt_rnn, rnn_weights(context_gate="source"), {name: ["x"]})
+            build(build_rnn, rnn_weights(context_gate="source"), {name: ["x"]})
 
     def test_coverage_weights_have_no_effect(self):
         plain, covering = rnn_weights(), rnn_weights()
         covering["decoder.attn.linear_cover.weight"] = torch.ones(8, 1)
-        models = [build(opennmt_rnn, weights, {}) for weights in (plain, covering)]
+        models = [build(build_rnn, weights, {}) for weights in (plain, covering)]
         logits = [m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in models]
         assert torch.equal(*logits)

@@ -110,15 +110,15 @@ def test_heads_of_a_ctranslate2_directory(side, value, monkeypatch):
         counted = name == "num_heads" and self is sides[side]
         return value if counted else read(self, name, default)
 
-    from onmt_lite.checkpoints.ctranslate2 import transformer as ctranslate2_transformer
+    from onmt_lite.checkpoints.ctranslate2 import model as ctranslate2_model
 
-    switches, sides = ctranslate2_transformer._switches, {}
+    switches, sides = ctranslate2_model._switches, {}
 
     def remembered(*args):
         sides.update(switches(*args))
         return sides
 
-    monkeypatch.setattr(ctranslate2_transformer, "_switches", remembered)
+    monkeypatch.setattr(ctranslate2_model, "_switches", remembered)
     monkeypatch.setattr(description.Description, "number", number)
     with pytest.raises(CheckpointError, match="heads"):
         load_checkpoint(DATA / "checkpoints" / "ct2" / "opennmt_int16")

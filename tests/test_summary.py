@@ -6,7 +6,7 @@ import pytest
 
 import translate
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.summary import describe
+from onmt_lite.checkpoints.record import describe
 from tests.support.files import DATA
 
 HF = DATA / "hf" / "marian"

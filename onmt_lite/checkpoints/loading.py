@@ -1,21 +1,23 @@
-"""Finds out what kind of model a path holds, and loads it."""
+"""Finds out what kind of model a path holds, and loads it, or an ensemble of several."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from onmt_lite.checkpoints import native, others, table
+from onmt_lite.checkpoints import fairseq, native
+from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
-from onmt_lite.checkpoints.ensemble import combine
-from onmt_lite.checkpoints.fairseq import reader as fairseq
+from onmt_lite.checkpoints.description import STARTS, by_name
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
-from onmt_lite.checkpoints.marian import reader as marian_npz
 from onmt_lite.checkpoints.opennmt import reader as opennmt
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.shipped import find_model, model_names
 from onmt_lite.errors import CheckpointError, MemoryExhausted
+from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.text.vocab import Vocab
 
-READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt, table)
+READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
 
 def accept(languages: Languages | None) -> None:
@@ -72,7 +74,7 @@ def _describe(path: Path) -> str:
             f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
         )
     if path.is_dir():
-        if other := others.by_name(path):
+        if other := by_name(path):
             return f"the directory holds {other}, which is not read"
         return "the directory has no model.json, no config.json and no dict.*.txt"
     if not path.is_file():  # a pipe might never say anything
@@ -81,6 +83,109 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kinds = [kind for magic, kind in others.STARTS.items() if start.startswith(magic)]
-    kind = kinds[0] if kinds else others.by_name(path)
+    kinds = [kind for magic, kind in STARTS.items() if start.startswith(magic)]
+    kind = kinds[0] if kinds else by_name(path)
     return f"it is {kind}" if kind else "a file of unknown kind"
+
+
+# -- Ensembles -------------------------------------------------------------------------------------
+
+SPECIAL = ("eos_id", "bos_id", "pad_id", "unk_id")
+
+
+def combine(
+    checkpoints: Sequence[Checkpoint],
+    names: Sequence[str],
+    weights: Sequence[float] = (),
+    of_probs: bool = False,
+) -> Checkpoint:
+    """Make one checkpoint whose model is the ensemble; `onmt_lite.models.ensemble` has the options.
+
+    All members read each decoded token, so they need the same target vocabulary and start token.
+    Their source vocabularies may differ where tokens are the words of the line; a word that a
+    member lacks is its unknown token.  Tokenizers and the preparation of lines are those of the
+    first member.  An id that one member must not produce is banned for all.
+
+    Raises CheckpointError, with the names of two models, where their vocabularies differ.
+    """
+    first = checkpoints[0]
+    for checkpoint, name in zip(checkpoints[1:], names[1:]):
+        difference = (
+            _different_vocab("target", first.tgt_vocab, checkpoint.tgt_vocab)
+            or _unlike_sources(first, checkpoint)
+            or _different_use(first, checkpoint)
+        )
+        if difference:
+            raise CheckpointError(
+                f"ensemble: {names[0]!r} and {name!r} {difference}; the models of an ensemble "
+                "share their vocabularies"
+            )
+    src_vocab = _union([checkpoint.src_vocab for checkpoint in checkpoints])
+    src_ids = [_ids_in(checkpoint.src_vocab, src_vocab) for checkpoint in checkpoints]
+    models = [checkpoint.model for checkpoint in checkpoints]
+    return replace(
+        first,
+        model=Ensemble(models, weights, of_probs, src_ids),
+        src_vocab=src_vocab,
+        never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
+        sums_to_one=of_probs,
+        confidence=None,  # fitted to the scores of one model
+    )
+
+
+def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
+    """Describe the first difference of two vocabularies; "" if they are equal."""
+    for i, (token, other) in enumerate(zip(a.tokens, b.tokens)):
+        if token != other:
+            return (
+                f"differ in their {side} vocabularies: id {i} is {token[:50]!r} or {other[:50]!r}"
+            )
+    if len(a) != len(b):
+        return f"differ in their {side} vocabularies: {len(a)} or {len(b)} tokens"
+    for name in SPECIAL:
+        if getattr(a, name) != getattr(b, name):
+            return (
+                f"differ in the {name} of their {side} vocabularies: {getattr(a, name)} or "
+                f"{getattr(b, name)}"
+            )
+    return ""
+
+
+def _unlike_sources(a: Checkpoint, b: Checkpoint) -> str:
+    """Say why two source vocabularies cannot serve the same tokens; "" if they can."""
+    difference = _different_vocab("source", a.src_vocab, b.src_vocab)
+    words = all(set(c.tokenizers) == {"space"} for c in (a, b))
+    unknown_too = None not in (a.src_vocab.unk_id, b.src_vocab.unk_id)
+    return "" if words and unknown_too and a.src_end == b.src_end else difference
+
+
+def _union(vocabs: list[Vocab]) -> Vocab:
+    """Tokens of the first vocabulary, then other tokens of the rest."""
+    first = vocabs[0]
+    words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
+    others = [token for token in dict.fromkeys(words) if token not in first.ids]
+    return replace(first, tokens=[*first.tokens, *others])
+
+
+def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
+    """The id in `vocab` for each id of the union; None where all ids are equal."""
+    if vocab.tokens == union.tokens:
+        return None
+    ids = [vocab.ids.get(token, vocab.unk_id) for token in union.tokens]
+    for name in SPECIAL:
+        here, there = getattr(union, name), getattr(vocab, name)
+        if here is not None:
+            ids[here] = vocab.unk_id if there is None else there
+    return [i for i in ids if i is not None]
+
+
+def _different_use(a: Checkpoint, b: Checkpoint) -> str:
+    """Describe a difference in start tokens or source ends; "" if there is none."""
+    differences = {
+        f"start with different tokens: id {a.start_id} or {b.start_id}": a.start_id != b.start_id,
+        "have other languages, or other tokens or defaults for them": a.languages != b.languages,
+        f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}": (
+            a.src_end != b.src_end
+        ),
+    }
+    return next((text for text, differs in differences.items() if differs), "")

@@ -1,10 +1,11 @@
-"""Format of onmt_lite: a directory with `model.json`, `weights.safetensors`, `sentencepiece.model`.
+"""Formats of onmt_lite: directories of models, and table models.
 
-`model.json` holds the configuration and the SHA-256 of all files, `model.json` included: a
-directory loads as it was written or is refused.  Three entries are optional: "unknown", the
-handling of unknown characters (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from
-score to confidence (`onmt_lite.checkpoints.record`), and the default of "split_longer".
-Further entries, such as older versions wrote, are not read.
+A directory has `model.json`, `weights.safetensors` and `sentencepiece.model`.  `model.json` holds
+the configuration and the SHA-256 of all files, `model.json` included: a directory loads as it was
+written or is refused.  Three entries are optional: "unknown", the handling of unknown characters
+(`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score to confidence
+(`onmt_lite.checkpoints.record`), and the default of "split_longer".  Further entries, such as older
+versions wrote, are not read.  `onmt_lite.models.table` describes a table model's file.
 """
 
 import dataclasses
@@ -15,29 +16,33 @@ from pathlib import Path
 from typing import Any, get_args
 
 import sentencepiece as spm
+import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints import rows, safetensors
-from onmt_lite.checkpoints.building import build_transformer
+from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.record import Checkpoint, Confidence
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.weights import Weights, build_transformer
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from onmt_lite.text.whole import replace_files
 
-# By the bits of a matrix's weights; 8-bit weights are stored as `rows` says
+# By the bits of a matrix's weights; 8-bit weights are stored as `pack` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
 def recognises(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    if not path.is_file():
+        return (path / MANIFEST).is_file()
+    with open(path, "rb") as f:
+        return f.read(64).lstrip()[:1] == b"{"
 
 
 def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
@@ -46,7 +51,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
     Raises FileError where that fails; an older model in the directory is then unchanged.
     """
     weights = _unique_weights(model)
-    weights = rows.pack(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
+    weights = pack(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
     files = {WEIGHTS: safetensors.dump(weights), PIECES: pieces}
     manifest: dict[str, Any] = {
         "format": FORMATS[bits],
@@ -77,7 +82,9 @@ def describe(
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a directory.  Raises CheckpointError unless it is exactly as `save` wrote it."""
+    """CheckpointError unless a directory is exactly as `save` wrote it, or a file a table model."""
+    if path.is_file():
+        return _load_table(path)
     manifest = _read_manifest(path / MANIFEST)
     files = {name: _read(path / name, digest) for name, digest in manifest["files"].items()}
     sp = spm.SentencePieceProcessor()
@@ -85,7 +92,7 @@ def load(path: Path) -> Checkpoint:
         cfg, options = TransformerConfig(**manifest["config"]), _read_options(manifest)
         tensors = safetensors.parse(files.pop(WEIGHTS))
         if manifest["format"] == FORMATS[8]:
-            tensors = rows.unpack(tensors, path)
+            tensors = unpack(tensors, path)
         weights = Weights(tensors, path)
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -190,3 +197,121 @@ def _read(path: Path, digest: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(f"{path}: damaged or not of this model: checksum mismatch")
     return data
+
+
+# -- Matrices as 8-bit integers with one scale a row: weight = integer * scale of the row ----------
+
+LARGEST = 127
+SCALE = ".scale"  # behind the name of the matrix
+CLIPPINGS = torch.linspace(1.0, 0.6, 9)  # of a row's largest weight, tried one by one
+
+
+def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Store matrices as int8 (rows, columns) and float16 scales (rows,), the rest as float16."""
+    packed = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            packed[name], packed[name + SCALE] = to_rows(tensor.float())
+        else:
+            packed[name] = tensor.half()
+    return packed
+
+
+def unpack(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Undo `pack`; matrices become float32.
+
+    Raises CheckpointError unless each row of a matrix of integers has a scale above 0.
+    """
+    scales = {name: t for name, t in tensors.items() if name.endswith(SCALE)}
+    unpacked = {}
+    for name in [name for name in tensors if name not in scales]:
+        tensor = tensors[name]
+        if tensor.dtype == torch.int8:
+            scale = scales.pop(name + SCALE, torch.empty(0))
+            one_each = tensor.dim() == 2 and scale.shape == tensor.shape[:1]
+            if not one_each or not ((scale > 0) & (scale < torch.inf)).all():
+                raise CheckpointError(f"{path}: {name[:100]!r} needs a scale above 0 for each row")
+            tensor = tensor.float() * scale.float()[:, None]
+        unpacked[name] = tensor
+    for name in scales:
+        raise CheckpointError(f"{path}: {name[:100]!r} belongs to no matrix of integers")
+    return unpacked
+
+
+def to_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers (rows, columns) and scales (rows,) with the least squared error of all CLIPPINGS."""
+    largest = matrix.abs().amax(1)
+    best_error = torch.full_like(largest, torch.inf)
+    integers, scales = torch.zeros_like(matrix), torch.ones_like(largest)
+    for share in CLIPPINGS:
+        # A row of zeros has the smallest scale
+        scale = (largest * share / LARGEST).clamp(min=torch.finfo(torch.half).tiny).half().float()
+        rounded = (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST)
+        error = (rounded * scale[:, None] - matrix).square().sum(1)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        integers = torch.where(better[:, None], rounded, integers)
+        scales = torch.where(better, scale, scales)
+    return integers.to(torch.int8), scales.half()
+
+
+# -- Table models ----------------------------------------------------------------------------------
+
+TABLE_FORMAT = "onmt_lite-table-1"
+# What reading a file of another form raises
+MALFORMED = (
+    *(OSError, ValueError, OverflowError, RecursionError),
+    *(KeyError, TypeError, AttributeError),
+)
+NO_START = -1  # the start token is not in the vocabulary
+
+
+def _load_table(path: Path) -> Checkpoint:
+    try:
+        table = json.loads(path.read_bytes())
+        if table["format"] != TABLE_FORMAT:
+            raise ValueError(f"format {shown(table['format'])} is not {TABLE_FORMAT!r}")
+        vocab = table["vocab"]
+        if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
+            raise ValueError("vocab is not a list of texts")
+        "".join(vocab).encode("utf-8")  # a lone surrogate could not be written
+        sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
+        if not vocab or not sources:
+            raise ValueError("needs a vocabulary and a source")
+    except MALFORMED as error:
+        raise CheckpointError(f"{path}: not a table model: {error}") from None
+    return Checkpoint(
+        TableModel(list(sources.values()), len(vocab)),
+        src_vocab=Vocab(list(sources)),
+        tgt_vocab=Vocab(vocab, eos_id=0),
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=NO_START,
+        version=f"(format {TABLE_FORMAT})",
+    )
+
+
+def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSource:
+    length = source["length"]
+    if type(length) is not int or length < 1:
+        raise ValueError(f"source {name}: length {shown(length)} is not a positive whole number")
+    uniform = [1 / length] * length
+    table = TableSource(
+        length,
+        {key: _numbers(row) for key, row in source["rows"].items()},
+        _numbers(source["default"]),
+        {key: _numbers(row) for key, row in source.get("attn", {}).items()},
+        _numbers(source.get("attn_default", uniform)),
+    )
+    rows = [*table.rows.values(), table.default]
+    attn = [*table.attn.values(), table.attn_default]
+    if any(len(row) != vocab_size for row in rows) or any(len(row) != length for row in attn):
+        raise ValueError(
+            f"source {name}: a row does not have {vocab_size} logits or {length} attention weights"
+        )
+    return table
+
+
+def _numbers(row: Any) -> list[float]:
+    if not isinstance(row, list) or not all(type(x) in (int, float) for x in row):
+        raise ValueError(f"{str(row)[:50]} is not a list of numbers")
+    return [float(x) for x in row]

@@ -12,7 +12,7 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
-from onmt_lite.checkpoints.huggingface.tokenizer_json import as_sentencepiece
+from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer

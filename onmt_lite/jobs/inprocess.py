@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.record import describe
 from onmt_lite.checkpoints.shipped import model_paths
-from onmt_lite.checkpoints.summary import describe
 from onmt_lite.config.console import raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.loading import fit, read_own

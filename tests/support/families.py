@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.fairseq import fconv as fairseq_fconv
-from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
-from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
-from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
+from onmt_lite.checkpoints.fairseq import build_fconv
+from onmt_lite.checkpoints.opennmt import models as opennmt
+from onmt_lite.checkpoints.opennmt.models import build_cnn, build_rnn
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.ensemble import Ensemble
@@ -27,14 +26,14 @@ Tensors = dict[str, Tensor]
 def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
     """What a reader of files makes of weights and options."""
     path = Path("weights")
-    return reader.build_model(Weights(dict(weights), path), Description(dict(options), path))
+    return reader(Weights(dict(weights), path), Description(dict(options), path))
 
 
 def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
-    """As `opennmt_copy.wrap`."""
+    """As `opennmt.with_copying`."""
     path = Path("weights")
     weights, described = Weights(dict(own), path), Description(dict(options), path)
-    return opennmt_copy.wrap(inner, weights, described, *vocabs)
+    return opennmt.with_copying(inner, weights, described, *vocabs)
 
 
 class Dice:
@@ -106,7 +105,7 @@ def rnn_weights(
 
 
 def make_rnn(**options: Any) -> Rnn:
-    return build(opennmt_rnn, rnn_weights(**options), options)
+    return build(build_rnn, rnn_weights(**options), options)
 
 
 RNNS: dict[str, dict[str, Any]] = {
@@ -181,7 +180,7 @@ def fconv_weights(
 
 
 def make_fconv(**options: Any) -> Convolution:
-    return build(fairseq_fconv, fconv_weights(**options), {})
+    return build(build_fconv, fconv_weights(**options), {})
 
 
 FCONVS: dict[str, dict[str, Any]] = {
@@ -224,7 +223,7 @@ def cnn_weights(
 
 
 def make_cnn(**options: Any) -> Convolution:
-    return build(opennmt_cnn, cnn_weights(**options), {})
+    return build(build_cnn, cnn_weights(**options), {})
 
 
 CNNS: dict[str, dict[str, Any]] = {
@@ -272,8 +271,8 @@ def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
     weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
-    own = opennmt_copy.split(weights).tensors
-    inner = build(opennmt_rnn, weights.tensors, options)
+    own = opennmt.split_copying(weights).tensors
+    inner = build(build_rnn, weights.tensors, options)
     return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.ctranslate2.model_bin import read_variables
-from onmt_lite.checkpoints.ctranslate2.transformer import build_model
+from onmt_lite.checkpoints.ctranslate2.model import build_model, read_variables
 from onmt_lite.checkpoints.description import (
     Description,
     checked_tokens,
@@ -21,10 +20,14 @@ from onmt_lite.checkpoints.description import (
     read_json,
     read_whole,
 )
-from onmt_lite.checkpoints.huggingface.directory import TOKENIZER, LanguageCheck
-from onmt_lite.checkpoints.huggingface.multilingual import OF_M2M100, OF_MBART, OF_NLLB
+from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB
+from onmt_lite.checkpoints.huggingface.directory import (
+    TOKENIZER,
+    LanguageCheck,
+    default_language,
+    language_ids,
+)
 from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
-from onmt_lite.checkpoints.huggingface.words import default_language, language_ids
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
 from onmt_lite.errors import CheckpointError

@@ -1,16 +1,35 @@
-"""Weights of the models that transformers writes like BART: Marian, M2M100, mBART."""
+"""Models that transformers writes like BART: Marian (OPUS-MT), M2M100, NLLB-200 and mBART.
+
+Each language of the multilingual ones has a token.  The source's stands beside the line; the
+target's is the first token of each output, at no cost, or (mBART of 25 languages) what the decoder
+starts with.
+"""
 
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import finished, same_numbers
-from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, Directory
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
+from onmt_lite.checkpoints.huggingface.directory import (
+    ACTIVATIONS,
+    Directory,
+    Words,
+    banned_ids,
+    checkpoint,
+    default_language,
+    language_ids,
+    token_id,
+)
+from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.subwords import SIDES, read_pieces
+from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, finished, layout_of, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.tokenizers import MarianTokenizer
+from onmt_lite.text.vocab import Vocab
 
 # Our names of a layer's parts, and theirs; fairseq has the same ones
 ENCODER_LAYER = {
@@ -111,3 +130,267 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
     if one_table and not same_numbers(src, tgt):
         raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
     return ours
+
+
+# -- Marian ----------------------------------------------------------------------------------------
+
+
+def load_marian(directory: Directory) -> Checkpoint:
+    """CheckpointError for a directory that is damaged."""
+    path, config = directory.path, directory.config
+    _check_variant(directory)
+    directory.check(None)
+    model = _read_marian(directory, directory.weights())
+    vocabs = _read_vocabularies(directory, model)
+    start = config.number("decoder_start_token_id", config.number("pad_token_id"))
+    cutters = {}
+    missing = [path / name for name in SIDES if not (path / name).exists()]
+    if path / SIDES[0] not in missing:
+        pieces = (read_pieces(str(path / name)) for name in SIDES)
+        cutters["sentencepiece"] = MarianTokenizer(*pieces)
+    if config.get("forced_bos_token_id") is not None:
+        raise CheckpointError(f"{config.path}: forces tokens other than the end")
+    never = banned_ids(config, len(vocabs[1]))
+    if start == config.number("pad_token_id"):
+        never = tuple(sorted({*never, start}))
+    return checkpoint(
+        directory,
+        model,
+        vocabs,
+        cutters,
+        start,
+        never_ids=never,
+        never_in_softmax=True,
+        missing=tuple(map(str, missing)),
+        notes=(),
+        toolkit="marian",
+    )
+
+
+def _check_variant(directory: Directory) -> None:
+    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
+    config = directory.model
+    for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
+        if config.flag(name):
+            raise CheckpointError(f"{config.path}: a Marian model with {name}, which is not read")
+
+
+def _read_marian(directory: Directory, weights: Weights) -> Transformer:
+    positions, tables, rows = _marian_positions(directory.config, weights)
+    switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
+    return read_transformer(directory, weights, tables, **switches)
+
+
+def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
+    """Layout, tables where they are not computed, and how many positions there are."""
+    rows = config.number("max_position_embeddings")
+    names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
+    stored = [name for name in names.values() if name in weights]
+    for name in stored:
+        weights.shape(name)
+    if all(layout_of(weights.tensors[name]) == "concat" for name in stored):
+        if any(weights.shape(name)[0] != rows for name in stored):
+            raise CheckpointError(f"{config.path}: max_position_embeddings is not what is stored")
+        weights.drop("|".join(map(re.escape, stored)))
+        return "concat", {}, rows
+    src, tgt = (weights.take(name) for name in names.values())
+    tables = {"src_embedding.position": src, "tgt_embedding.position": tgt}
+    return "learned", tables, min(src.size(0), tgt.size(0))
+
+
+def _read_vocabularies(directory: Directory, model: Transformer) -> tuple[Vocab, Vocab]:
+    path, config, cfg = directory.path, directory.config, model.cfg
+    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
+    separate = (path / "target_vocab.json").is_file()
+    separate = directory.tokenizer.flag("separate_vocabs", separate)
+    src = read_vocab(path / "vocab.json", cfg.src_vocab_size, eos, pad)
+    if separate:
+        return src, read_vocab(path / "target_vocab.json", cfg.tgt_vocab_size, eos, pad)
+    if cfg.src_vocab_size != cfg.tgt_vocab_size:
+        raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
+    return src, src
+
+
+def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
+    """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
+    tokens = [f"<unused {i}>" for i in range(size)]
+    taken = set()
+    for token, i in read_json(path).items():
+        if type(i) is not int or not 0 <= i < size or i in taken:
+            raise CheckpointError(f"{path}: id {shown(i)} of {token[:50]!r} cannot be")
+        taken.add(i)
+        tokens[i] = token
+    if len(taken) <= max(taken, default=0):
+        hole = next(i for i in range(size) if i not in taken)
+        raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
+    if not {eos, pad} <= taken:
+        raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
+    found = Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad)
+    return Vocab(tokens, eos_id=eos, pad_id=pad, unk_id=found.ids.get("<unk>"))
+
+
+# -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, whatever sentencepiece says
+FIRST_PIECE = 3  # of sentencepiece, after its own special ones; here it has the id 4
+OFFSET = 2  # the first position's row of the table
+OF_M2M100 = r"__(\w+)__"  # patterns of language tokens
+OF_NLLB = r"([a-z]{2,3}_[A-Z][a-z]{3})"
+OF_MBART = r"([a-z]{2,3}_[A-Z]{2})"
+
+
+def load_m2m_100(directory: Directory) -> Checkpoint:
+    """M2M100 and NLLB.  CheckpointError for a directory that is damaged."""
+    own_vocab = (directory.path / "vocab.json").is_file()
+    words = Words(directory, OF_M2M100 if own_vocab else OF_NLLB)
+    if own_vocab:
+        lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
+        named = directory.tokenizer.choice("language_codes", lists, "m2m100")
+        tokens = _own_ids(directory)
+        others = [f"__{code}__" for code in usual_codes(named)]
+    else:
+        tokens = _fairseq_ids(words)
+        others = [*usual_codes("nllb"), "<mask>"]
+    tokens = _with_languages(tokens, words, others)
+    last = not own_vocab and directory.tokenizer.flag("legacy_behaviour", False)
+    languages = _languages(directory, words, tokens, "after" if last else "before", "forced")
+    weights = directory.weights()
+    weights.drop(r"model\.(encoder|decoder)\.(embed_positions\.weights|version)")
+    rows = directory.config.number("max_position_embeddings", 1024)
+    model = read_transformer(
+        directory,
+        weights,
+        {},
+        pre_norm=True,
+        positions="fairseq",
+        position_offset=OFFSET,
+        max_positions=min(rows, MAX_POSITIONS),
+    )
+    return _checkpoint(directory, model, words, tokens, languages)
+
+
+def load_mbart(directory: Directory) -> Checkpoint:
+    """mBART of 25 or of 50 languages.  CheckpointError for a directory that is damaged."""
+    words = Words(directory, OF_MBART)
+    of_25 = _is_of_25(directory, words)
+    codes = usual_codes("mbart25") + ([] if of_25 else usual_codes("mbart50"))
+    tokens = _with_languages(_fairseq_ids(words), words, [*codes, "<mask>"])
+    starts = of_25 and directory.config.get("forced_bos_token_id") is None
+    languages = _languages(
+        directory,
+        words,
+        tokens,
+        "after" if of_25 else "before",
+        "start" if starts else "forced",
+    )
+    weights = directory.weights()
+    src, tgt = (weights.take(f"model.{s}.embed_positions.weight") for s in ("encoder", "decoder"))
+    model = read_transformer(
+        directory,
+        weights,
+        {"src_embedding.position": src, "tgt_embedding.position": tgt},
+        pre_norm=True,
+        embedding_norm=True,
+        positions="learned",
+        position_offset=OFFSET,
+        max_positions=src.size(0) - OFFSET,
+    )
+    return _checkpoint(directory, model, words, tokens, languages)
+
+
+def _is_of_25(directory: Directory, words: Words) -> bool:
+    """What the tokenizer's class says, or else whether its tokens are too few for 50 languages."""
+    for described in (directory.tokenizer, directory.config):
+        name = described.get("tokenizer_class")
+        if isinstance(name, str) and name.startswith("MBart"):
+            return not name.startswith("MBart50")
+    n_others = directory.config.number("vocab_size") - len(words.pieces)
+    return n_others < len(usual_codes("mbart25") + usual_codes("mbart50"))
+
+
+def usual_codes(name: str) -> list[str]:
+    """Languages in the order of their ids, for directories that do not list them."""
+    lists = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_bytes())
+    return lists[name].split()
+
+
+def _own_ids(directory: Directory) -> dict[int, str]:
+    """The tokens of vocab.json by id."""
+    path = directory.path / "vocab.json"
+    ids = read_json(path)
+    tokens = {i: text for text, i in ids.items() if type(i) is int}
+    if set(tokens) != set(range(len(ids))):
+        raise CheckpointError(f"{path}: its ids are not 0, 1, ... once each")
+    return tokens
+
+
+def _fairseq_ids(words: Words) -> dict[int, str]:
+    """The pieces by id: those of tokenizer.json, or sentencepiece's moved by one."""
+    if words.own_ids:
+        return dict(enumerate(words.pieces))
+    return dict(enumerate([*SPECIAL, *words.pieces[FIRST_PIECE:]]))
+
+
+def _with_languages(tokens: dict[int, str], words: Words, others: list[str]) -> dict[int, str]:
+    """All tokens by id.  `others` follow the pieces where no file says their ids."""
+    tokens = words.with_added(tokens)
+    if not language_ids(tokens, words.pattern):
+        tokens |= dict(enumerate(others, len(tokens)))
+    return tokens
+
+
+def _checkpoint(
+    directory: Directory,
+    model: Transformer,
+    words: Words,
+    tokens: dict[int, str],
+    languages: Languages,
+) -> Checkpoint:
+    starts = () if languages.target == "start" else ("decoder_start_token_id",)
+    directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
+    vocab = words.vocab(tokens, model.vocab_size, languages.ids.values())
+    cutters, start = {"sentencepiece": words.tokenizer()}, _start(directory)
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
+
+
+def _start(directory: Directory) -> int:
+    config = directory.config
+    return token_id(config, "decoder_start_token_id", token_id(config, "eos_token_id"))
+
+
+def _languages(
+    directory: Directory,
+    words: Words,
+    tokens: dict[int, str],
+    source: Literal["before", "after"],
+    target: Literal["forced", "start"],
+) -> Languages:
+    """The languages and the directory's defaults, checked before weights are read."""
+    ids = language_ids(tokens, words.pattern)
+    default = Direction(
+        default_language(directory.tokenizer, "src_lang", ids),
+        _default_target(directory, ids, target == "start"),
+    )
+    languages = Languages(ids, source, target, default)
+    directory.check(languages)
+    return languages
+
+
+def _default_target(directory: Directory, ids: dict[str, int], starts: bool) -> str:
+    """The language that every output begins with or, where that is so, the decoder starts with."""
+    config, codes = directory.config, {i: code for code, i in ids.items()}
+    start = _start(directory)
+    if config.get("forced_bos_token_id") is not None:
+        forced = token_id(config, "forced_bos_token_id")
+        if forced not in codes:
+            raise CheckpointError(
+                f"{config.path}: forced_bos_token_id {forced} is no language of the model"
+            )
+        return codes[forced]
+    if starts and start in codes:
+        return codes[start]
+    if starts and start != token_id(config, "eos_token_id"):
+        raise CheckpointError(
+            f"{config.path}: decoder_start_token_id {start} is neither a language nor the end token"
+        )
+    return default_language(directory.tokenizer, "tgt_lang", ids)

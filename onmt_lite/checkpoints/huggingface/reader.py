@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from onmt_lite.checkpoints.huggingface import marian, multilingual, t5
+from onmt_lite.checkpoints.huggingface import bart, t5
 from onmt_lite.checkpoints.huggingface.directory import (
     CONFIG,
     Directory,
@@ -13,9 +13,9 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
 FAMILIES = {
-    "marian": marian.load,
-    "m2m_100": multilingual.load_m2m_100,
-    "mbart": multilingual.load_mbart,
+    "marian": bart.load_marian,
+    "m2m_100": bart.load_m2m_100,
+    "mbart": bart.load_mbart,
     "t5": t5.load,
     "mt5": t5.load,
 }

@@ -8,11 +8,16 @@ import re
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import finished
-from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, Directory, checkpoint, token_id
-from onmt_lite.checkpoints.huggingface.words import Words, language_ids
+from onmt_lite.checkpoints.huggingface.directory import (
+    ACTIVATIONS,
+    Directory,
+    Words,
+    checkpoint,
+    language_ids,
+    token_id,
+)
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.checkpoints.weights import Weights, finished
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 

@@ -2,7 +2,8 @@
 
 The file is a dict: `model` and `generator` (weights), `vocab`, `opt` (the training options) and
 `optim` (not needed).  From 3.3 on the weights of `X.pt` may be beside it: in `X.safetensors`, or in
-parts, `X.00.safetensors` and so on.
+parts, `X.00.safetensors` and so on.  Version 3 keeps vocabularies as lists of tokens; older ones
+keep torchtext fields, nested in several ways, with the tokens in the attribute `itos` of an object.
 """
 
 import glob
@@ -13,12 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.description import Description, refuse_kinds
-from onmt_lite.checkpoints.opennmt import cnn as opennmt_cnn
-from onmt_lite.checkpoints.opennmt import copy_attention as opennmt_copy
-from onmt_lite.checkpoints.opennmt import rnn as opennmt_rnn
-from onmt_lite.checkpoints.opennmt import transformer as opennmt_transformer
-from onmt_lite.checkpoints.opennmt.vocab import EOS, SRC, TGT, read_vocabularies
+from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_kinds
+from onmt_lite.checkpoints.opennmt import models as opennmt
+from onmt_lite.checkpoints.opennmt.models import SRC, TGT
+from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
@@ -30,10 +29,10 @@ Build = Callable[[Weights, Description], Family]
 
 # By encoder_type and decoder_type
 FAMILIES: dict[tuple[str, str], Build] = {
-    ("transformer", "transformer"): opennmt_transformer.build_model,
-    ("rnn", "rnn"): opennmt_rnn.build_model,
-    ("brnn", "rnn"): opennmt_rnn.build_model,
-    ("cnn", "cnn"): opennmt_cnn.build_model,
+    ("transformer", "transformer"): opennmt.build_transformer,
+    ("rnn", "rnn"): opennmt.build_rnn,
+    ("brnn", "rnn"): opennmt.build_rnn,
+    ("cnn", "cnn"): opennmt.build_cnn,
 }
 
 
@@ -78,12 +77,12 @@ def _build(
     family: Build, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Family:
     """Build the model, with a head that copies if the checkpoint has copy attention."""
-    copying = opennmt_copy.split(weights) if opennmt_copy.recognises(weights) else None
+    copying = opennmt.split_copying(weights) if opennmt.copies(weights) else None
     model = family(weights, opt)
     _check_layers(model.cfg, opt)
     if copying is None:
         return model
-    return opennmt_copy.wrap(model, copying, opt, src_vocab, tgt_vocab)
+    return opennmt.with_copying(model, copying, opt, src_vocab, tgt_vocab)
 
 
 def _check_layers(cfg: Any, opt: Description) -> None:
@@ -157,3 +156,50 @@ def _read_beside(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{file}: {twice[0][:100]!r} is in a part before it too")
         tensors |= found
     return tensors
+
+
+# -- Vocabularies ----------------------------------------------------------------------------------
+
+PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
+SPECIAL = dict(pad=PAD, bos=BOS, eos=EOS, unk=UNK)
+
+
+def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
+    """Read the source and target vocabulary, and the id that starts the decoder."""
+    if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
+        stored = {p[0]: p[1] for p in stored if _is_pair(p) and isinstance(p[0], str)}
+    if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):
+        raise CheckpointError(f"{path}: it holds no vocabularies 'src' and 'tgt'")
+    if stored.get("src_feats"):
+        raise CheckpointError(f"{path}: OpenNMT-py: a model with word features, which is not read")
+    src, tgt = (
+        Vocab.named(checked_tokens(_find_tokens(stored[side], path), path), **SPECIAL)
+        for side in ("src", "tgt")
+    )
+    start = stored.get("decoder_start_token", BOS)
+    if not isinstance(start, str) or start not in tgt.ids:
+        raise CheckpointError(f"{path}: its target vocabulary lacks the start token")
+    if tgt.eos_id is None:
+        raise CheckpointError(f"{path}: its target vocabulary lacks the end token {EOS}")
+    return src, tgt, tgt.ids[start]
+
+
+def _find_tokens(stored: Any, path: Path) -> list[str]:
+    """Find the list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
+    for _ in range(8):  # deeper than any version holds it
+        if isinstance(stored, list) and stored and isinstance(stored[0], str):
+            return stored
+        if isinstance(stored, list):
+            if len(stored) != 1 and all(map(_is_pair, stored)):
+                raise CheckpointError(
+                    f"{path}: OpenNMT-py: a model with word features, which is not read"
+                )
+            stored = stored[0][1] if stored and _is_pair(stored[0]) else None
+        elif isinstance(stored, Record):
+            names = ("itos", "vocab", "fields")
+            stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
+    raise CheckpointError(f"{path}: a vocabulary is stored in a way that is not known")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2

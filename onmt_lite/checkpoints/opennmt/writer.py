@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.opennmt.transformer import (
+from onmt_lite.checkpoints.opennmt.models import (
     DEC,
     DECODER_LAYER,
+    EMBEDDINGS,
     ENC,
     ENCODER_LAYER,
     MAX_POSITIONS,
     RELATIONS,
+    SRC,
+    TGT,
 )
-from onmt_lite.checkpoints.opennmt.vocab import BOS, EMBEDDINGS, EOS, PAD, SRC, TGT, UNK
+from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import (
     CAPITALS,

@@ -4,7 +4,10 @@ The path is a directory, with a decoder.yml that names the files, or the .npz fi
 count, not the folders before them: those are of the machine that trained the model.
 """
 
+import math
 import re
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +15,20 @@ import torch
 import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints.building import add_zero_start, finished
+from onmt_lite.checkpoints.archive import damage_refused
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
-from onmt_lite.checkpoints.marian import npz
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
-from onmt_lite.checkpoints.weights import Weights, is_size
+from onmt_lite.checkpoints.weights import (
+    MAX_TENSORS,
+    Weights,
+    add_zero_start,
+    finished,
+    is_shape,
+    is_size,
+    tensor_of,
+)
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.model_defaults import DECODER as DEFAULTS
@@ -82,7 +92,7 @@ def load(path: Path) -> Checkpoint:
     files = _find(path)
     if files.decoder.real("word-penalty", 0.0):
         raise CheckpointError(f"{files.decoder.path}: a word-penalty, which is not supported")
-    arrays = npz.read(files.model)
+    arrays = read_npz(files.model)
     if OPTIONS not in arrays:
         raise CheckpointError(f"{files.model}: not a model of Marian: it has no {OPTIONS}")
     text = bytes(arrays.pop(OPTIONS).to(torch.uint8).flatten().tolist()).rstrip(b"\0")
@@ -336,3 +346,56 @@ def _tables(weights: Weights) -> dict[str, Tensor]:
     if "output.bias" in weights:
         ours["output.bias"] = weights.take("output.bias")
     return ours
+
+
+# -- Arrays of an .npz file ------------------------------------------------------------------------
+
+MAX_HEADER = 4096
+HEADER = re.compile(
+    rb"\{'descr': '([^']*)', 'fortran_order': False, 'shape': \(([\d, ]*)\),? *\}[ \n]*"
+)
+TYPES = {
+    "f4": torch.float32,
+    "f2": torch.float16,
+    "f8": torch.float64,
+    "i1": torch.int8,
+    "u1": torch.uint8,
+}
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """The arrays by name.  CheckpointError for a file that is not what it should be."""
+    with open(path, "rb") as f, damage_refused(path, ".npz file of arrays"):
+        with zipfile.ZipFile(f) as members:
+            _check_arrays(members, path.stat().st_size)
+            names = members.namelist()
+            return {name.removesuffix(".npy"): _array(name, members.read(name)) for name in names}
+
+
+def _check_arrays(members: zipfile.ZipFile, file_size: int) -> None:
+    """Nothing is read_npz for a mere claim."""
+    infos = members.infolist()
+    if len(infos) > MAX_TENSORS or len({info.filename for info in infos}) < len(infos):
+        raise ValueError("too many arrays, or one of them twice")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{info.filename[:80]!r} is compressed, which Marian does not do")
+    if sum(info.file_size for info in infos) > file_size:
+        raise ValueError("its arrays are larger than the file")
+
+
+def _array(name: str, data: bytes) -> Tensor:
+    wrong = ValueError(f"{name[:80]!r} is not an array of numbers in C order")
+    if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
+        raise wrong
+    form = "<H" if data[6] == 1 else "<I"
+    start = 8 + struct.calcsize(form)
+    (n,) = struct.unpack(form, data[8:start])
+    header = HEADER.fullmatch(data[start : start + n]) if n <= MAX_HEADER else None
+    dtype = TYPES.get(header[1].decode("latin-1").lstrip("<|")) if header else None
+    if header is None or dtype is None:
+        raise wrong
+    shape = [int(size) for size in header[2].replace(b" ", b"").split(b",") if size]
+    if not is_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
+        raise wrong
+    return tensor_of(bytearray(data[start + n :]), dtype, shape)

@@ -1,0 +1,391 @@
+"""Reads fairseq models: a directory with one checkpoint and a dictionary per language.
+
+The checkpoint is a dict: `model` (weights), and the options in `args` (a Namespace, before 0.10) or
+in `cfg` (nested tables since then).  `dict.LANG.txt` has a token and its count per line.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onmt_lite.checkpoints import archive
+from onmt_lite.checkpoints.description import (
+    Description,
+    checked_tokens,
+    read_whole,
+    refuse_kinds,
+    shown,
+)
+from onmt_lite.checkpoints.huggingface.bart import read_stacks
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
+from onmt_lite.checkpoints.opennmt.models import read_layers
+from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, build, finished
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
+from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.tokenizers import SpaceTokenizer
+from onmt_lite.text.vocab import Vocab
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+BOS, PAD, EOS, UNK = range(4)
+OVERWRITE = b"#fairseq:overwrite"
+MAX_DICT = 256 << 20
+Build = Callable[[Weights, Description], EncoderDecoder]
+SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
+
+
+def recognises(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("dict.*.txt"))
+
+
+def load(path: Path) -> Checkpoint:
+    """Load a fairseq directory; ambiguous files are refused too."""
+    files = sorted(path.glob("*.pt"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files[:5]) or "none"
+        raise CheckpointError(f"{path}: a fairseq directory needs one .pt file, has: {names}")
+    root = archive.load(files[0])
+    if not isinstance(root, dict) or "model" not in root:
+        raise CheckpointError(f"{files[0]}: not a checkpoint of fairseq")
+    root.pop("last_optimizer_state", None)
+    options = _options(root, files[0])
+    weights = Weights(archive.tensors(root.pop("model"), files[0]), files[0])
+    family = _choose_family(weights, options)
+    src, tgt = _read_dictionaries(path, options)
+    for side, vocab in (("encoder", src), ("decoder", tgt)):
+        rows, _ = weights.shape(f"{side}.embed_tokens.weight")
+        if rows != len(vocab):
+            raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {side} knows {rows}")
+    model = family(weights, options)
+    return Checkpoint(
+        model,
+        src_vocab=src,
+        tgt_vocab=tgt,
+        tokenizers={"space": SpaceTokenizer()},
+        start_id=EOS,  # fairseq feeds the end token first
+        src_end=(EOS,),
+        never_ids=(PAD,),
+        toolkit="fairseq",
+        version="0.9 or older" if isinstance(root.get("args"), Record) else "0.10 or newer",
+    )
+
+
+def _options(root: dict[str, Any], path: Path) -> Description:
+    """Options of the model; its languages may be among the options of the task."""
+    if isinstance(root.get("args"), Record):
+        return Description(root["args"], path)
+    config = _table(root.get("cfg"), path)
+    if config.get("model") is None:
+        raise CheckpointError(f"{path}: it holds no options of its model")
+    options, task = (_table(config.get(name), path) for name in ("model", "task"))
+    for name in ("source_lang", "target_lang"):
+        if options.get(name) is None:
+            options[name] = task.get(name)
+    return Description(options, path)
+
+
+def _table(value: Any, path: Path) -> dict[str, Any]:
+    """Options as a table of plain values; empty where there are no options."""
+    values = Description(_plain({} if value is None else value), path).values
+    return {name: _plain(item) for name, item in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Unwrap a Namespace or a node of OmegaConf."""
+    if not isinstance(value, Record):
+        return value
+    if not value.name.startswith("omegaconf."):
+        return value.state
+    return value.get("_content", value.get("_val"))
+
+
+def _choose_family(weights: Weights, options: Description) -> Build:
+    """By a weight that only this family has."""
+    if "encoder.layers.0.fc1.weight" in weights:
+        return build_transformer
+    if "encoder.convolutions.0.weight_v" in weights:
+        return build_fconv
+    name = options.get("arch") or options.get("_name") or "unknown"
+    raise CheckpointError(f"{weights.path}: fairseq: architecture {shown(name)}, which is not read")
+
+
+def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
+    """Read the dictionaries of source and target."""
+    names = ("source_lang", "target_lang")
+    files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
+    if all(options.get(name) is None for name in names):
+        source, target = _guess_languages(path, files)
+    else:
+        source, target = map(options.text, names)
+    for language in (source, target):
+        if language not in files:
+            name = f"dict.{language[:30]}.txt"
+            raise CheckpointError(f"{path}: there is no {name!r}")
+    return read_dictionary(files[source]), read_dictionary(files[target])
+
+
+def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
+    """Choose source and target by the names of two dictionaries, or freely where they are equal."""
+    if len(files) == 2:
+        one, other = files
+        if one in TARGET_NAMES or other in SOURCE_NAMES:
+            one, other = other, one
+        named = one in SOURCE_NAMES or other in TARGET_NAMES
+        if named or files[one].read_bytes() == files[other].read_bytes():
+            return one, other
+    raise CheckpointError(f"{path}: neither checkpoint nor dictionaries say what the source is")
+
+
+def read_dictionary(path: Path) -> Vocab:
+    """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
+    data = read_whole(path, MAX_DICT)
+    tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        token, overwrite = _read_line(line, f"{path}, line {number}")
+        if token in ids and not overwrite:
+            raise CheckpointError(f"{path}, line {number}: {token[:50]!r} for the second time")
+        if token in ids:  # from now on the text means the new id
+            tokens[ids[token]] = f"<overwritten {ids[token]}>"
+        ids[token] = len(tokens)
+        tokens.append(token)
+    return Vocab(checked_tokens(tokens, path), eos_id=EOS, bos_id=BOS, pad_id=PAD, unk_id=UNK)
+
+
+def _read_line(line: bytes, where: str) -> tuple[str, bool]:
+    """Parse a line: the token, and whether it replaces an earlier one."""
+    token, _, count = line.rstrip().rpartition(b" ")
+    overwrite = count == OVERWRITE
+    if overwrite:
+        token, _, count = token.rpartition(b" ")
+    try:
+        if not token or not count.isdigit() or token[-1:].isspace():
+            raise ValueError
+        return token.decode("utf-8"), overwrite
+    except ValueError:
+        raise CheckpointError(f"{where}: not a token and its count") from None
+
+
+# -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------
+
+SRC, TGT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+OFFSET = 2  # positions count from behind the pad token's id
+# Computed tables, format versions, and copies that the encoder's fast path keeps
+NOT_WEIGHTS = (
+    r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
+    r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
+)
+OLD_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+NOT_READ = ("cross_self_attention", "no_cross_attention", "adaptive_input", "char_inputs")
+
+
+def build_transformer(weights: Weights, options: Description) -> Transformer:
+    """CheckpointError where weights are missing, unknown or misshapen."""
+    _check_transformer(weights, options)
+    weights.drop(NOT_WEIGHTS)
+    _rename_old(weights)
+    d_model = weights.shape(SRC)[1]
+    ours, positions = _positions(weights, options, d_model)
+    switches = _switches(weights, options)
+    ours |= _embeddings(weights)
+    ours |= read_stacks(weights, "")
+    model = finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
+    options.agree("encoder_layers", model.cfg.enc_layers)
+    options.agree("decoder_layers", model.cfg.dec_layers)
+    return model
+
+
+def _check_transformer(weights: Weights, options: Description) -> None:
+    """CheckpointError for relatives that have the same weights but compute something else."""
+    name = options.get("arch") or options.get("_name") or "transformer"
+    read = isinstance(name, str) and re.match("transformer(?!_lm)|m?bart", name)
+    reasons = {option: options.flag(option) for option in NOT_READ} | {
+        "adaptive softmax": "decoder.adaptive_softmax.head.weight" in weights,
+        f"architecture {shown(name)}": not read,
+    }
+    refuse_kinds(f"{weights.path}: fairseq: a Transformer with", reasons)
+
+
+def _rename_old(weights: Weights) -> None:
+    """Names of 0.6 and before: query, key and value in one tensor, norms by number."""
+    for name in list(weights.tensors):
+        if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):
+            tensor = weights.take(name)
+            if tensor.dim() == 0 or tensor.size(0) % 3:
+                raise CheckpointError(f"{weights.path}: {name} is not three matrices in one")
+            for part, rows in zip("qkv", tensor.chunk(3)):
+                weights.tensors[f"{match[1]}{part}_proj.{match[2]}"] = rows
+        if match := re.fullmatch(r"((encoder|decoder)\.layers\.\d+\.)layer_norms\.(\d)(.*)", name):
+            norms = OLD_NORMS[match[2]]
+            if int(match[3]) < len(norms):
+                weights.tensors[match[1] + norms[int(match[3])] + match[4]] = weights.take(name)
+
+
+def _switches(weights: Weights, options: Description) -> dict[str, Any]:
+    pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
+    if len(pre_norm) == 2:
+        raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
+    return dict(
+        pre_norm=pre_norm.pop(),
+        final_norm="encoder.layer_norm.weight" in weights,
+        embedding_norm="encoder.layernorm_embedding.weight" in weights,
+        heads=options.number("encoder_attention_heads", 8),
+        dec_heads=options.number("decoder_attention_heads", 8),
+        activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
+        scale_embedding=not options.flag("no_scale_embedding"),
+    )
+
+
+def _embeddings(weights: Weights) -> dict[str, Tensor]:
+    """Both tables and the output layer, which has had three names."""
+    tgt = weights.take(TGT)
+    names = ("decoder.output_projection.weight", "decoder.embed_out")
+    output = next((weights.take(name) for name in names if name in weights), tgt)
+    return {
+        "src_embedding.token.weight": weights.take(SRC),
+        "tgt_embedding.token.weight": tgt,
+        "output.weight": output,
+    }
+
+
+def _positions(
+    weights: Weights, options: Description, d_model: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and switches of the position vectors: computed, learned, or none."""
+    limits = [options.number(f"max_{side}_positions", 1024) for side in ("source", "target")]
+    n = min(*limits, MAX_POSITIONS)
+    names = [f"{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+    if not any(name in weights for name in names):
+        none = options.flag("no_token_positional_embeddings")
+        layout = "none" if none else "fairseq"
+        return {}, dict(positions=layout, position_offset=OFFSET, max_positions=n)
+    # One side may be learned and the other computed: both become tables, of equal length
+    rows = [weights.shape(name)[0] - OFFSET for name in names if name in weights]
+    n = min(n, *rows)
+    tables = [
+        weights.take(name) if name in weights else sinusoids(n + OFFSET, d_model, "fairseq")
+        for name in names
+    ]
+    ours = {
+        f"{side}_embedding.position": t[: n + OFFSET] for side, t in zip(("src", "tgt"), tables)
+    }
+    return ours, dict(positions="learned", position_offset=OFFSET, max_positions=n)
+
+
+# -- Convolutional models (`fconv`) ----------------------------------------------------------------
+
+PAD = 1  # in every fairseq dictionary; positions are counted from the one after it
+MAX_SPEC = 10_000  # characters of a description of layers
+LAYER = r"\((\d{1,4}),(\d{1,4})(?:,(\d{1,4}))?\)"
+LAYERS = re.compile(r"\[((?:\(\d{1,4},\d{1,4}(?:,\d{1,4})?\),?)+)\](?:\*(\d{1,3}))?")
+RULES = (
+    (r"(en|de)coder\.embed_tokens\.weight", r"\1coder.embedding.token.weight"),
+    (r"(en|de)coder\.embed_positions\.weight", r"\1coder.embedding.position"),
+    (r"(en|de)coder\.fc1\.(\w+)", r"\1coder.inward.\2"),
+    (r"(en|de)coder\.convolutions\.(.*)", r"\1coder.convolutions.\2"),
+    (r"(en|de)coder\.projections\.(.*)", r"\1coder.residuals.\2"),
+    (r"decoder\.attention\.(\d+)\.in_projection\.(\w+)", r"decoder.attentions.\1.inward.\2"),
+    (r"decoder\.attention\.(\d+)\.out_projection\.(\w+)", r"decoder.attentions.\1.outward.\2"),
+    (r"(en|de)coder\.fc2\.(\w+)", r"\1coder.outward.\2"),
+    (r"decoder\.fc3\.(\w+)", r"output.\1"),
+    (r"decoder\.version", ""),
+)
+
+
+def build_fconv(weights: Weights, options: Description) -> Convolution:
+    """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
+    weights = fold_weight_norm(weights)
+    fields = fconv_fields(weights)
+    model = build(
+        lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(RULES), weights.path
+    )
+    _check_layers(options, "encoder_layers", model.cfg.encoder)
+    _check_layers(options, "decoder_layers", model.cfg.decoder)
+    return model
+
+
+def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
+    """Raise CheckpointError where the options, if present, contradict the weights."""
+    if options.get(name) is None:
+        return
+    said = _listed(options.text(name))
+    if not said:
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood")
+    # No weight shows a residual over several layers
+    if any(residual not in ("", "1") for _, _, residual in said):
+        raise CheckpointError(
+            f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
+            "read"
+        )
+    if [(int(d), int(kernel)) for d, kernel, _ in said] != [(x.d, x.kernel) for x in layers]:
+        raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
+
+
+def _listed(spec: str) -> list[tuple[str, str, str]]:
+    """(width, kernel, residual or "") of each layer in a text such as `[(8, 3)] * 2 + [(9, 1)]`.
+
+    fairseq runs it as Python.  Empty where it is anything else.
+    """
+    layers: list[tuple[str, str, str]] = []
+    for term in spec.replace(" ", "").split("+") if len(spec) <= MAX_SPEC else [""]:
+        match = LAYERS.fullmatch(term)
+        if match is None:
+            return []
+        layers += re.findall(LAYER, match[1]) * int(match[2] or 1)
+    return layers
+
+
+def fold_weight_norm(weights: Weights) -> Weights:
+    """Multiply out weight norm, w = g v / ||v||, with v the direction and g the length.
+
+    The norm runs over the dimensions in which g has length 1; older versions of fairseq normed the
+    decoder's convolutions over others.
+    """
+    folded: dict[str, Tensor] = {}
+    for name, tensor in weights.tensors.items():
+        if name.endswith(".weight_v"):
+            g_name = name.removesuffix("v") + "g"
+            weights.shape(g_name, tensor.dim())
+            g, v = weights.numbers(g_name), weights.numbers(name)
+            dims = [i for i in range(v.dim()) if g.size(i) == 1]
+            try:
+                folded[name.removesuffix("_v")] = g * v / v.norm(dim=dims, keepdim=True)
+            except RuntimeError:
+                raise CheckpointError(f"{weights.path}: {g_name} does not fit {name}") from None
+        elif not (name.endswith(".weight_g") and f"{name[:-1]}v" in weights):
+            folded[name] = tensor
+    return Weights({name: _our_layout(w) for name, w in folded.items()}, weights.path)
+
+
+def _our_layout(weight: Tensor) -> Tensor:
+    """Transpose the weight of a convolution: (kernel, in, out) -> (out, kernel, in)."""
+    return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
+
+
+def fconv_fields(weights: Weights) -> dict[str, Any]:
+    """Read the sizes off the tensors, with weight norm folded and in our layout."""
+    src, tgt = "encoder.embed_positions.weight", "decoder.embed_positions.weight"
+    return dict(
+        **weights.table_sizes("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
+        decoder=read_layers(
+            weights,
+            "decoder.convolutions.{}.weight",
+            lambda i: f"decoder.attention.{i}.in_projection.weight" in weights,
+        ),
+        d_out=weights.shape("decoder.fc2.weight")[0],
+        src_positions=weights.shape(src)[0],
+        tgt_positions=weights.shape(tgt)[0],
+        position_offset=PAD + 1,
+    )

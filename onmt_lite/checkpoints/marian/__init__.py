@@ -1,1 +1,0 @@
-"""Marian's own models."""
