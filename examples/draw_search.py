@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not in
 from onmt_lite import Translator
 from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 
 translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.runner import make_batches, pad_batch
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=30)
 

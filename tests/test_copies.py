@@ -16,7 +16,7 @@ from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference.pipeline import OF_A_LINE, Copies, kind_of
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 from tests.support import cases
 from tests.support.sweeps import swept
 

@@ -12,9 +12,7 @@ from onmt_lite.inference.records import Translation
 from onmt_lite.jobs.inputs import look_at_inputs
 from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.reports import to_jsonl
-from onmt_lite.text.file_types import kind_of
-from onmt_lite.text.json_lines import MAX_DEPTH, object_line
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import MAX_DEPTH, Line, kind_of, object_line
 
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
 NUMBERS = st.sampled_from(["0", "-0", "1.10", "1e400", "-1E-400", "9" * 5000, "1e5", "0.1e+1"])

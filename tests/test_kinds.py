@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.text.file_types import LOOKED_AT, guess_encoding, kind_of, remedy
+from onmt_lite.text.lines import LOOKED_AT, guess_encoding, kind_of, remedy
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.inputs import open_input, survey
 from onmt_lite.text import lines as lines_module
-from onmt_lite.text.file_types import kind_of
-from onmt_lite.text.json_lines import object_line
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import LineReader, from_text, in_capitals, to_line
+from onmt_lite.text.lines import (
+    Line,
+    LineReader,
+    from_text,
+    in_capitals,
+    kind_of,
+    object_line,
+    to_line,
+)
 
 BOM = b"\xef\xbb\xbf"
 ODD = [b"\n", b"\r", b"\r\n", b"\n\n", BOM, b"\0", b"\x85", b"\x0b", b"\x0c", b"\x1c", b" ", b"\t"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.postprocess import loops, times_running
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import to_line
+from onmt_lite.text.lines import Line, to_line
 from tests.support.tables import WORDS, make_checkpoint, make_source
 
 

@@ -17,7 +17,7 @@ from onmt_lite.search.decode import BeamBatch, decode
 from onmt_lite.search.plan import Limits, Sentence
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.scheduler import fill_holes
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 from tests.support import families, tiny
 from tests.support.sweeps import swept
 from tests.support.tables import (

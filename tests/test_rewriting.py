@@ -16,7 +16,7 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import TranslateOptions, load_options
 from onmt_lite.inference.loading import fit, read_own
-from onmt_lite.text.rewriting import Punctuation, uppercase
+from onmt_lite.text.transforms import Punctuation, uppercase
 from tests.support.files import DATA
 
 STORED = json.loads(

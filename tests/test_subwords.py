@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
-from onmt_lite.text.detokenize import DETOKENIZERS, join_pieces
+from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
 
 STORED = json.loads((Path(__file__).parent / "data" / "subwords.json").read_text("utf-8"))
 

@@ -9,7 +9,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Ending, Trace
 from onmt_lite.inference.trace_page import to_html, why_second_lost
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 
 LINES = ["Ich habe das <Buch> & 'den' Brief.", "", "Das ist sehr, sehr, sehr gut."]
 VOID = {"meta", "hr", "br"}

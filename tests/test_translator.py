@@ -11,7 +11,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, MemoryExhausted, OptionError
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny

@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.text.detokenize import CAPITAL, CAPITALS_BEGIN, CAPITALS_END, DETOKENIZERS
-from onmt_lite.text.words import word_log_probs, word_of_each
+from onmt_lite.text.tokenizers import (
+    CAPITAL,
+    CAPITALS_BEGIN,
+    CAPITALS_END,
+    DETOKENIZERS,
+    word_log_probs,
+    word_of_each,
+)
 
 SP = "sentencepiece"
 

@@ -29,7 +29,7 @@ from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Done, Task
 from onmt_lite.jobs.worker import load, pipeline_of, portable
 from onmt_lite.jobs.workers import Workers
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 from tests.support.deeds import Acting
 from tests.support.stops import heed_signals
 

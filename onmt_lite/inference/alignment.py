@@ -16,7 +16,7 @@ from onmt_lite.inference.records import Example, Found, Hypothesis, Pairs
 from onmt_lite.inference.runner import Runner
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.models.base import LAST_LAYER, Heads
-from onmt_lite.text.words import word_of_each
+from onmt_lite.text.tokenizers import word_of_each
 
 
 class Aligner:

@@ -6,8 +6,7 @@ from itertools import repeat, zip_longest
 
 from onmt_lite.errors import DataError
 from onmt_lite.inference.records import Progress
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, from_text
+from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_text
 from onmt_lite.text.phrases import occurs, parse_phrases
 
 Pair = tuple[Line, Line | None]  # a line and the prefix of its translation

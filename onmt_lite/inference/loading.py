@@ -17,17 +17,28 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import placed
 from onmt_lite.text.bpe import SubwordFile, join_bpe
-from onmt_lite.text.detokenize import DETOKENIZERS, JOINER, join_joiner, join_pieces, join_spacer
-from onmt_lite.text.rewriting import Punctuation, Rewrite, RewritingTokenizer, Steps, uppercase
-from onmt_lite.text.tokenizers import SpaceTokenizer, Tokenizer
+from onmt_lite.text.tokenizers import (
+    DETOKENIZERS,
+    JOINER,
+    SpaceTokenizer,
+    Tokenizer,
+    join_joiner,
+    join_pieces,
+    join_spacer,
+)
 from onmt_lite.text.transforms import (
     NEWLINE,
     Affixes,
     Cut,
     Join,
+    Punctuation,
+    Rewrite,
+    RewritingTokenizer,
+    Steps,
     TransformTokenizer,
     pieces_cutter,
     pieces_joiner,
+    uppercase,
 )
 from onmt_lite.text.vocab import Vocab
 

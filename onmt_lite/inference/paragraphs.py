@@ -14,9 +14,18 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.text.line import Line
-from onmt_lite.text.sentences import MARKS, sentences_of
+from onmt_lite.text import markup
+from onmt_lite.text.lines import Line
 
+WORD = re.compile(r"\S+")
+OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
+MARKS = ".!?…"
+NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
+# Tags, comments and placeholders, in which no sentence ends
+ITEM = re.compile(f"{markup.TAG}|{markup.BRACES}")
+# Longer abbreviations that have a vowel
+SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
+VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
@@ -181,3 +190,44 @@ def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) ->
         moved += [(i + n_src, j + n_tgt) for i, j in part or ()]
         n_src, n_tgt = n_src + of_src, n_tgt + of_tgt
     return None if all(part is None for part in pairs) else moved
+
+
+# -- sentences, as far as marks and capitals tell --------------------------------------------------
+
+
+def sentences_of(text: str) -> list[str]:
+    """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
+    white space around and between them."""
+    words, small = list(WORD.finditer(text)), text == text.lower()
+    inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
+    starts = [
+        i
+        for i in range(1, len(words))
+        if begins(words[i][0], words[i - 1][0], small) and words[i].start() not in inside
+    ]
+    bounds = zip([0, *starts], [*starts, len(words)])
+    return [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
+
+
+def begins(word: str, before: str, small: bool) -> bool:
+    """Whether a sentence ends with the word before, and this one begins another.
+
+    small  the line has no capitals
+    """
+    closed, first = before.strip(OPENING + CLOSING), word.lstrip(OPENING)[:1]
+    last = closed.rstrip(MARKS)
+    marks = closed[len(last) :]
+    if not marks or not first.isalnum() or (first.islower() and not small):
+        return False
+    word = NO_WORD.split(last)[-1]
+    return marks != "." or not word or not is_abbreviation(word, small)
+
+
+def is_abbreviation(word: str, small: bool) -> bool:
+    """Whether the point after a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Nouns of three
+    letters count as such, too, so that two sentences may be taken for one ("Guten Tag. Ich gehe.").
+    """
+    if not word.isalpha() or len(word) == 1 or word.lower() in SHORTENED:
+        return True
+    capital = small or word[0].isupper()
+    return len(word) <= 3 and capital or len(word) <= 4 and not VOWEL.search(word)

@@ -33,7 +33,7 @@ from onmt_lite.inference.search_setup import (
     widened,
 )
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 
 OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its line unread
 

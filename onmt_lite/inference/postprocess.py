@@ -54,7 +54,7 @@ from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
 from onmt_lite.search.recorder import IDLE, Recorder, Step
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
-from onmt_lite.text.words import word_log_probs
+from onmt_lite.text.tokenizers import word_log_probs
 
 
 class Renderer:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.search.beam import Continuation
-from onmt_lite.text.line import CAPITALS, Line
+from onmt_lite.text.lines import CAPITALS, Line
 from onmt_lite.text.placeholders import Reading
 
 if TYPE_CHECKING:

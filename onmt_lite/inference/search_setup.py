@@ -15,7 +15,7 @@ from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.ranking import line_seed
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 from onmt_lite.text.phrase_automaton import PhraseAutomaton
 
 UNLIMITED = 1 << 30

@@ -17,8 +17,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
 from onmt_lite.jobs.ranges import Range, Role, Span, cut
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.lines import max_bytes_of
-from onmt_lite.text.stream import STANDARD_INPUT, text_stream
+from onmt_lite.text.lines import STANDARD_INPUT, max_bytes_of, text_stream
 
 CHUNK = 1 << 20
 MATCH = "they must match line by line"

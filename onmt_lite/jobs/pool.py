@@ -22,7 +22,7 @@ from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.jobs.tasks import Done, Place, Progress, Task
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.line import Line
+from onmt_lite.text.lines import Line
 
 PARTS = 4  # of a call, for each worker: who is done early takes another
 FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need

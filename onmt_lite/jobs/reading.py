@@ -17,12 +17,19 @@ from onmt_lite.inference.inputs import marked
 from onmt_lite.jobs.inputs import MATCH, MATCH_OR_ONE, changed, open_input, roles_of, state_of
 from onmt_lite.jobs.ranges import Range, Role, Span
 from onmt_lite.jobs.reports import LOG, Summary
-from onmt_lite.text.file_types import guess_encoding
-from onmt_lite.text.json_lines import object_line
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import BOM, LineReader, raw_lines, to_line
+from onmt_lite.text.lines import (
+    BOM,
+    GZIP,
+    STANDARD_INPUT,
+    Line,
+    LineReader,
+    Stream,
+    guess_encoding,
+    object_line,
+    raw_lines,
+    to_line,
+)
 from onmt_lite.text.phrases import parse_phrases
-from onmt_lite.text.stream import GZIP, STANDARD_INPUT, Stream
 
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pyarrow
 
 from onmt_lite.errors import OptionError
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import shorten, to_line
+from onmt_lite.text.lines import Line, shorten, to_line
 
 MADE = {  # columns that a translation adds
     "translation": pyarrow.string(),

@@ -1,11 +1,217 @@
-"""Lines of an input.  A line feed ends a line; no other character does."""
+"""Lines of an input, from its bytes.  A line feed ends a line; no other character does.
 
+Gzip data is unpacked; data that is not text is refused, with the command that makes text of it.
+"""
+
+import codecs
+import gzip
+import json
 import math
+import os
+import re
+import select
+import shlex
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
+from typing import IO, NamedTuple, cast
 
-from onmt_lite.text.line import Line
-from onmt_lite.text.stream import Stream, text_stream
+from onmt_lite.errors import DataError, FileError
+
+CAPITALS = "capitals"  # the note of a line that was read in small letters
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of input.
+
+    notes   notes on how it was read, as in the JSONL output
+    fields  of a line that is a JSON object: the object without the text, as JSON
+    traced  its search is to be watched, see `onmt_lite.inference.postprocess`
+    forced  phrases that its translation is to hold
+    banned  phrases that no translation of it may hold
+    """
+
+    id: int
+    text: str
+    notes: tuple[str, ...] = ()
+    fields: str | None = None
+    traced: bool = False
+    forced: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+GZIP = b"\x1f\x8b"
+STANDARD_INPUT = "standard input"
+
+
+class Stream:
+    """Bytes with a `peek` before they are read."""
+
+    def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
+        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True if `read` would
+        return at once."""
+        self._read, self._waits = read, waits
+        self._seen, self._over = b"", False
+
+    def peek(self) -> bytes:
+        """The next LOOKED_AT bytes, fewer if the input ends or pauses before."""
+        while not self._over and len(self._seen) < LOOKED_AT:
+            if not (self._seen in (b"", GZIP[:1]) or self._waits()):
+                break
+            more = self._read(LOOKED_AT)
+            self._seen, self._over = self._seen + more, not more
+        return self._seen[:LOOKED_AT]
+
+    def read(self, size: int) -> bytes:
+        """Read at least one byte and at most `size`; b"" at the end."""
+        if not self._seen and not self._over:
+            return self._read(size)
+        head, self._seen = self._seen[:size], self._seen[size:]
+        return head
+
+    def waits(self) -> bool:
+        """Whether `read` would return at once."""
+        return bool(self._seen) or self._waits()
+
+
+def text_stream(fd: int, name: str) -> Stream:
+    """Bytes of a file descriptor, unpacked if they are gzip data.
+
+    Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
+    of the input in messages.
+    """
+
+    ready = select.poll()  # unlike select, it takes any descriptor
+    ready.register(fd, select.POLLIN)
+
+    def read(size: int) -> bytes:
+        while True:
+            try:
+                return os.read(fd, size)
+            except BlockingIOError:  # of a pipe or terminal that another program has set so
+                ready.poll()
+            except OSError as error:
+                raise FileError(f"cannot read {name}: {error.strerror}") from None
+
+    def waits() -> bool:
+        return bool(ready.poll(0))  # a regular file is always ready
+
+    stream = Stream(read, waits)
+    packed = stream.peek().startswith(GZIP)
+    if packed:
+        stream = Stream(_unpacker(stream, name), stream.waits)
+    kind = kind_of(stream.peek())
+    if kind is not None:
+        shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
+        raise DataError(f"{name} is {kind.what}; {remedy(kind, shown, packed)}")
+    return stream
+
+
+def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
+    file = cast(IO[bytes], packed)  # GzipFile calls `read` alone
+    unpacked = gzip.GzipFile(mode="rb", fileobj=file)
+
+    def read(size: int) -> bytes:
+        try:
+            return unpacked.read1(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
+            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
+
+    return read
+
+
+# -- file types, told by their first bytes ---------------------------------------------------------
+
+
+LOOKED_AT = 4096  # bytes
+
+
+class Kind(NamedTuple):
+    """`remedy` has {} in the place of the file's name."""
+
+    what: str
+    remedy: str
+
+
+# By patterns of first bytes
+KINDS = {
+    rb"\A\x1f\x8b": Kind("gzip data within gzip data", "unpack it first: zcat {} | zcat"),
+    rb"PK\x03\x04.{26}word/": Kind(  # the name of a member of a zip archive
+        "a Word document (docx)",
+        "save it as plain text (UTF-8), or convert it: pandoc -t plain --wrap=none {}",
+    ),
+    rb"\APK(\x03\x04|\x05\x06)": Kind(
+        "a zip archive or an office document", "unpack it, or save it as plain text (UTF-8)"
+    ),
+    rb"\A%PDF-\d\.\d": Kind("a PDF file", "take its text out first: pdftotext {} -"),
+}
+UTF_16 = "convert it: iconv -f {} -t utf-8 {{}}"
+BINARY = Kind("binary data, with NUL bytes", "give lines of text")
+
+# Control characters that no text has
+CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
+
+
+def remedy(kind: Kind, name: str, packed: bool = False) -> str:
+    """Tell how to convert data of a kind; `packed`: its file `name` is gzip data that holds it."""
+    text = kind.remedy
+    if packed:
+        text = re.sub(r"(iconv .*) {}", r"zcat {} | \1", text)
+    return text.replace("{}", name)
+
+
+def kind_of(head: bytes) -> Kind | None:
+    """Tell the kind of an input by its first bytes; None for text in any 8-bit encoding.
+
+    Text may have single NUL bytes.  Binary data has four NULs in a row, or NULs and one control
+    character, which a NUL is too, in 32 bytes.
+    """
+    for pattern, kind in KINDS.items():
+        if re.search(pattern, head, re.DOTALL):
+            return kind
+    if b"\0" not in head:
+        return None
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Kind("UTF-16", UTF_16.format("utf-16"))
+    for name, i in (("utf-16be", 0), ("utf-16le", 1)):
+        high, low = head[i::2], head[1 - i :: 2]
+        # In Western text the high bytes are 0, and the low ones are not
+        if high.count(0) > 0.75 * len(high) and low and 0 not in low:
+            return Kind("UTF-16 without a byte order mark", UTF_16.format(name))
+    n_controls = len(head) - len(head.translate(None, CONTROLS))
+    binary = b"\0\0\0\0" in head or n_controls >= max(8, len(head) / 32)
+    return BINARY if binary else None
+
+
+# Encodings of Western Europe; the first one is chosen if several fit equally well
+WESTERN = ("latin1", "windows-1252", "cp850")
+LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
+SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
+WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
+
+
+def guess_encoding(data: bytes) -> str:
+    """Guess the encoding of text that is not UTF-8; "" if none of WESTERN is likely.
+
+    Most letters of Western European text are ASCII, and nearly all others are in WESTERN_CHARS.
+    """
+    n_ascii = sum(char.isalpha() for char in data.decode("ascii", "ignore"))
+    shares = {}
+    for name in WESTERN:
+        others = [char for char in data.decode(name, "replace") if not char.isascii()]
+        shares[name] = sum(char in WESTERN_CHARS for char in others) / max(1, len(others))
+    best = max(WESTERN, key=lambda name: shares[name])
+    return best if len(others) < n_ascii and shares[best] > 0.9 else ""
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -162,3 +368,52 @@ def in_capitals(text: str) -> bool:
     """
     n_letters = sum(char.isalpha() for char in text)
     return text.replace("ß", "").isupper() and n_letters > 3
+
+
+# -- lines that are JSON objects -------------------------------------------------------------------
+
+
+INVALID = "invalid-json"  # the note of a line that is no object with a text
+MAX_DEPTH = 200  # arrays and objects in one another; not all readers take 1,000
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no encoding has
+
+
+def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text") -> Line:
+    """Make a line of a JSON object: its text is that of `field`, its `fields` are the others.
+
+    Any other line has no text, and the note `invalid-json`; so has a line that is `cut`, whose
+    object lacks its end.
+    """
+    line = to_line(raw, number, cut)
+    try:
+        text, fields = read_object(line.text, field)
+    except (ValueError, RecursionError):
+        text, fields = None, "{}"
+    if cut or not isinstance(text, str):
+        return Line(number, "", (*line.notes, INVALID), fields)
+    whole = HALF_A_CHARACTER.sub("\ufffd", text)
+    notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
+    return Line(number, whole, notes, fields)
+
+
+def read_object(text: str, field: str) -> tuple[object, str]:
+    """Read an object: the value of `field`, None if it has none, and the other fields as JSON.
+
+    Raises ValueError or RecursionError unless `text` is one object whose other fields can be
+    written as JSON again: NaN, Infinity, numbers that are too large for a float and whole numbers
+    of more than 4,300 digits, which Python does not read, cannot.
+    """
+    record = json.loads(text)
+    if not isinstance(record, dict) or depth(record) > MAX_DEPTH + 1:
+        raise ValueError("no object, or a deep one")
+    value = record.pop(field, None)
+    fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    # Half a character becomes \\udXXX, its escape in JSON too
+    return value, fields.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def depth(value: object) -> int:
+    """Count how many arrays and objects are in one another."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0

@@ -32,8 +32,8 @@ from functools import lru_cache
 from typing import Literal
 
 from onmt_lite.text import markup
-from onmt_lite.text.detokenize import SPACER
 from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.tokenizers import SPACER
 
 UnknownRule = Literal["copy", "drop", "model"]
 BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text

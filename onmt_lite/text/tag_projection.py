@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
 
-from onmt_lite.text.detokenize import SPACER
 from onmt_lite.text.markup import CLOSING
 from onmt_lite.text.placeholders import Item, Reading
+from onmt_lite.text.tokenizers import SPACER
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it

@@ -1,12 +1,14 @@
-"""Text to tokens and back.  A tokenizer knows pieces of text; ids are the vocabulary's."""
+"""Text to tokens, and tokens to text and its words.  Ids of tokens are the vocabulary's."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 from typing import Protocol
 
 import sentencepiece as spm
 
 from onmt_lite.errors import CheckpointError
+from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.markup import LANGUAGE
 
 # Characters that some programs take for the end of a line
@@ -133,3 +135,125 @@ class MarianTokenizer:
     def decode(self, tokens: list[str]) -> str:
         pieces = [token for token in tokens if token not in self.SPECIAL]
         return LINE_BREAKS.sub(" ", self.target.decode(pieces))
+
+
+# -- tokens to text --------------------------------------------------------------------------------
+
+
+JOINER, SPACER = "￭", "▁"
+CAPITAL = "｟mrk_case_modifier_C｠"  # before a token with a capital first letter
+ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # a character that looks like a mark
+PLACEHOLDER = "｟"  # begins a token that is kept as it is
+CAPITALS_BEGIN, CAPITALS_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
+
+
+def join_pieces(tokens: list[str]) -> str:
+    """Join pieces of sentencepiece, without its model."""
+    return "".join(tokens).replace(SPACER, " ").strip()
+
+
+def join_joiner(tokens: list[str]) -> str:
+    """Join tokens with spaces, except on a side where a token has a joiner."""
+    text, glued = "", True
+    for token in restore_case(tokens, JOINER):
+        space = "" if glued or token.startswith(JOINER) else " "
+        text += space + token.removeprefix(JOINER).removesuffix(JOINER)
+        glued = token.endswith(JOINER)
+    return text
+
+
+def join_spacer(tokens: list[str]) -> str:
+    """Join tokens, with a space before each that begins with a spacer, except the first."""
+    cased = restore_case(tokens, SPACER)
+    text = "".join(" " + t[1:] if t.startswith(SPACER) else t for t in cased)
+    return text[1:] if cased and cased[0].startswith(SPACER) else text
+
+
+def restore_case(tokens: list[str], mark: str) -> list[str]:
+    """Apply the marks of case among the tokens, and remove them."""
+    restored = []
+    capital = capitals = False
+    for token in tokens:
+        if token == CAPITAL:
+            capital = True
+        elif token in (CAPITALS_BEGIN, CAPITALS_END):
+            capitals = token == CAPITALS_BEGIN
+        else:
+            restored.append(_in_case(unescaped(token), mark, capital, capitals))
+            capital = capital and token == mark  # a mark alone has no letter to turn
+    return restored
+
+
+def unescaped(token: str) -> str:
+    """Replace escapes: `％0020` is U+0020."""
+    if PLACEHOLDER in token:
+        return token
+    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)
+
+
+def _in_case(token: str, mark: str, capital: bool, capitals: bool) -> str:
+    if not capital:
+        return token.upper() if capitals else token
+    first = len(mark) if token.startswith(mark) else 0  # index of the first letter
+    return token[:first] + token[first : first + 1].upper() + token[first + 1 :]
+
+
+DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
+    "space": " ".join,
+    "bpe": join_bpe,
+    "sentencepiece": join_pieces,
+    "joiner": join_joiner,
+    "spacer": join_spacer,
+}
+
+
+# -- tokens to words -------------------------------------------------------------------------------
+
+
+Decode = Callable[[list[str]], str]
+
+
+def word_of_each(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
+    """For each token the number of its word in `text`, from 0; the numbers never fall.
+
+    decode  joins tokens.  `text` is made of all of them, but words may have been changed,
+            added or removed afterwards; it has one word at least
+    """
+    made = [decode([*tokens[:n]]).split() for n in range(len(tokens) + 1)]
+    places = _places(made[-1], text.split())
+    word, found = len(places) - 1, []
+    for before, after in zip(reversed(made[:-1]), reversed(made)):
+        if after != before:  # this token says something
+            word = min(word, len(after) - 1)
+        found.append(places[word] if places else 0)
+    return found[::-1]
+
+
+def word_log_probs(
+    tokens: Sequence[str], log_probs: Sequence[float], decode: Decode, text: str
+) -> list[float]:
+    """For each word of `text` the sum over its tokens; see `word_of_each`.
+
+    log_probs  one per token; that of an end token after them belongs to no word
+    """
+    sums = [0.0] * len(text.split())
+    if sums:
+        for word, log_prob in zip(word_of_each(tokens, decode, text), log_probs):
+            sums[word] += log_prob
+    return sums
+
+
+def _places(made: list[str], words: list[str]) -> list[int]:
+    """For each word that the tokens have made, its number among the `words` of the final text.
+
+    Upper and lower case are equal; in a run of words that have become others, they go one by one,
+    and the rest with the last."""
+    if made == words:
+        return [*range(len(words))]
+    small, others = ([word.casefold() for word in side] for side in (made, words))
+    matched = SequenceMatcher(None, small, others, autojunk=False)
+    places: list[int] = []
+    for _, start, end, first, beyond in matched.get_opcodes():
+        last = max(first, beyond - 1)  # words that were removed go with the next one
+        places += [min(first + i, last, len(words) - 1) for i in range(end - start)]
+    return places

@@ -36,8 +36,7 @@ from onmt_lite.config.sources import Program, Resolved, load
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
-from onmt_lite.text.line import Line
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import Line, from_texts
 from onmt_lite.text.placeholders import is_one_word
 from onmt_lite.text.tag_projection import Units
 from onmt_lite.train.data import read_pairs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.loading import read_own
-from onmt_lite.text.detokenize import join_joiner, join_spacer
+from onmt_lite.text.tokenizers import join_joiner, join_spacer
 
 HERE = Path(__file__).parents[1] / "data" / "transforms"
 CODES, PIECES = str(HERE / "src.codes"), str(HERE / "src.model")
