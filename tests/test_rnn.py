@@ -7,7 +7,7 @@ import torch
 
 from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.rnn_attention import sparsemax
+from onmt_lite.models.family import sparsemax
 from onmt_lite.search.masks import score_targets
 from tests.support import archives, rnn_by_hand
 from tests.support.families import RNNS, build, make_rnn, rnn_weights

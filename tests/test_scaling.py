@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onmt_lite.models.base import Selection
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.selection import Selection
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.decode import decode
 from onmt_lite.search.plan import Limits, Plan, Sentence

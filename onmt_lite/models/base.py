@@ -1,33 +1,125 @@
-"""The interface between searches and models, which every family implements."""
+"""The interface between searches and models, which every family implements.
 
+Letters: B sentences, K rows of each, R = B*K rows (row = b*K + k), S source tokens, T target
+tokens, V target vocabulary, X source words outside the vocabulary (the most in a sentence).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.selection import Selection
-
 M = TypeVar("M")  # an encoded batch: each family has a class of its own
+Places = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Attention heads of one decoder layer, whose mean is returned.
+class Selection:
+    """The rows and sentences of a batch that go on, and their order; made once a step, with `of`.
 
-    layer    from 0, or from the end, -1 being the last; None: as the model has it
-    n_heads  number of heads, from the first; 0: all; None: as the model has it
+    Tensors with an entry per row follow it through `of_rows`, tensors with an entry per sentence
+    through `of_sentences`.  No call waits for the device.
+
+    rows (B', K')  the old row that each new row continues; from R on, rows of sentences that join
+    slots          the old sentence in each place, on the host; None: all stay where they are
+    moved          the sentences that change their place; None: there are none
+    joined         the sentences that join, numbered from 0, and their places
+    n_places       number of sentences that tensors have room for; None: only those that run
     """
 
-    layer: int | None = None
-    n_heads: int | None = None
+    rows: Tensor
+    slots: tuple[int, ...] | None = None
+    moved: Places | None = None
+    joined: Places | None = None
+    n_places: int | None = None
+
+    @classmethod
+    def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
+        """rows (B', K'), long, on the device of the batch; n_sentences: B of the old batch.
+
+        slots: the old sentence that each line of `rows` continues; from B on, sentences that join.
+        """
+        if slots is None:
+            return cls(rows)
+        moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
+        joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
+        places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
+        if moved or joined:
+            places = sent(places.contiguous(), rows.device)
+        n = len(moved)
+        return cls(
+            rows,
+            tuple(slots),
+            (places[0, :n], places[1, :n]) if moved else None,
+            (places[0, n:], places[1, n:]) if joined else None,
+        )
+
+    def of_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Select x, rows along `dim`; `fresh`: the same of rows that join.
+
+        Copies, as what belongs to a row is small.  If other sizes differ, the smaller tensor is
+        padded with zeros.
+        """
+        if fresh is not None:
+            x = torch.cat(_padded_alike(x, fresh, dim, 0.0), dim)
+        return x.index_select(dim, self.rows.reshape(-1))
+
+    def of_sentences(
+        self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
+    ) -> Tensor:
+        """Select x, sentences along `dim`; `fresh` as in `of_rows`, padded with `fill`.
+
+        Writes in place: a sentence that keeps its place costs nothing.  By indexing, since
+        index_select first copies all of a tensor that is a part of a larger one.
+        """
+        if self.slots is None:
+            return x
+        if fresh is not None:
+            x, fresh = _padded_alike(x, fresh, dim, fill)
+        n_places = self.n_places or len(self.slots)
+        x = with_room(x, dim, n_places)
+        by_sentence = x.movedim(dim, 0)
+        if self.moved is not None:
+            to, old = self.moved
+            by_sentence[to] = by_sentence[old]
+        if self.joined is not None and fresh is not None:
+            to, new = self.joined
+            by_sentence[to] = fresh.movedim(dim, 0)[new]
+        return x if x.size(dim) == n_places else x.narrow(dim, 0, n_places)
 
 
-LAST_LAYER = Heads(-1, 1)
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Send x to the device without waiting for it."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
+def with_room(x: Tensor, dim: int, n: int) -> Tensor:
+    """Return x with n entries along `dim` at least, zeros where it had none."""
+    n_more = n - x.size(dim)
+    if n_more <= 0:
+        return x
+    more = x.new_zeros([n_more if i == dim else size for i, size in enumerate(x.shape)])
+    return torch.cat([x, more], dim)
+
+
+def _padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
+    """Pad both at the end to the larger size along every dimension but `dim`."""
+    larger = [max(sizes) for sizes in zip(x.shape, other.shape)]
+
+    def padded(x: Tensor) -> Tensor:
+        missing = [0 if i == dim else larger[i] - n for i, n in enumerate(x.shape)]
+        if not any(missing):
+            return x
+        return F.pad(x, [m for n in reversed(missing) for m in (0, n)], value=fill)
+
+    return padded(x), padded(other)
 
 
 class State(Protocol):
-    """Everything a decoder remembers between steps, for R = B*K rows, row = b*K + k.
+    """Everything a decoder remembers between steps, for R rows.
 
     positions (B,): how many tokens the rows of each sentence have read.
     """
@@ -46,14 +138,26 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads of one decoder layer, whose mean is returned.
+
+    layer    from 0, or from the end, -1 being the last; None: as the model has it
+    n_heads  number of heads, from the first; 0: all; None: as the model has it
+    """
+
+    layer: int | None = None
+    n_heads: int | None = None
+
+
+LAST_LAYER = Heads(-1, 1)
+
+
 class EncoderDecoder(Protocol[M, S]):
     """A sequence-to-sequence model as searches see it.
 
-    B sentences, R rows, S source tokens, T target tokens, V target vocabulary.
-
     A model that copies can produce source words that its vocabulary lacks.  They have the ids from
-    V on, and each sentence has its own; X is the largest number of them in a sentence, and logits
-    are (R, V + X).
+    V on, and each sentence has its own; logits are (R, V + X).
     """
 
     vocab_size: int  # V
@@ -106,3 +210,18 @@ class EncoderDecoder(Protocol[M, S]):
 
 
 AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # of whatever family
+
+
+class Constant:
+    """Numbers that are not in weight files, moved to a device at first use.
+
+    Not a buffer, which would be rounded with the weights.
+    """
+
+    def __init__(self, numbers: Tensor):
+        self.numbers = numbers
+
+    def on(self, device: torch.device) -> Tensor:
+        if self.numbers.device != device:
+            self.numbers = self.numbers.to(device)
+        return self.numbers

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from onmt_lite.models.selection import Selection, resized
+from onmt_lite.models.base import Selection, with_room
 
 FIRST_CAPACITY = 16  # steps
 CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more
@@ -162,8 +162,8 @@ class KeyValueCache:
         self.n_places = selection.n_places or len(self.born)
         if self.places is not None:
             self.places = selection.of_sentences(self.places)
-        self.keys = _with_room(self.keys, self.n_places)
-        self.values = _with_room(self.values, self.n_places)
+        self.keys = with_room(self.keys, 1, self.n_places)
+        self.values = with_room(self.values, 1, self.n_places)
         for buffer in (self.keys, self.values):
             entries = buffer[..., : self.length, :]
             selection.of_sentences(entries, dim=1)
@@ -220,12 +220,6 @@ class KeyValueCache:
             most = int(live.sum(1).max())
             n = most + -most % MULTIPLE
         return live.int().argsort(dim=1, descending=True, stable=True)[:, :n]
-
-
-def _with_room(x: Tensor, n_sentences: int) -> Tensor:
-    """x (L, B, ...) with room for n_sentences at least."""
-    n_more = n_sentences - x.size(1)
-    return x if n_more <= 0 else torch.cat([x, x.new_zeros(resized(x, 1, n_more))], 1)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

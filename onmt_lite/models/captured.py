@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.cache import KeyValueCache
-from onmt_lite.models.memory import Sentences
 
 LOG = logging.getLogger("onmt_lite")
 
@@ -179,5 +177,5 @@ def tensors_of(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
     for name, x in list(enumerate(holds) if isinstance(holds, list) else holds.items()):
         if isinstance(x, Tensor):
             yield holds, name, x
-        elif isinstance(x, (list, Sentences, KeyValueCache)):
+        elif isinstance(x, list) or hasattr(x, "select"):  # records and caches
             yield from tensors_of(x)

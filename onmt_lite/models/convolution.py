@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.family import DecoderState, Family
-from onmt_lite.models.heads import Head
-from onmt_lite.models.memory import Memory, padding_mask
+from onmt_lite.models.base import Selection
+from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.positions import Embedding
-from onmt_lite.models.selection import Selection
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 NO_LIMIT = 100_000

@@ -12,11 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import EncoderDecoder, Heads
-from onmt_lite.models.family import Family
-from onmt_lite.models.heads import CopyHead
-from onmt_lite.models.memory import Constant
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.base import Constant, EncoderDecoder, Heads, Selection
+from onmt_lite.models.family import CopyHead, Family
 
 
 class EnsembleState:

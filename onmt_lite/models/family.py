@@ -1,20 +1,234 @@
-"""Base of all models with weights: the decoder makes hidden states, a head makes logits of them."""
+"""What families have in common: an encoded batch, heads, a decoder's state, and the model itself.
+
+Letters: B sentences, K hypotheses of each, R = B*K rows, S source tokens, T target tokens (in
+step-by-step decoding the K hypotheses), D width of hidden states, V target vocabulary, X source
+words outside the vocabulary.
+"""
 
 import copy
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import Heads
+from onmt_lite.models.base import Heads, Selection
 from onmt_lite.models.captured import Lane, StepGraphs, rounded_up
-from onmt_lite.models.heads import CopyHead, Head
-from onmt_lite.models.memory import Memory
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.linear import Linear
 
-M = TypeVar("M", bound=Memory)
+Score = Literal["dot", "general", "mlp", "none"]
+Normaliser = Literal["softmax", "sparsemax"]
+T = TypeVar("T", bound="Sentences")
+M = TypeVar("M", bound="Memory")
 S = TypeVar("S", bound="DecoderState[Any]")
+
+# ---- An encoded batch ----
+
+
+@dataclass
+class Sentences:
+    """A record of tensors (B, ...), alone or in lists, and of sizes of the batch.
+
+    No two fields may be the same tensor: `select` writes in place.
+    """
+
+    def first(self: T, n: int) -> T:
+        """A view of the first n sentences."""
+        view = copy.copy(self)
+        for name, own in vars(self).items():
+            setattr(view, name, _first(own, n))
+        return view
+
+    def select(self, selection: Selection, fresh: Any) -> None:
+        """Let sentences move, leave and join; fresh: the record of those that join, or None."""
+        for name, own in vars(self).items():
+            setattr(self, name, _selected(name, own, getattr(fresh, name, None), selection))
+
+
+def _first(own: Any, n: int) -> Any:
+    if isinstance(own, list):
+        return [_first(x, n) for x in own]
+    if isinstance(own, Sentences):
+        return own.first(n)
+    return own[:n] if isinstance(own, Tensor) else own
+
+
+def _selected(name: str, own: Any, fresh: Any, selection: Selection) -> Any:
+    if isinstance(own, Tensor):
+        return selection.of_sentences(own, fresh, fill=-math.inf if name == "mask" else 0.0)
+    if isinstance(own, list):
+        joining = fresh or [None] * len(own)
+        return [_selected(name, x, new, selection) for x, new in zip(own, joining)]
+    if isinstance(own, Sentences):
+        own.select(selection, fresh)
+    return max(own, fresh or own) if isinstance(own, int) else own
+
+
+@dataclass
+class Memory(Sentences):
+    """An encoded batch.
+
+    bank (B, S, D)  encoder states
+    mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
+    of_head         what the head reads of each sentence, if anything
+    """
+
+    bank: Tensor
+    mask: Tensor
+    of_head: Sentences | None = field(default=None, kw_only=True)
+
+
+def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
+    """Lengths (B,) of sentences of at most n tokens -> the mask (B, 1, n) of a `Memory`."""
+    outside = torch.arange(n, device=src_lengths.device) >= src_lengths[:, None]  # (B, n)
+    mask = torch.zeros(outside.shape, device=src_lengths.device)
+    return mask.masked_fill_(outside, -math.inf)[:, None]
+
+
+# ---- Heads: logits of hidden states ----
+
+
+class Head(Linear):
+    """One layer: the logits of the vocabulary."""
+
+    copies = False
+
+    def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:  # type: ignore[override]
+        """Hidden states (B, T, D) and attention to the source (B, T, S) -> logits (B, T, V)."""
+        return super().forward(hidden)
+
+    def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> None:
+        """Return what the head reads of each sentence: nothing."""
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """Tokens as the decoder can read them: as they are."""
+        return tokens
+
+
+class AttentionWeights(nn.Module):
+    """Global attention of Luong et al. 2015, section 3.1; `mlp` is that of Bahdanau et al. 2015.
+
+    Recurrent decoders attend by it, and any family may copy by it.  As in OpenNMT-py, scores are
+    not scaled.
+    """
+
+    def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
+        super().__init__()
+        self.score, self.normaliser = score, normaliser
+        if score in ("general", "mlp"):
+            self.query = nn.Linear(d, d, bias=score == "mlp")
+        if score == "mlp":
+            self.key = nn.Linear(d, d, bias=False)
+            self.energy = nn.Linear(d, 1, bias=False)
+
+    def keys(self, bank: Tensor) -> Tensor | None:
+        """Keys of a bank (B, S, D), of the same shape; None: the bank itself."""
+        return self.key(bank) if self.score == "mlp" else None
+
+    def weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """query (B, T, D), keys (B, S, D), mask (B, 1, S) added to scores -> weights (B, T, S)."""
+        if self.score == "mlp":
+            both = self.query(query)[:, :, None] + keys[:, None]  # (B, T, S, D)
+            scores = self.energy(both.tanh()).squeeze(-1)
+        else:
+            projected = self.query(query) if self.score == "general" else query
+            scores = projected @ keys.transpose(1, 2)  # (B, T, S)
+        scores = scores.float() + mask
+        weights = sparsemax(scores) if self.normaliser == "sparsemax" else scores.softmax(-1)
+        return weights.to(query.dtype)
+
+
+def sparsemax(scores: Tensor) -> Tensor:
+    """Martins & Astudillo 2016, algorithm 1, over the last dimension: far lower scores become 0."""
+    scores = scores - scores.amax(-1, keepdim=True)
+    ordered = scores.sort(-1, descending=True).values
+    sums = ordered.cumsum(-1) - 1
+    counts = torch.arange(1, scores.size(-1) + 1, device=scores.device)
+    n = (counts * ordered > sums).sum(-1, keepdim=True)
+    return (scores - sums.gather(-1, n - 1) / n).clamp(min=0)
+
+
+@dataclass
+class Copied(Sentences):
+    """Input of a `CopyHead` beside the memory.
+
+    ids (B, S)      each source token as a token of the extended vocabulary
+    keys (B, S, D)  keys of the copy attention; None: the memory's bank
+    width           V + X
+    """
+
+    ids: Tensor
+    keys: Tensor | None
+    width: int
+
+
+class CopyHead(nn.Module):
+    """The pointer-generator of See et al. 2017, "Get To The Point", as OpenNMT-py has it.
+
+    A gate z weighs the vocabulary's distribution against the attention to the source:
+    P(w) = (1 - z) P_vocab(w) + z P_attn(w).
+
+    Returns log-probabilities (B, T, V + X).  Ids from V on are words outside the vocabulary; each
+    sentence has its own.  Fed back to the decoder, they are unknown words.
+
+    vocabulary  makes the logits of P_vocab
+    table       the target token of each source token, by id (Vsrc,)
+    attention   the copy attention; None: the model's own attention copies
+    """
+
+    table: Tensor
+    copies = True
+
+    def __init__(
+        self,
+        vocabulary: Head,
+        table: Tensor,
+        pad_id: int,
+        unk_id: int,
+        attention: AttentionWeights | None = None,
+    ):
+        super().__init__()
+        self.vocabulary, self.attention = vocabulary, attention
+        self.gate = nn.Linear(vocabulary.in_features, 1)
+        self.register_buffer("table", table, persistent=False)
+        self.pad_id, self.unk_id = pad_id, unk_id
+
+    def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> Copied:
+        """Prepare copying from src (B, S); ids and width as in `EncoderDecoder.encode`.
+
+        Without ids, words outside the target vocabulary are copied as the unknown word.
+        """
+        n = self.vocabulary.out_features
+        if ids is None:
+            ids, width = self.table[src], n
+        elif width is None:
+            width = max(n, int(ids.max()) + 1)
+        keys = None if self.attention is None else self.attention.keys(memory.bank)
+        return Copied(ids.clone(), keys, width)  # sentences that move write into their tensors
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """Words outside the vocabulary become the unknown word."""
+        return tokens.masked_fill(tokens >= self.vocabulary.out_features, self.unk_id)
+
+    def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
+        """As `Head.forward`, with log-probabilities (B, T, V + X)."""
+        copied = memory.of_head
+        assert isinstance(copied, Copied)
+        if self.attention is not None:
+            keys = memory.bank if copied.keys is None else copied.keys
+            attn = self.attention.weights(hidden, keys, memory.mask)
+        z = self.gate(hidden).float().sigmoid()  # (B, T, 1)
+        logits = self.vocabulary(hidden, attn, memory).float()  # (B, T, V)
+        logits[:, :, self.pad_id] = -math.inf
+        n_own = copied.width - self.vocabulary.out_features
+        probs = F.pad(logits.softmax(-1) * (1 - z), (0, n_own))  # (B, T, V + X)
+        ids = copied.ids[:, None].expand_as(attn)  # (B, T, S)
+        return probs.scatter_add(2, ids, attn.float() * z).log()
+
+
+# ---- A decoder's state, and the model ----
 
 
 class DecoderState(Generic[M]):
@@ -66,8 +280,7 @@ class DecoderState(Generic[M]):
 class Family(nn.Module, Generic[M, S]):
     """An `onmt_lite.models.base.EncoderDecoder` of an encoder, a decoder and a head.
 
-    B sentences, K hypotheses of each, R = B*K rows, S source tokens, T target tokens, D width of
-    hidden states, V target vocabulary, X words that only a source of the batch has.
+    The decoder makes hidden states, the head makes logits of them.
 
     can_record  whether `advance` reads and writes tensors that keep their addresses
     graphs      replays `advance`, see `onmt_lite.models.captured.with_graphs`

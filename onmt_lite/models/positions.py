@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onmt_lite.models.base import Constant
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.memory import Constant
 
 
 def sinusoids(n: int, d: int, layout: str) -> Tensor:

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from onmt_lite.models.family import DecoderState, Family
-from onmt_lite.models.heads import Head
-from onmt_lite.models.memory import Memory, padding_mask
-from onmt_lite.models.rnn_attention import (
-    ContextGate,
-    Gate,
-    GlobalAttention,
-    NoAttention,
+from onmt_lite.models.base import Selection
+from onmt_lite.models.family import (
+    AttentionWeights,
+    DecoderState,
+    Family,
+    Head,
+    Memory,
     Normaliser,
     Score,
+    padding_mask,
 )
-from onmt_lite.models.selection import Selection
 
 Hidden = tuple[Tensor, ...]  # (h,) of GRU cells, (h, c) of LSTM cells, each (L, R, D)
 Cell = Literal["lstm", "gru"]
+Gate = Literal["none", "source", "target", "both"]
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,52 @@ class StackedCells(nn.Module):
         return x, tuple(torch.stack(parts) for parts in zip(*new))
 
 
+class GlobalAttention(AttentionWeights):
+    """Attention with one more layer over query and context, whose output is the attentional vector.
+
+    It ends in a tanh unless the attention is `mlp` (OpenNMT-py's rule).
+    """
+
+    def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
+        super().__init__(d, score, normaliser)
+        self.out = nn.Linear(2 * d, d, bias=score == "mlp")
+
+    def forward(
+        self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """-> attentional vectors (B, T, D) and weights (B, T, S)."""
+        weights = self.weights(query, keys, mask)
+        attended = self.out(torch.cat([weights @ bank, query], -1))
+        return (attended if self.score == "mlp" else attended.tanh()), weights
+
+
+class ContextGate(nn.Module):
+    """Context gate of Tu et al. 2017, "Context Gates for Neural Machine Translation", section 3.2.
+
+    Weighs the target so far (decoder input of width `d_input`, decoder output) against the source
+    (the attentional vector).
+    """
+
+    def __init__(self, d_input: int, d: int, kind: Gate):
+        super().__init__()
+        self.kind = kind
+        self.gate = nn.Linear(d_input + 2 * d, d)
+        self.source = nn.Linear(d, d)
+        self.target = nn.Linear(d_input + d, d)
+
+    def forward(self, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
+        """Decoder input (R, d_input), its output and attentional vector (R, D) -> (R, D)."""
+        z = self.gate(torch.cat([x, output, attended], -1)).sigmoid()  # (R, D)
+        source, target = self.source(attended), self.target(torch.cat([x, output], -1))
+        if self.kind in ("source", "both"):
+            source = z * source
+        if self.kind == "target":
+            target = z * target
+        elif self.kind == "both":
+            target = (1 - z) * target
+        return (source + target).tanh()
+
+
 class RnnDecoder(nn.Module):
     """Embedding, cells, attention and context gate, one step at a time because of input feeding."""
 
@@ -162,10 +208,9 @@ class RnnDecoder(nn.Module):
         d_input = cfg.d_tgt_embedding + (cfg.d_model if cfg.input_feed else 0)
         self.embedding = nn.Embedding(cfg.tgt_vocab_size, cfg.d_tgt_embedding)
         self.cells = StackedCells(cfg, d_input)
-        self.attention: GlobalAttention | NoAttention = NoAttention()
-        if cfg.attention != "none":
-            self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normaliser)
-        gated = cfg.context_gate != "none"
+        attends, gated = cfg.attention != "none", cfg.context_gate != "none"
+        kinds = cfg.attention, cfg.normaliser
+        self.attention = GlobalAttention(cfg.d_model, *kinds) if attends else None
         self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate) if gated else None
 
     def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
@@ -178,13 +223,19 @@ class RnnDecoder(nn.Module):
             x = torch.cat([x, state.feed], 1)  # (R, E + D)
         output, state.hidden = self.cells(x, state.hidden)
         queries = output.view(*tokens.shape, -1)  # (B, K, D): one product per sentence
-        memory = state.memory
-        keys = memory.bank if memory.keys is None else memory.keys
-        attended, attn = self.attention(queries, keys, memory.bank, memory.mask)
+        attended, attn = self._attend(queries, state.memory)
         state.feed = attended.flatten(0, 1)  # (R, D)
         if self.gate is not None:
             state.feed = self.gate(x, output, state.feed)
         return state.feed.view(*tokens.shape, -1), attn
+
+    def _attend(self, queries: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
+        """As `GlobalAttention`; a decoder without knows the source by its first state alone."""
+        if self.attention is None:
+            even = memory.mask.softmax(-1).to(queries.dtype)  # (B, 1, S)
+            return queries, even.expand(-1, queries.size(1), -1)
+        keys = memory.bank if memory.keys is None else memory.keys
+        return self.attention(queries, keys, memory.bank, memory.mask)
 
 
 class Rnn(Family[RnnMemory, RnnState]):
@@ -202,8 +253,9 @@ class Rnn(Family[RnnMemory, RnnState]):
 
     def read(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
         bank, hidden = self.encoder(src, src_lengths)
-        mask = padding_mask(src_lengths, src.size(1))
-        return RnnMemory(bank, mask, self.decoder.attention.keys(bank), hidden)
+        mask, attention = padding_mask(src_lengths, src.size(1)), self.decoder.attention
+        keys = None if attention is None else attention.keys(bank)
+        return RnnMemory(bank, mask, keys, hidden)
 
     def init_state(self, memory: RnnMemory) -> RnnState:
         return RnnState(memory)

@@ -20,9 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.base import Heads
-from onmt_lite.models.memory import Constant
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.base import Constant, Heads, Selection
 
 Prefix = tuple[int, ...]
 

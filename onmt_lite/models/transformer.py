@@ -14,15 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.attention import Packing, Sight
-from onmt_lite.models.base import Heads
+from onmt_lite.models.base import Heads, Selection
 from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.family import DecoderState, Family
-from onmt_lite.models.heads import Head
+from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
-from onmt_lite.models.memory import Memory, padding_mask
 from onmt_lite.models.positions import Embedding, sinusoids
-from onmt_lite.models.selection import Selection
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.selection import sent
+from onmt_lite.models.base import sent
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.ranking import Ranked
 from onmt_lite.search.scheduler import Slot

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel
-from onmt_lite.models.selection import Selection, sent
+from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam, Event
 from onmt_lite.search.constraints import Constraints
 from onmt_lite.search.masks import (

@@ -5,8 +5,7 @@ from copy import deepcopy
 
 import torch
 
-from onmt_lite.models.base import EncoderDecoder, State
-from onmt_lite.models.selection import Selection
+from onmt_lite.models.base import EncoderDecoder, Selection, State
 from onmt_lite.models.table import TableModel
 from tests.support import tiny
 

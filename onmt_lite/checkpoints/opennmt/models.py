@@ -10,10 +10,8 @@ from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import Weights, build, finished, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
-from onmt_lite.models.family import Family
-from onmt_lite.models.heads import CopyHead, Head
-from onmt_lite.models.rnn import Cell, Rnn, RnnConfig
-from onmt_lite.models.rnn_attention import AttentionWeights, Gate, Normaliser, Score
+from onmt_lite.models.family import AttentionWeights, CopyHead, Family, Head, Normaliser, Score
+from onmt_lite.models.rnn import Cell, Gate, Rnn, RnnConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 
