@@ -40,10 +40,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     if options.information.print_model:
         if early:
             raise Interrupted(early[0])
-        from onmt_lite.config.cli import print_out
-        from onmt_lite.jobs.inprocess import describe_models
-
-        print_out(describe_models(options))
+        print_models(options)
         return
     from onmt_lite.config.console import CONSOLE, is_typed
 
@@ -61,6 +58,19 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
             say_before_work(stop, options)
         raise
+
+
+def print_models(options: TranslateOptions) -> None:
+    """Print a block for each model of the options, with the tokenizer that would be used."""
+    from onmt_lite.checkpoints.loading import load_checkpoint
+    from onmt_lite.checkpoints.record import describe
+    from onmt_lite.checkpoints.shipped import model_paths
+    from onmt_lite.config.cli import print_out
+    from onmt_lite.inference.loading import fit, read_own
+
+    own = read_own(options)
+    models = [(fit(load_checkpoint(p), options, own), p) for p in model_paths(options.model.model)]
+    print_out("\n".join(describe(model, str(path)) for model, path in models))
 
 
 def train() -> int:

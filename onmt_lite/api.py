@@ -23,9 +23,8 @@ from onmt_lite.inference.inputs import (
 )
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Progress, Translation
-from onmt_lite.jobs.inprocess import InProcess
+from onmt_lite.jobs.engine import InProcess, Pool
 from onmt_lite.jobs.job import run_job
-from onmt_lite.jobs.pool import Pool, PoolEngine
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.lines import from_texts
@@ -177,9 +176,8 @@ class Translator:
         """
         job = dict(src=src, output=output, quiet=True, verbose=False)
         parsed, backend = self._options(options, in_files=True).updated(**job), self.backend
-        if isinstance(backend, Pool):
-            return run_job(parsed, PoolEngine(backend), progress)
-        return run_job(parsed, InProcess(parsed, backend), progress)
+        engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
+        return run_job(parsed, engine, progress)
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
         """Teacher-forced log-probability of each target; None if the source is blank or passed

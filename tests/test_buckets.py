@@ -19,8 +19,7 @@ from onmt_lite.api import Translator
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.jobs.inputs import look_at_inputs, survey
-from onmt_lite.jobs.ranges import cut
+from onmt_lite.jobs.inputs import cut, look_at_inputs, survey
 from onmt_lite.jobs.reading import Reader
 from onmt_lite.text import lines as of_lines
 from onmt_lite.text.lines import LineReader

@@ -13,7 +13,7 @@ import pytest
 
 from onmt_lite.config import environment
 from onmt_lite.config.environment import importing
-from onmt_lite.jobs.forkserver import PROGRAM
+from onmt_lite.jobs.workers import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "torch, sentencepiece, PyYAML, tqdm"

@@ -19,8 +19,8 @@ from onmt_lite.checkpoints.shipped import LABEL
 from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
+from onmt_lite.jobs.inputs import Range, Span
 from onmt_lite.jobs.output import Output
-from onmt_lite.jobs.ranges import Range, Span
 from onmt_lite.jobs.reports import Noted, Summary
 from onmt_lite.jobs.store import FOLDER_MODE, Parts, Store
 from onmt_lite.jobs.tasks import Done

@@ -16,7 +16,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, DataError, OptionError, OptionWarning
-from onmt_lite.jobs.pool import part_size
+from onmt_lite.jobs.engine import part_size
 from tests.support import tiny
 from tests.test_workers import alive, children, family, wait_until
 

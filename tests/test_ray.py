@@ -13,7 +13,7 @@ import pytest
 import translate
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.ray.__main__ import main
-from onmt_lite.ray.files import find_files, kind_of_files
+from onmt_lite.ray.job import find_files, kind_of_files
 from onmt_lite.ray.options import load_ray_options
 from tests.support.stops import stopped_before_part
 

@@ -359,7 +359,7 @@ def test_rows_of_a_table():
     """The columns as they were, of whatever type the texts are; and three more."""
     from onmt_lite import Translator
     from onmt_lite.config.options import TranslateOptions
-    from onmt_lite.ray.actors import TranslateRows
+    from onmt_lite.ray.dataset import TranslateRows
 
     texts = ["katze", None, "", "\u2028 katze", "katze"]
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
@@ -387,7 +387,7 @@ def test_rows_of_a_table():
 
 def test_columns_that_cannot_be():
     from onmt_lite.errors import OptionError
-    from onmt_lite.ray.tables import check_columns
+    from onmt_lite.ray.dataset import check_columns
 
     schema = pa.table({"text": ["katze"], "score": [1.0], "n": [1]}).schema
     for column, said in (

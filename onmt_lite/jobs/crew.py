@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Progress
+from onmt_lite.jobs.tasks import Engine, Progress
 
 MAX_DEATHS = 3  # of one task
 MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done
@@ -46,8 +46,8 @@ H = TypeVar("H", bound=Hand)
 Event = tuple[H, str, Any]  # who, what (ready, progress, done, failed, died), and its value
 
 
-class Crew(Generic[H]):
-    """An engine of several hands; see `onmt_lite.jobs.engine.Engine`."""
+class Crew(Engine, Generic[H]):
+    """An engine of several hands."""
 
     one, many = "a worker", "workers"
     remedy = "give fewer -workers or a smaller -batch_size"

@@ -1,58 +1,36 @@
-"""Who does the tasks of a job: this process, workers, or the workers of a Translator."""
+"""Who does the tasks of a job: this process, worker processes, or those of a Translator.
 
+What is here needs no torch until `InProcess` loads a model.
+"""
+
+import math
+import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from onmt_lite.config.console import raise_pending
 from onmt_lite.config.environment import importing, threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.jobs.inputs import expects_gpu
+from onmt_lite.inference.records import Translation
+from onmt_lite.jobs.inputs import BUCKET_LINES, expects_gpu
+from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Done, Progress, Task
+from onmt_lite.jobs.tasks import Engine, Progress
 from onmt_lite.jobs.workers import Workers
+from onmt_lite.search.presets import PRESETS
+from onmt_lite.text.lines import Line
+
+if TYPE_CHECKING:
+    from onmt_lite.inference.pipeline import Pipeline
 
 MAX_WORKERS = 256  # as -workers takes
-
-
-class Engine(Protocol):
-    """Does tasks, in this process or in others; a context in which models are loaded.
-
-    notes    what the options change nothing about with this model
-    machine  names of what results may depend on: device, precision; None if that differs
-    """
-
-    notes: list[str]
-
-    @property
-    def machine(self) -> dict[str, str] | None: ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def run(self, tasks: Iterable[Task], progress: Progress) -> Iterator[Done]:
-        """Yield results, in any order.
-
-        `progress` is called with the lines and target tokens that are added.  What a task raises is
-        raised when all tasks before it are done.
-        """
-        ...
-
-
-class Idle:
-    """The engine of a job of which nothing is left to do."""
-
-    notes: list[str] = []
-    machine = None
-
-    def __enter__(self) -> "Idle":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def run(self, tasks: Iterable[Task], progress: Progress) -> Iterator[Done]:
-        return iter(())
+PARTS = 4  # of a call, for each worker: who is done early takes another
+FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
 
 
 def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
@@ -62,11 +40,7 @@ def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
         n = workers_that_pay(options, n_buckets)
         if n > 1:
             LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
-    if n > 1:
-        return Workers(options, n)
-    with importing():
-        from onmt_lite.jobs.inprocess import InProcess  # late: torch takes seconds
-    return InProcess(options)
+    return Workers(options, n) if n > 1 else InProcess(options)
 
 
 def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
@@ -84,3 +58,159 @@ def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
         return 1
     most = min(usable_cores(), threads_wanted(), worker_room(), MAX_WORKERS)
     return max(1, int(min(most, n_buckets)))
+
+
+class InProcess(Engine):
+    """The engine of this process, which has the models."""
+
+    def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
+        """With a `pipeline`, nothing is loaded."""
+        self.options, self.given, self.reader = options, pipeline, Reader()
+
+    def __enter__(self) -> "InProcess":
+        if self.given is None:
+            with importing():  # late: torch takes seconds
+                from onmt_lite.inference.pipeline import Pipeline
+            self.given = Pipeline.load(self.options)
+        self.pipeline = pipeline = self.given
+        self.machine = pipeline.machine
+        self.notes = pipeline.notes_on(self.options)
+        if self.options.speed.batch_size is None and not self.options.speed.deterministic:
+            self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
+        if self.machine["precision"] == "int8" and self.options.speed.precision == "auto":
+            self.notes.append(
+                "precision int8, for which this processor is made; -precision fp32 is slower and "
+                "exact (docs/speed.md)"
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.reader.close()
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        for task in tasks:
+            raise_pending()
+            yield task.do(self, progress)
+
+
+# -- the workers of a Translator ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A part of a call: a method of a Pipeline with some of the lines."""
+
+    number: int
+    method: str
+    lines: Sequence[Line]
+    tgt_lines: Sequence[Line] | None
+    options: TranslateOptions
+    prefixes: Sequence[Line] | None
+
+    @property
+    def where(self) -> str:
+        if not self.lines:
+            return "in a call without lines"
+        return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
+
+    def do(self, place: InProcess, progress: Progress) -> tuple[int, Sequence[Any]]:
+        """The number of the part, and the result of each of its lines."""
+        pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
+        if self.method == "notes_on":
+            return self.number, pipeline.notes_on(self.options)
+        if self.method == "score_lines":
+            return self.number, pipeline.score_lines(lines, tgt_lines or [])
+        more = self.options, progress, self.prefixes
+        return self.number, pipeline.translate_lines(lines, tgt_lines, *more)
+
+
+class Pool(Engine):
+    """The worker processes of a Translator, with the methods of a Pipeline:
+    `Translator.from_pretrained(workers=2)`.
+
+    The processes are those of -workers.  The caller's process loads no model, and what it has done
+    with torch before does not matter.  A call is cut into runs of lines; a worker has one at a
+    time.
+    """
+
+    notes: list[str] = []  # they are warnings of the call
+
+    def __init__(self, options: TranslateOptions):
+        """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""
+        self.options = options
+        self.process = os.getpid()
+        self._lock = threading.Lock()  # the workers do the calls of several threads in turn
+        self._caller: int | None = None  # the thread whose call is being done
+        self._workers = Workers(options, options.n_workers or 1)
+        self._end = weakref.finalize(self, end, self._workers, self.process)
+        self._workers.__enter__()
+        self.machine = self._workers.machine
+
+    def close(self) -> None:
+        """End the workers.  A call that comes later is a ValueError."""
+        self._end()
+
+    def translate_lines(
+        self,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None = None,
+        options: TranslateOptions | None = None,
+        progress: Progress = lambda n_lines, n_tokens: None,
+        prefixes: Sequence[Line] | None = None,
+    ) -> list[Translation]:
+        return self._joined("translate_lines", lines, tgt_lines, options, progress, prefixes)
+
+    def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
+        return self._joined("score_lines", sources, targets)
+
+    def notes_on(self, options: TranslateOptions) -> list[str]:
+        return self._joined("notes_on", [], None, options)
+
+    def _joined(
+        self,
+        method: str,
+        lines: Sequence[Line],
+        tgt_lines: Sequence[Line] | None,
+        options: TranslateOptions | None = None,
+        progress: Progress = lambda n_lines, n_tokens: None,
+        prefixes: Sequence[Line] | None = None,
+    ) -> list[Any]:
+        """The results of all lines, in order, each part of which is a Call."""
+        options, n = options or self.options, len(lines)
+        alone = PRESETS[options.search.search].policy.as_2018  # it matters what shares a batch
+        size = max(1, n) if alone else part_size(n, self._workers.n)
+        calls = []
+        for number, start in enumerate(range(0, max(1, n), size)):
+            part = slice(start, start + size)
+            begin, tgt = (None if each is None else each[part] for each in (prefixes, tgt_lines))
+            calls.append(Call(number, method, lines[part], tgt, options, begin))
+        with closing(self.run(calls, progress)) as results:
+            parts = dict(results)
+        return [each for number in sorted(parts) for each in parts[number]]
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        """ValueError if the workers have been ended, or are those of another process."""
+        if not self._end.alive:
+            raise ValueError("this Translator is closed")
+        if os.getpid() != self.process:
+            raise ValueError("this Translator is of another process; make one in each")
+        if self._caller == threading.get_ident():
+            raise ValueError("this Translator is at work: its progress cannot call it")
+        with self._lock, closing(self._workers.run(tasks, progress)) as results:
+            self._caller = threading.get_ident()
+            try:
+                yield from results
+            finally:
+                self._caller = None
+
+
+def part_size(n_lines: int, n_workers: int) -> int:
+    """Lines of a part: several parts for each worker, but full batches first."""
+    full = min(FULL, math.ceil(n_lines / n_workers))
+    return min(BUCKET_LINES["cpu"], max(1, full, math.ceil(n_lines / (PARTS * n_workers))))
+
+
+def end(workers: Workers, process: int) -> None:
+    """End workers, unless this is a fork of the process that started them."""
+    if os.getpid() == process:
+        workers.__exit__()

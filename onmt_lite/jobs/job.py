@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
@@ -15,17 +15,14 @@ from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
 from onmt_lite.config.files import check_paths, name_of, replaces_a_file, rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.jobs import bleu
-from onmt_lite.jobs.dump import Dump
-from onmt_lite.jobs.engine import Engine, Idle, choose_engine
-from onmt_lite.jobs.fingerprint import files_of_models, fingerprint, named_files
-from onmt_lite.jobs.inputs import Inputs, Unchanged, look_at_inputs, roles_of
-from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.engine import choose_engine
+from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
+from onmt_lite.jobs.output import Dump, Output
 from onmt_lite.jobs.progress import Meter, logging_to
-from onmt_lite.jobs.ranges import Range
 from onmt_lite.jobs.reading import Bucket, StreamReader, check_phrases, note_encoding
-from onmt_lite.jobs.reports import LOG, Summary
-from onmt_lite.jobs.tasks import Done, Progress, Task
+from onmt_lite.jobs.reports import LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
+from onmt_lite.jobs.store import files_of_models, fingerprint, named_files
+from onmt_lite.jobs.tasks import Done, Engine, Progress, Task
 
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
 
@@ -94,8 +91,8 @@ class Run:
             Dump(options.information.dump_beam) as dump,
         ):
             self.out = out
-            lacks = bleu.is_wanted(options) and not bleu.is_installed()
-            log_notes([*options.notes, *[bleu.LACKS] * lacks])
+            lacks = wants_bleu(options) and not has_sacrebleu()
+            log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
             job = fingerprint(options, inputs.files) if self.resumable else {}
             if jobs.resume and out.is_complete(job, ranges):
                 with log_behind():
@@ -103,7 +100,7 @@ class Run:
                     LOG.info("%s is complete; nothing is left to do", output)
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
-            with Idle() if out.has_all else choose(n_buckets) as engine:
+            with Engine() if out.has_all else choose(n_buckets) as engine:
                 log_notes(engine.notes)
                 out.begin(job, ranges, engine.machine)
                 if jobs.resume:
@@ -135,7 +132,8 @@ class Run:
                 reader, numbers = StreamReader(options, inputs.window, opened), count()
                 work, source = reader.buckets(), reader.source
             tasks = (Task(each, options, out.parts, dump.take(each.n_lines)) for each in work)
-            for done in in_order(engine.run(tasks, meter.add), numbers):
+            results = opened.enter_context(closing(engine.run(tasks, meter.add)))
+            for done in in_order(results, numbers):
                 unchanged.check()
                 with meter.hidden():  # the output may go to the same terminal
                     with meter.clock.phase("write"):

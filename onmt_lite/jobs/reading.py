@@ -14,8 +14,17 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
 from onmt_lite.inference.inputs import marked
-from onmt_lite.jobs.inputs import MATCH, MATCH_OR_ONE, changed, open_input, roles_of, state_of
-from onmt_lite.jobs.ranges import Range, Role, Span
+from onmt_lite.jobs.inputs import (
+    MATCH,
+    MATCH_OR_ONE,
+    Range,
+    Role,
+    Span,
+    changed,
+    open_input,
+    roles_of,
+    state_of,
+)
 from onmt_lite.jobs.reports import LOG, Summary
 from onmt_lite.text.lines import (
     BOM,

@@ -4,14 +4,15 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import Any
 
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
-from onmt_lite.jobs import bleu
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
@@ -22,7 +23,13 @@ JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
 SHOWN = 5  # numbers of lines with a note
 UNTRANSLATED = ("not-a-number", "invalid-json")  # notes of lines that are blank for this reason
 
+LACKS_SACREBLEU = (
+    "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "
+    "sacrebleu"
+)
+
 Writer = Callable[[Translation], str]
+Overlaps = list[list[int]]  # of each metric of -report_bleu
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:
@@ -148,7 +155,7 @@ class Summary:
     n_gold_words       tokens of the references, the end tokens counted
     score              sum of the best hypotheses' scores
     gold               sum of the references' log-probabilities
-    overlaps           what -report_bleu counts, see `onmt_lite.jobs.bleu`
+    overlaps           what -report_bleu counts
     """
 
     n_lines: int = 0
@@ -161,7 +168,7 @@ class Summary:
     n_gold_words: int = 0
     score: float = 0.0
     gold: float = 0.0
-    overlaps: bleu.Sums = field(default_factory=list)
+    overlaps: Overlaps = field(default_factory=list)
     notes: dict[str, Noted] = field(default_factory=dict)
 
     @classmethod
@@ -183,7 +190,10 @@ class Summary:
         self.n_gold_words += later.n_gold_words
         self.score += later.score
         self.gold += later.gold
-        self.overlaps = bleu.joined(self.overlaps, later.overlaps)
+        if self.overlaps and later.overlaps:
+            pairs = zip(self.overlaps, later.overlaps)
+            self.overlaps = [[a + b for a, b in zip(*pair)] for pair in pairs]
+        self.overlaps = self.overlaps or later.overlaps
         for note, noted in later.notes.items():
             self.notes.setdefault(note, Noted()).join(noted)
 
@@ -222,7 +232,7 @@ class Summary:
             LOG.info("%s", line, extra={"on_stderr": scores})
         for line in averages("GOLD", self.gold, self.n_gold_words, self.n_gold):
             LOG.info("%s", line)
-        for line in bleu.scores(self.overlaps) if self.overlaps else []:
+        for line in bleu_scores(self.overlaps) if self.overlaps else []:
             LOG.info("%s", line)
 
 
@@ -287,3 +297,46 @@ def sentence_log(translation: Translation, gold: str | None, verbose: bool) -> l
         lines += [f"[{hyp.score:.4f}] {hyp.tokens}" for hyp in translation.hyps]
     lines += translation.attn_table
     return lines
+
+
+# -- BLEU and chrF of -report_bleu, by sacrebleu, which is optional -------------------------------
+
+
+def wants_bleu(options: TranslateOptions) -> bool:
+    """Return whether there are translations, and references to compare them with."""
+    data = options.data
+    has_both = data.tgt is not None and not data.tgt_file_prefix and not data.score_only
+    return options.information.report_bleu and has_both
+
+
+def has_sacrebleu() -> bool:
+    """Return whether sacrebleu is there, in a version that has these metrics."""
+    try:
+        return int(metadata.version("sacrebleu").split(".")[0]) >= 2
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+
+
+def overlaps_of(texts: Sequence[str], references: Sequence[str]) -> Overlaps:
+    """Sums over lines, of which both scores are made.  A part keeps them for a run that goes on."""
+    return [
+        [sum(column) for column in zip(*metric._extract_corpus_statistics(texts, [references]))]
+        for metric in metrics()
+    ]
+
+
+def bleu_scores(overlaps: Overlaps) -> list[str]:
+    """A line for each metric: its signature and score."""
+    lines = []
+    for metric, own in zip(metrics(), overlaps):
+        metric.corpus_score(["a"], [["a"]])  # the signature counts the references of a line
+        score = metric._compute_score_from_stats(own)
+        lines.append(score.format(width=2, signature=str(metric.get_signature())))
+    return lines
+
+
+def metrics() -> list[Any]:
+    """With sacrebleu's defaults, and without its warning of texts that are tokenised."""
+    from sacrebleu.metrics import BLEU, CHRF  # late: it is optional
+
+    return [BLEU(force=True), CHRF()]

@@ -2,7 +2,7 @@
 
 `OUT.parts`, beside OUT:
 
-    manifest.json   the job: see `fingerprint.py`
+    manifest.json   the job: what its output depends on
     machine.json    the device and precision of who translates, written by the first who knows
     000000 ...      parts, one for each range of the input: complete, or not there
     output          the file itself, while its parts are joined or a stream is translated
@@ -18,18 +18,22 @@ the data.  A torn or damaged file counts as missing.
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
 import stat
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from importlib import metadata
 from typing import Any, NamedTuple
 
-from onmt_lite.checkpoints.shipped import LABEL
+from onmt_lite import __version__
+from onmt_lite.checkpoints.shipped import LABEL, find_model, model_files, model_paths
 from onmt_lite.config.files import name_of, parts_of
+from onmt_lite.config.options import KINDS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, refused
-from onmt_lite.jobs.fingerprint import Job, differences, digest
 from onmt_lite.jobs.reports import LOG, Summary, read_summary
 from onmt_lite.text.whole import create, make_ready, put_in_place, write_all, write_whole
 
@@ -40,6 +44,27 @@ HEAD = 256  # bytes of the lock
 FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
 CHUNK = 1 << 20
 
+# Options that name a file to read, besides models and configurations: line by line, and others
+INPUTS = ("src", "tgt", "force_words", "ban_words")
+FILES = (
+    "phrase_table",
+    *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
+)
+
+# Options that may differ when a job goes on, and why
+EXEMPT = {
+    **dict.fromkeys(("model", *INPUTS, *FILES), "names files, whose contents are compared"),
+    "output": "the store lies beside it",
+    **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
+    **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
+    **dict.fromkeys(("quiet", "verbose", "report_time"), "is for the log alone"),
+    **dict.fromkeys(("log_file", "log_file_level"), "is for the log alone"),
+    "dump_beam": "watches and changes nothing",
+    "print_model": "does no job",
+    "resume": "asks for the comparison",
+}
+
+Job = dict[str, dict[str, Any]]
 Record = dict[str, Any]
 
 
@@ -323,3 +348,99 @@ def holder_of(lock_fd: int) -> str:
         head = json.loads(os.pread(lock_fd, HEAD, 0))
         return f" (process {head['pid']} on {head['host']})"
     return ""
+
+
+# -- fingerprints: everything that the output depends on -----------------------------------------
+
+
+def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
+    """Return everything that the output depends on, except the machine.
+
+    versions  of onmt_lite and torch
+    options   all but those of EXEMPT
+    files     bytes and SHA-256 of the `inputs`, of the models' files and of other files that
+              options name; None for one that cannot be read
+    """
+    values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
+    compared = {name: value for name, value in values.items() if name not in EXEMPT}
+    named = (options.data.output, options.jobs.log_file, options.jobs.report)
+    written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
+    files = {
+        name: describe(path)
+        for name, path in (*named_files(options, FILES), *files_of_models(options))
+        if os.path.realpath(path) not in written
+    }
+    return {
+        "versions": {"onmt_lite": __version__, "torch": torch_version()},
+        "options": json.loads(json.dumps(compared)),  # as they are read again: no tuples
+        "files": {**inputs, **files},
+    }
+
+
+def differences(old: Job, new: Job) -> list[str]:
+    """Name each difference between two jobs."""
+    found = []
+    for section, values in new.items():
+        before = old.get(section, {})
+        for name in dict.fromkeys([*before, *values]):
+            was, now = before.get(name), values.get(name)
+            if was == now:
+                continue
+            if section == "files":
+                state = "was changed" if was and now else "is new" if now else "is missing"
+                found.append(f"{name} {state}")
+            else:
+                version = "version of " * (section == "versions")
+                found.append(f"{version}{name} was {shown(was)}, now {shown(now)}")
+    return found
+
+
+def digest(job: Job) -> str:
+    """SHA-256 of a fingerprint."""
+    return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+
+
+def shown(value: Any) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "none" if value is None else text[:100] or "empty"
+
+
+def torch_version() -> str:
+    """Without the import, which takes seconds."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def named_files(
+    options: TranslateOptions, wanted: tuple[str, ...] = INPUTS + FILES
+) -> Iterator[tuple[str, str]]:
+    """Each of these options that is given, and its path."""
+    groups = (options.data, options.text, options.speed, options.phrases)
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    return ((name, values[name]) for name in wanted if values[name])
+
+
+def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+    """The files that the models consist of: what to call each, and its path."""
+    paths = [find_model(path) for path in model_paths(options.model.model)]
+    for i, path in enumerate(paths):
+        number = f" {i + 1}" if len(paths) > 1 else ""
+        for file in model_files(path):
+            yield f"{file.name} of model{number}", str(file)
+
+
+def describe(path: str) -> list[Any] | None:
+    """Bytes and SHA-256 of a file; None for one that cannot be read, which the job will tell."""
+    if not os.path.isfile(path):  # a FIFO would make the job wait
+        return None
+    total, sha = 0, hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while chunk := file.read(CHUNK):
+                sha.update(chunk)
+                total += len(chunk)
+    except OSError:
+        return None
+    return [total, sha.hexdigest()]

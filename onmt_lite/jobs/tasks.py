@@ -3,20 +3,29 @@
 The process that hands out tasks needs no torch, and so this module has none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Trace, Translation
-from onmt_lite.jobs import bleu
-from onmt_lite.jobs.ranges import Range
-from onmt_lite.jobs.reading import Bucket, Reader
-from onmt_lite.jobs.reports import Summary, build_writer, one_line, sentence_log, to_report
+from onmt_lite.jobs.inputs import Range
+from onmt_lite.jobs.reading import Bucket
+from onmt_lite.jobs.reports import (
+    Summary,
+    build_writer,
+    has_sacrebleu,
+    one_line,
+    overlaps_of,
+    sentence_log,
+    to_report,
+    wants_bleu,
+)
 from onmt_lite.jobs.store import Parts
 
 if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
+    from onmt_lite.jobs.engine import InProcess
 
 Progress = Callable[[int, int], object]  # of the lines and target tokens that a batch has added
 
@@ -43,13 +52,6 @@ class Done:
     traces: list[Trace] = field(default_factory=list)
 
 
-class Place(Protocol):
-    """The process in which a task is done."""
-
-    pipeline: "Pipeline"
-    reader: Reader
-
-
 @dataclass(frozen=True)
 class Task:
     """A bucket of a job.
@@ -74,7 +76,7 @@ class Task:
         """at lines 1 to 1024"""
         return self.work.where
 
-    def do(self, place: Place, progress: Progress) -> Done:
+    def do(self, place: "InProcess", progress: Progress) -> Done:
         """Read, translate and keep the bucket.
 
         `progress` is called after each batch with the lines and target tokens that it adds.
@@ -113,9 +115,9 @@ def translate_bucket(
     if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)
     summary = Summary.of(translations)
-    if gold_lines is not None and bleu.is_wanted(options) and bleu.is_installed():
+    if gold_lines is not None and wants_bleu(options) and has_sacrebleu():
         texts = [one_line(translation.text) for translation in translations]
-        summary.overlaps = bleu.sums_of(texts, [one_line(line.text) for line in gold_lines])
+        summary.overlaps = overlaps_of(texts, [one_line(line.text) for line in gold_lines])
     return Done(
         bucket.number,
         len(bucket.lines),
@@ -142,3 +144,29 @@ def note_raw_text(translations: Sequence[Translation]) -> list[str]:
         "tokens separated by spaces; for text as it is, give -src_subword_model with -tokenizer "
         "bpe or sentencepiece, or -transforms"
     ]
+
+
+class Engine:
+    """Does tasks, in this process or in others; a context in which models are loaded.  This one is
+    of a job of which nothing is left to do.
+
+    notes    what the options change nothing about with this model
+    machine  names of what results may depend on: device, precision; None if that differs
+    """
+
+    notes: list[str] = []
+    machine: dict[str, str] | None = None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        """Yield what the tasks return, in any order.
+
+        `progress` is called with the lines and target tokens that are added.  What a task raises is
+        raised when all tasks before it are done.
+        """
+        yield from ()

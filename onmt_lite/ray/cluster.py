@@ -10,20 +10,22 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onmt_lite.config.console import Interrupted, stop_on_signals
-from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.config.environment import ROOT, prepare_environment
+from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.ray.actors import TranslateBucket, where_we_are
+from onmt_lite.jobs.store import differences, fingerprint
+from onmt_lite.jobs.tasks import Done, Task
 from onmt_lite.ray.options import ClusterOptions
 
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there
 
 
 class Cluster(Crew[Hand]):
-    """The engine of a job on Ray; see `onmt_lite.jobs.engine.Engine`."""
+    """The engine of a job on Ray."""
 
     one, many = "an actor", "actors"
     remedy = (
@@ -167,3 +169,59 @@ def choose_actors(ray: Any, cluster: ClusterOptions, n_buckets: int, own: bool) 
 
 def first_line(error: Exception) -> str:
     return next((line for line in str(error).split("\n") if line.strip()), "without a word")
+
+
+if TYPE_CHECKING:
+    from onmt_lite.jobs.engine import InProcess
+
+
+class TranslateBucket:
+    """Does tasks, as a worker does.  An instance is an actor.
+
+    The model is loaded with the first task: an actor that dies of the model counts as one that
+    dies of a task.
+    """
+
+    def __init__(self) -> None:
+        self.engine: InProcess | None = None
+
+    def begin(self) -> None:
+        """It runs."""
+
+    def do(self, task: Task) -> tuple[Done | OnmtLiteError, list[str]]:
+        """The result of a task, or the error that ends the job; and notes on the options."""
+        try:
+            if self.engine is None:
+                self.engine = load(task)
+            return task.do(self.engine, lambda n_lines, n_tokens: None), self.engine.notes
+        except OnmtLiteError as error:
+            return error, []
+
+
+def where_we_are() -> dict[str, Any]:
+    """What Ray must be told so that actors find this package: of a checkout, to look at the same
+    path."""
+    if not os.path.exists(os.path.join(ROOT, "translate.py")):
+        return {}
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    return {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+
+
+def load(task: Task) -> "InProcess":
+    """The engine of this actor.  CheckpointError if this machine has other files or versions than
+    the one that began, OptionError if it computes otherwise."""
+    prepare_environment()
+    from onmt_lite.jobs.engine import InProcess
+
+    assert task.parts is not None
+    began = task.parts.job
+    here = fingerprint(task.options, {})
+    here["files"] = {**began["files"], **here["files"]}  # inputs are read as the ranges say
+    if found := differences(began, here):
+        raise CheckpointError(
+            f"{socket.gethostname()} is not like the machine of the job ({'; '.join(found)}); "
+            "install and copy the same there"
+        )
+    engine = InProcess(task.options).__enter__()
+    task.parts.settle(engine.machine)
+    return engine

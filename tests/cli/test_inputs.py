@@ -15,7 +15,7 @@ from onmt_lite import TranslateOptions
 from onmt_lite.checkpoints.shipped import DATA as MODELS
 from onmt_lite.errors import FileError
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.jobs.inprocess import InProcess
+from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.job import run_job
 from tests.support.files import DATA
 

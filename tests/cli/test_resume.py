@@ -20,8 +20,7 @@ from onmt_lite.config.console import Interrupted
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.jobs import job as job_module
-from onmt_lite.jobs.fingerprint import EXEMPT, differences, fingerprint
-from onmt_lite.jobs.store import unsealed
+from onmt_lite.jobs.store import EXEMPT, differences, fingerprint, unsealed
 from tests.cli.conftest import ROOT, SCRIPT
 from tests.support.stops import stopped_before_part
 

@@ -137,8 +137,8 @@ if __name__ == "__main__":
     import torch
 
     import onmt_lite.api  # noqa: F401
-    import onmt_lite.jobs.inprocess  # noqa: F401
     import onmt_lite.jobs.job  # noqa: F401
+    import onmt_lite.jobs.worker  # noqa: F401
 
     torch.set_num_threads(1)
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,140 @@
+"""Translate a Dataset of Ray: `translate_dataset`, from rows to lines and back to columns."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+from ray.data import ActorPoolStrategy, Dataset
+
+from onmt_lite.config.options import OPTIONS as TRANSLATE
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import OptionError
+from onmt_lite.jobs.inputs import BUCKET_LINES
+from onmt_lite.jobs.reading import Bucket
+from onmt_lite.jobs.tasks import translate_bucket
+from onmt_lite.ray.cluster import where_we_are
+from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
+from onmt_lite.text.lines import Line, shorten, to_line
+
+MADE = {  # columns that a translation adds
+    "translation": pyarrow.string(),
+    "score": pyarrow.float64(),
+    "notes": pyarrow.list_(pyarrow.string()),
+}
+
+
+def translate_dataset(
+    ds: Dataset,
+    column: str = "text",
+    actors: int = 1,
+    cpus_per_actor: int = 1,
+    gpus_per_actor: float = 0,
+    bucket_lines: int | None = None,
+    **options: Any,
+) -> Dataset:
+    """A Ray Dataset with the columns translation (text), score (None for a blank line) and notes
+    (a list of names) besides those of `ds`.
+
+    column          what to translate; rows without a text count as blank lines
+    actors          processes that load the model, each with so many CPUs and GPUs
+    bucket_lines    rows that an actor takes at a time: 1,024 without a GPU, 8,192 with one
+    options         of a translation, by name, as in `Translator.from_pretrained`
+
+    Order, numbers and checkpoints of rows are Ray's and the caller's.  Raises OptionError for wrong
+    options and for a column that is not there or is there already, the latter when `ds` is run
+    unless its columns are known before.
+    """
+    cluster = ClusterOptions(
+        actors=actors, cpus_per_actor=cpus_per_actor, gpus_per_actor=gpus_per_actor
+    )
+    taken = set(SHARED_NAMES) - {"report", "resume"}
+    if names := [name for name in options if name in TRANSLATE and name not in taken]:
+        raise OptionError(f"{', '.join(names)}: of the command line only")
+    given = TranslateOptions.of(**options, output_format="jsonl")
+    if given.search.n_best > 1:
+        raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")
+    known = ds.schema(fetch_if_missing=False)
+    if known is not None and isinstance(known.base_schema, pyarrow.Schema):
+        check_columns(known.base_schema, column)
+    device = "cuda" if gpus_per_actor else "cpu"
+    return ds.map_batches(
+        TranslateRows,
+        batch_size=bucket_lines or BUCKET_LINES[device],
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=actors),
+        num_cpus=cpus_per_actor,
+        num_gpus=gpus_per_actor,
+        fn_constructor_kwargs={"options": of_actors(given, cluster), "column": column},
+        **where_we_are(),
+    )
+
+
+class TranslateRows:
+    """Adds the columns of a translation to   An instance is an actor."""
+
+    def __init__(self, options: TranslateOptions, column: str):
+        from onmt_lite.inference.pipeline import Pipeline  # late: actors alone need torch
+
+        self.options, self.column = options, column
+        self.pipeline = Pipeline.load(options)
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        check_columns(table.schema, self.column)
+        bucket = Bucket(0, lines_of(table, self.column))
+        done = translate_bucket(self.pipeline, self.options, bucket, lambda *more: None)
+        return with_translations(table, done.data)
+
+
+def check_columns(columns: pyarrow.Schema, column: str) -> None:
+    """Raise OptionError unless a dataset has a column of text of this name and room for ours."""
+    if column not in columns.names:
+        shown = ", ".join(columns.names) or "none"
+        raise OptionError(f"column: the dataset has no column {column}; its columns are {shown}")
+    if columns.names.count(column) > 1 or not _is_text(columns.field(column).type):
+        kind = columns.field(columns.get_all_field_indices(column)[0]).type
+        raise OptionError(f"column: {column} of the dataset is {kind}; name one of text")
+    if clash := [made for made in MADE if made in columns.names]:
+        raise OptionError(
+            f"the dataset has a column {clash[0]} already, which would hold the {clash[0]} of a "
+            "translation; rename the column first"
+        )
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    types = pyarrow.types
+    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def lines_of(table: pyarrow.Table, column: str) -> list[Line]:
+    """Make a line of each row, numbered from 0; a row without a text is an empty line."""
+    lines = []
+    for number, text in enumerate(_texts(table[column])):
+        raw, cut = shorten(text, False)
+        lines.append(to_line(raw, number, cut))
+    return lines
+
+
+def _texts(column: pyarrow.ChunkedArray) -> Iterator[bytes]:
+    """The bytes of each text: Arrow does not promise that they are UTF-8."""
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    for chunk in column.cast(pyarrow.large_binary()).chunks:
+        yield from (value.as_py() or b"" for value in chunk)
+
+
+def with_translations(table: pyarrow.Table, jsonl: bytes) -> pyarrow.Table:
+    """The table with a column for each of MADE, from a JSONL record per row."""
+    records = [json.loads(line) for line in jsonl.split(b"\n")[:-1]]
+    best = [record["hyps"][0] if record["hyps"] else None for record in records]
+    values = {
+        "translation": [hyp["text"] if hyp else "" for hyp in best],
+        "score": [hyp["score"] if hyp and hyp["token_log_probs"] else None for hyp in best],
+        "notes": [record["notes"] for record in records],
+    }
+    for name, kind in MADE.items():
+        table = table.append_column(name, pyarrow.array(values[name], kind))
+    return table
