@@ -20,7 +20,7 @@ from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
-from onmt_lite.train.batches import group, one_ahead, pad_batch
+from onmt_lite.train.data import group, one_ahead, pad_batch
 from onmt_lite.train.network import (
     ROWS,
     Muon,
@@ -240,7 +240,6 @@ def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
         (["-threads", "999"], "at most 256"),
         (["-vocab_size", "99999999999"], "at most 500000"),
         (["-save_bits", "4"], "8 or 16"),
-        (["-same_lines", "3"], "train_same"),
     ],
 )
 def test_wrong_options_are_named(corpus, tmp_path, more, problem):
@@ -364,17 +363,6 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
     none = Trainer(options(corpus, tmp_path / "none", *more[:2], "-train", str(odd)))
     with pytest.raises(DataError, match="-all_characters"):
         none.epochs(0)
-
-
-def test_lines_that_stay_as_they_are_join_each_epoch(corpus, tmp_path):
-    same = tmp_path / "same.txt"
-    same.write_text("".join(f"line {n}\n" for n in range(9)) + "\n", encoding="utf-8")
-    more = ["-train_same", str(same), "-same_lines", "4"]
-    trainer = Trainer(options(corpus, tmp_path / "run", *more))
-    found = [p for p in trainer.text.of_epoch(0, Random(1)) if p[0].casefold().startswith("line")]
-    assert len(set(found)) == 4 and all(src == tgt for src, tgt in found)
-    with pytest.raises(OnmtLiteError, match="none.txt"):
-        data.read_same(tmp_path / "none.txt")
 
 
 def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_path):

@@ -180,8 +180,7 @@ REFUSED = [
     # what is there before, options, error, what it says
     ([], "-train no/a.tsv no/b.tsv -valid no/c.tsv -init_from no/model", FileError,
      r"no/a.tsv \(no such file\), no/b.tsv .*, no/c.tsv .*, no/model \(no such model\)$"),
-    ([], "-train . -train_same no/d.txt -same_lines 1", FileError,
-     r"\. \(a directory\), no/d.txt"),
+    ([], "-train . no/d.txt", FileError, r"\. \(a directory\), no/d.txt"),
     ([], "-init_from no/model", CheckpointError, "no/model"),
     ([], "-output file/run", FileError, "file/run"),
     ([], "-output /proc/run", FileError, "/proc"),

@@ -1,24 +1,37 @@
-"""Text to learn from: files of pairs, the pairs of an epoch, held-out pairs, and pieces."""
+"""Text to learn from: files of pairs, held-out pairs, pieces, and the batches of each epoch."""
 
 import gzip
 import io
+import itertools
+import multiprocessing
 import re
 import threading
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import sentencepiece as spm
+import torch
+from torch import Tensor
 
+from onmt_lite.config.console import ignore_signals
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation
+Example = tuple[list[int], list[int]]  # ids of a source with </s>, and of its target
 
-# Latin letters with their marks, Greek, Cyrillic: what names and quoted words are written with
+PAD, BOS, EOS = 1, 2, 3  # <unk> is 0, as in OpenNMT-py
+HELD_OUT = 500
+POOL = 200_000  # pairs that are sorted by length together; more leave less padding
+
+# Latin letters with their marks, Greek and Cyrillic, for names and quoted words
 LETTERS = "".join(
     chr(code)
     for first, last in ((0x21, 0x7F), (0xC0, 0x180), (0x391, 0x3CF), (0x410, 0x450))
@@ -29,44 +42,41 @@ EMOJI = "🙂😀😂😊😍😉😢😭😎🤔👍👎👏🙏💪🎉🎁�
 SIGNS = "€£$¥%§&@#*+=→←↑↓•·–—°±×÷©®†✓■★"
 COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
-PAD, BOS, EOS = 1, 2, 3  # <unk> is 0: OpenNMT-py's order
-GZIP = b"\x1f\x8b"
-HELD_OUT = 500
+# -- files ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Text:
-    """Pairs to learn from.  A subclass may choose the pairs of an epoch in another way.
+    """Pairs of each training file, and how many times an epoch has them.
 
-    files       the pairs of each file
-    weights     how often an epoch has the pairs of each file
-    same        pairs of equal sides, of which an epoch has `same_lines`
+    A subclass may choose the pairs of an epoch in another way.
     """
 
     files: list[list[Pair]]
     weights: Sequence[float]
-    same: list[Pair]
-    same_lines: int
 
     @property
     def pairs(self) -> list[Pair]:
-        """The pairs of all files."""
+        """Pairs of all files."""
         return [pair for file in self.files for pair in file]
 
     def for_pieces(self) -> list[Pair]:
-        """The pairs whose words become pieces."""
+        """Return the pairs whose words become pieces."""
         return self.pairs
 
     def of_epoch(self, epoch: int, rng: Random) -> list[Pair]:
-        """The pairs of an epoch, shuffled."""
-        pairs = self.from_files(epoch, rng)
-        pairs += rng.sample(self.same, min(self.same_lines, len(self.same)))
-        rng.shuffle(pairs)
-        return pairs
-
-    def from_files(self, epoch: int, rng: Random) -> list[Pair]:
-        """The pairs that an epoch has of the files, in a new list."""
+        """Return the pairs of an epoch in a new list."""
         return weighted(self.files, self.weights, rng)
+
+
+def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
+    """Return each corpus as many times as its weight says: with 2.3 twice, and a random 30 %."""
+    pairs: list[Pair] = []
+    for corpus, weight in zip(corpora, weights, strict=True):
+        copies, share = divmod(weight, 1)
+        pairs += corpus * int(copies)
+        pairs += rng.sample(corpus, round(share * len(corpus)))
+    return pairs
 
 
 def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
@@ -75,14 +85,11 @@ def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair
     Raises FileError or DataError if a file cannot be read or holds no pairs.
     """
     files = [read_pairs(path, data.reverse) for path in data.train]
-    if data.valid:
-        held_out = [read_pairs(path, data.reverse) for path in data.valid]
-    else:
+    held_out = [read_pairs(path, data.reverse) for path in data.valid]
+    if not held_out:
         files, pairs = hold_out(files)
         held_out = [pairs]
-    same = [pair for path in data.train_same for pair in read_same(path)]
-    weights = data.train_weights or [1.0] * len(files)
-    return kind(files, weights, same, data.same_lines), held_out
+    return kind(files, data.train_weights or [1.0] * len(files)), held_out
 
 
 def read_lines(path: Path | str) -> list[str]:
@@ -91,14 +98,12 @@ def read_lines(path: Path | str) -> list[str]:
     Raises FileError if the file cannot be read, DataError if its content is not text.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
-        if data.startswith(GZIP):
+        data = Path(path).read_bytes()
+        if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise FileError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot read {path}: {reason}") from None
     if b"\0" in data[:4096]:
         raise DataError(f"{path} is not text; give UTF-8 text, plain or gzip")
     try:
@@ -138,17 +143,6 @@ def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
     return pairs
 
 
-def read_same(path: Path | str) -> list[Pair]:
-    """Read lines of text as pairs of equal sides; empty lines are skipped.  Errors as above."""
-    return [(line, line) for line in map(str.strip, read_lines(path)) if line]
-
-
-def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """`at_most` pairs at equal distances, or all pairs if there are fewer."""
-    n = min(at_most, len(pairs))
-    return [pairs[i * len(pairs) // n] for i in range(n)]
-
-
 def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
     """Hold out every fiftieth pair, at most HELD_OUT, at equal distances over the corpora.
 
@@ -166,30 +160,30 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
     return rest, held_out
 
 
-def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
-    """The pairs of an epoch: a corpus of weight 2.3 twice, and a random 30 % of its pairs."""
-    pairs: list[Pair] = []
-    for corpus, weight in zip(corpora, weights, strict=True):
-        copies, share = divmod(weight, 1)
-        pairs += corpus * int(copies)
-        pairs += rng.sample(corpus, round(share * len(corpus)))
-    return pairs
+def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
+    """Return `at_most` pairs at equal distances, or all pairs if there are fewer."""
+    n = min(at_most, len(pairs))
+    return [pairs[i * len(pairs) // n] for i in range(n)]
+
+
+# -- pieces ---------------------------------------------------------------------------------------
 
 
 def train_sentencepiece(
     pairs: list[Pair], vocab_size: int | None = None, all_characters: bool = False
 ) -> bytes:
-    """Train one sentencepiece unigram model for both languages.
+    """Train one sentencepiece unigram model for both languages, and return its file's content.
 
-    vocab_size      None: grows with the square root of the text's length, about 1,200 pieces for
-                    10,000 pairs of short sentences, 4,600 for 150,000
-    all_characters  adds pieces for common characters, and for the bytes of all others
-
-    Each digit is a piece, so that numbers can be copied.  Returns the content of the model's file.
-    Raises OptionError if the text gives fewer pieces than `vocab_size`, or needs more.
+    Each digit is a piece, so that numbers can be copied.  `all_characters` adds pieces for common
+    characters, and for the bytes of all others.  Without `vocab_size` the number of pieces grows
+    with the square root of the text's length.  Raises OptionError if the text gives fewer pieces
+    than `vocab_size`, or needs more.
     """
     texts = [text for pair in pairs for text in pair]
-    size = vocab_size or _pieces_for(texts, all_characters)
+    least = 2 * len(set().union(*texts)) + 300  # room for words besides the characters
+    if all_characters:
+        least += len(COMMON_CHARACTERS) + 256
+    size = vocab_size or max(least, round(1.4 * sum(map(len, texts)) ** 0.5))
     pieces = io.BytesIO()
     problems: list[str] = []
 
@@ -214,7 +208,7 @@ def train_sentencepiece(
                 minloglevel=3,
             )
         except RuntimeError as error:
-            problems.append(_limit(str(error)))
+            problems.append(explain(str(error)))
 
     # Training may take half a minute; in another thread, so that a signal is handled at once
     training = threading.Thread(target=run, daemon=True)
@@ -225,18 +219,180 @@ def train_sentencepiece(
     return pieces.getvalue()
 
 
-def _pieces_for(texts: list[str], all_characters: bool) -> int:
-    """A number of pieces that a text of this size has examples for, above its characters'."""
-    always = 2 * len(set().union(*texts)) + 300
-    if all_characters:
-        always += len(COMMON_CHARACTERS) + 256
-    return max(always, round(1.4 * sum(map(len, texts)) ** 0.5))
-
-
-def _limit(problem: str) -> str:
-    """Explain sentencepiece's message on a number of pieces that does not suit the text."""
+def explain(problem: str) -> str:
+    """Explain sentencepiece's message about a number of pieces that does not suit the text."""
     if most := re.search(r"value <= (\d+)", problem):
         return f"more than the text gives; the largest that works is {most[1]}"
     if least := re.search(r"required_chars. \d+ vs (\d+)", problem):
         return f"fewer than the text has characters; the smallest that works is {least[1]}"
     return problem.rpartition("] ")[2]
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+class Epoch(NamedTuple):
+    """Batches of examples, not padded yet, and the number of pairs that are in none of them."""
+
+    batches: list[list[Example]]
+    n_left_out: int
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Makes any epoch: `epochs(number)`.  Pairs of `max_length` tokens or more are left out.
+
+    Number and seed decide everything but the random segmentations: sentencepiece draws these from
+    a generator that each process seeds differently.
+    """
+
+    text: Text
+    sp: spm.SentencePieceProcessor
+    src_sampling: float
+    tgt_sampling: float
+    max_length: int
+    batch_tokens: int
+    seed: int
+
+    def __call__(self, number: int) -> Epoch:
+        """Raises DataError if nothing is left to learn from."""
+        rng = Random(f"{self.seed} {number}")
+        pairs = self.text.of_epoch(number, rng)
+        if not pairs:
+            raise DataError("train_weights leave no pair for an epoch; give larger ones")
+        rng.shuffle(pairs)
+        rates = self.src_sampling, self.tgt_sampling
+        examples = tokenize(self.sp, pairs, *rates, self.max_length, rng)
+        unk = self.sp.unk_id()  # never to be learned as an output
+        examples = [example for example in examples if unk not in example[1]]
+        if not examples:
+            raise DataError(
+                "every target has a character without a piece; -all_characters makes them"
+            )
+        return Epoch(group(examples, self.batch_tokens, rng), len(pairs) - len(examples))
+
+
+def tokenize(
+    sp: spm.SentencePieceProcessor,
+    pairs: list[Pair],
+    src_rate: float,
+    tgt_rate: float,
+    max_length: int,
+    rng: Random,
+) -> list[Example]:
+    """Encode pairs as ids, a fraction of each side segmented at random (Kudo 2018).
+
+    Examples of `max_length` tokens or more are left out.  Raises DataError if no others are left.
+    """
+
+    def encode(texts: list[str], rate: float) -> list[list[int]]:
+        sampled = [rng.random() < rate for _ in texts]
+        best = sp.encode(texts)
+        return [
+            sp.encode(text, enable_sampling=True, alpha=0.3, nbest_size=-1) if s else ids
+            for text, ids, s in zip(texts, best, sampled)
+        ]
+
+    spm.set_random_generator_seed(rng.randrange(2**31))  # sentencepiece draws for itself
+    srcs = encode([src for src, _ in pairs], src_rate)
+    tgts = encode([tgt for _, tgt in pairs], tgt_rate)
+    examples = [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
+    examples = [example for example in examples if max(map(len, example)) < max_length]
+    if not examples:
+        raise DataError(f"every pair is longer than max_positions {max_length}")
+    return examples
+
+
+def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
+    """Group examples of similar length into batches, in random order.
+
+    A batch has at most `batch_tokens` padded tokens a side, and at least one example.
+    """
+    batches: list[list[Example]] = []
+    for start in range(0, len(examples), POOL):
+        pool = sorted(examples[start : start + POOL], key=lambda e: (len(e[1]), len(e[0])))
+        batch: list[Example] = []
+        widest = 0
+        for example in pool:
+            width = max(len(example[0]), len(example[1]) + 1)
+            if batch and max(widest, width) * (len(batch) + 1) > batch_tokens:
+                batches.append(batch)
+                batch, widest = [], 0
+            batch.append(example)
+            widest = max(widest, width)
+        batches.append(batch)
+    rng.shuffle(batches)
+    return batches
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """src (B, S), src_lengths (B,), tgt_in and tgt_out (B, T); padded with PAD."""
+
+    src: Tensor
+    src_lengths: Tensor
+    tgt_in: Tensor
+    tgt_out: Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of target tokens, each of which has a loss."""
+        return int((self.tgt_out != PAD).sum())
+
+
+def pad_batch(batch: list[Example]) -> TrainBatch:
+    def padded(ids: list[list[int]]) -> Tensor:
+        width = max(map(len, ids))
+        return torch.tensor([row + [PAD] * (width - len(row)) for row in ids])
+
+    return TrainBatch(
+        padded([src for src, _ in batch]),
+        torch.tensor([len(src) for src, _ in batch]),
+        padded([[BOS, *tgt] for _, tgt in batch]),
+        padded([[*tgt, EOS] for _, tgt in batch]),
+    )
+
+
+def held_out_batches(
+    sp: spm.SentencePieceProcessor, pairs: list[Pair], max_length: int, batch_tokens: int
+) -> list[TrainBatch]:
+    """Return padded batches of the pairs, none of which is segmented at random."""
+    examples = tokenize(sp, pairs, 0, 0, max_length, Random(0))
+    return list(map(pad_batch, group(examples, batch_tokens, Random(0))))
+
+
+def one_ahead(make: Callable[[int], Epoch], first: int) -> Iterator[Epoch]:
+    """Yield `make(first)`, `make(first + 1)`, ..., each made while the caller uses the one before.
+
+    Another process makes them.  Raises DataError if `make` does, or if that process has died.
+    """
+    spawn = multiprocessing.get_context("spawn")  # a fork may deadlock in torch's threads
+    pipe, far_end = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(make, far_end), daemon=True)
+    process.start()
+    far_end.close()  # so that the end of the process ends the pipe
+    try:
+        pipe.send(first)
+        for number in itertools.count(first):
+            epoch = pipe.recv()
+            if isinstance(epoch, DataError):
+                raise epoch
+            pipe.send(number + 1)
+            yield epoch
+    except (EOFError, OSError):
+        raise DataError("the process that prepares epochs died; train without -prepare") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(make: Callable[[int], Epoch], pipe: Connection) -> None:
+    """Answer each number with its epoch or a DataError, until the other end is closed."""
+    ignore_signals()  # the parent process handles them
+    with suppress(EOFError, OSError):
+        while True:
+            number = pipe.recv()
+            try:
+                pipe.send(make(number))
+            except DataError as error:
+                pipe.send(error)

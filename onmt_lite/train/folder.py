@@ -29,8 +29,7 @@ OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, na
 def check_files(options: TrainOptions) -> None:
     """Raise OptionError or FileError if files are missing, in the way or cannot be written."""
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
-    given = {"train": data.train, "valid": data.valid, "train_same": data.train_same}
-    read = [(name, path) for name, paths in given.items() for path in paths]
+    read = [*(("train", path) for path in data.train), *(("valid", path) for path in data.valid)]
     if problems := list(filter(None, map(unreadable, dict.fromkeys(path for _, path in read)))):
         if data.init_from is not None and not os.path.exists(data.init_from):
             problems.append(f"{data.init_from} (no such model)")

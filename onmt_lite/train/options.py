@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
 from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
-from onmt_lite.config.rules import absent, given, help_of, missing, needs, refuse, requires
+from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
 from onmt_lite.config.sources import Program, Resolved, load
 
 USAGE = """\
@@ -20,57 +20,47 @@ Stop the run with Ctrl-C at any time; -resume continues it."""
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Files and text of a run."""
+    """Files and text."""
 
     title: ClassVar[str] = "Data"
 
     train: tuple[str, ...] = opt(
         (),
-        "Learn from these files, one pair `source<TAB>target` a line in UTF-8, plain or .gz; "
-        "further columns and blank lines are skipped; several files are one corpus, and a file "
-        "that is named twice counts twice",
+        "Learn from these files, one pair `source<TAB>target` per line in UTF-8, plain or .gz; "
+        "further columns and blank lines are skipped",
         value="FILE",
         example="my.train.tsv",
     )
     train_weights: tuple[float, ...] = opt(
         (),
-        "Use each training file this often in an epoch: 2 is twice, 0.5 a random half of its "
-        "pairs; without weights, once",
+        "Use each training file this many times per epoch; 0.5 is a random half of its pairs; "
+        "without weights, once",
         example="2 0.5 -train small.tsv large.tsv",
-    )
-    train_same: tuple[str, ...] = opt(
-        (),
-        "Learn to copy the lines of these files unchanged, plain or .gz",
-        value="FILE",
-        example="names.txt -same_lines 1000",
-    )
-    same_lines: int = opt(
-        0, "Take N lines of train_same in each epoch", min=0, example="1000 -train_same names.txt"
     )
     valid: tuple[str, ...] = opt(
         (),
-        "Validate on these files of held-out pairs; without them every fiftieth pair of train, at "
-        "most 500, is held out, and so is every pair that shares a side with one of them; the "
-        "model with the lowest loss is kept, the mean over several files",
+        "Validate on these held-out pairs and keep the model with the lowest loss, averaged over "
+        "the files; by default every fiftieth pair of train is held out, at most 500, with all "
+        "pairs that share a side with one of them",
         value="FILE",
         example="my.dev.tsv",
     )
     output: str = opt(
         "",
-        "Write the model to this directory, with log, table and plot, and the state for -resume",
+        "Write the model to this directory, with log, table, plot and the state for -resume",
         value="PATH",
         example="runs/mine",
     )
     init_from: str | None = opt(
         None,
-        "Start from this model directory, with its pieces and sizes",
+        "Start from the model in this directory, with its pieces and sizes",
         value="PATH",
         example="data/de-en",
     )
     save_bits: int = opt(
         16,
-        "Write weights in 16 or 8 bits; with 8, matrices are integers with a scale for each row, "
-        "and the file has half the size",
+        "Write weights in 16 or 8 bits; 8 halves the file: matrices become integers with a scale "
+        "per row",
         example="8",
     )
     reverse: bool = opt(False, "Learn the other direction: the second column is the source")
@@ -84,14 +74,14 @@ class DataOptions:
     )
     all_characters: bool = opt(
         False,
-        "Make pieces for the letters of Europe and for common signs and emoji, and 256 for the "
-        "bytes of any other character, so that none is unknown",
+        "Make pieces for European letters, common symbols and emoji, and for the bytes of all "
+        "other characters, so that none is unknown",
     )
     src_sampling: float = opt(
-        0.2, "Segment this share of sources at random (Kudo 2018)", min=0, max=1, example="0.1"
+        0.2, "Segment this fraction of sources at random (Kudo 2018)", min=0, max=1, example="0.1"
     )
     tgt_sampling: float = opt(
-        0.0, "Segment this share of targets at random", min=0, max=1, example="0.1"
+        0.0, "Segment this fraction of targets at random", min=0, max=1, example="0.1"
     )
 
 
@@ -110,14 +100,16 @@ class ModelOptions:
     dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
-        "Normalise before each sublayer, or after it, as Marian does: such a model can be "
-        "exported to a Marian directory",
+        "Normalize before each sublayer, or after it as in Marian, to which such models can be "
+        "exported",
         example="after",
     )
     max_positions: int = opt(
         512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
     )
-    dropout: float = opt(0.1, "Drop this share of values", min=0, max=0.9, example="0.3")
+    dropout: float = opt(
+        0.1, "Zero this fraction of the activations", min=0, max=0.9, example="0.3"
+    )
 
 
 @dataclass(frozen=True)
@@ -141,18 +133,18 @@ class LearningOptions:
         example="0.001",
     )
     warmup_steps: int = opt(
-        40, "Raise the learning rates for N steps at the start", min=1, example="400"
+        40, "Increase the learning rates over the first N steps", min=1, example="400"
     )
     cooldown: float = opt(
         0.8,
-        "Lower the learning rates to zero over this last share of the run",
+        "Decrease the learning rates to zero over this last fraction of the run",
         above=0,
         max=1,
         example="0.5",
     )
     label_smoothing: float = opt(
         0.1,
-        "Spread this share of the target probability over all tokens",
+        "Spread this fraction of the target probability over all tokens",
         min=0,
         max=0.9,
         example="0",
@@ -162,29 +154,28 @@ class LearningOptions:
     )
     valid_minutes: float | None = opt(
         None,
-        "Validate and save every X minutes; by default a tenth of train_minutes, at least 1 and "
-        "at most 10",
+        "Validate and save every X minutes; by default a tenth of train_minutes, from 1 to 10",
         above=0,
         example="10",
     )
     seed: int = opt(
         1,
-        "Seed the random weights, the order of the pairs and dropout",
+        "Seed random weights, the order of pairs, and dropout",
         min=0,
         max=2**63 - 1,
         example="2",
     )
     device: str = opt(
         "auto",
-        "Run on `cpu`, `cuda`, `cuda:N`, or (`auto`) on a GPU if there is one",
+        "Run on `cpu`, `cuda` or `cuda:N`; `auto` is a GPU if there is one",
         form=DEVICE,
         value="DEVICE",
         example="cuda:1",
     )
     precision: Literal["auto", "fp32", "bf16"] = opt(
         "auto",
-        "Compute in this number type; bf16 is faster where the processor supports it; `auto` is "
-        "fp32 on a CPU, and bf16 on a GPU that supports it",
+        "Compute in this number type; bf16 is faster if the processor supports it; `auto` is "
+        "bf16 on a GPU that supports it, else fp32",
         example="bf16",
     )
     threads: int | None = opt(
@@ -192,12 +183,11 @@ class LearningOptions:
     )
     prepare: bool = opt(
         False,
-        "Prepare the next epoch in another process during this one, so that a GPU never waits "
-        "for text",
+        "Prepare the next epoch in another process, so that a GPU never waits for text",
     )
     resume: bool = opt(False, "Continue the run in the output directory")
     log_file: str | None = opt(
-        None, "Write the log to this file too", value="FILE", example="train.log"
+        None, "Also write the log to this file", value="FILE", example="train.log"
     )
 
     @property
@@ -216,13 +206,11 @@ class TrainOptions:
     notes: tuple[str, ...] = field(default=(), compare=False)  # options without effect, for the log
 
 
-MAX_WEIGHT = 10_000  # an epoch is a list of all pairs, as often as it has them
-PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give"
-ELSEWHERE = {  # OpenNMT-py's names of files that match line by line
-    **dict.fromkeys(
-        ("train_src", "train_tgt", "path_src", "path_tgt"), f"{PASTE} -train pairs.tsv"
-    ),
-    **dict.fromkeys(("valid_src", "valid_tgt"), f"{PASTE} -valid pairs.tsv"),
+MAX_WEIGHT = 10_000  # an epoch is a list with so many copies of each pair
+PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give one -train or -valid"
+ELSEWHERE = {  # names of OpenNMT-py, whose files match line by line
+    **dict.fromkeys(("train_src", "train_tgt", "path_src", "path_tgt"), PASTE),
+    **dict.fromkeys(("valid_src", "valid_tgt"), PASTE),
     "data": "name the pairs with train (`source<TAB>target` lines), held-out ones with valid",
     "save_model": "name the directory with output",
 }
@@ -230,8 +218,6 @@ GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
     missing("train", "output"),
     refuse(lambda v: v.log_file == "", "log_file is empty; give a path"),
-    requires("train_same", given("same_lines")),
-    requires("same_lines", given("train_same")),
     needs(
         "vocab_size all_characters d_model heads d_ff enc_layers dec_layers norm max_positions",
         absent("init_from"),
@@ -247,12 +233,8 @@ RULES = (
         ),
     ),
     refuse(
-        lambda v: any(weight <= 0 for weight in v.train_weights),
-        "train_weights: each must be above 0; leave the file out instead",
-    ),
-    refuse(
-        lambda v: any(weight > MAX_WEIGHT for weight in v.train_weights),
-        f"train_weights: each must be at most {MAX_WEIGHT:,}",
+        lambda v: not all(0 < weight <= MAX_WEIGHT for weight in v.train_weights),
+        f"train_weights: each must be above 0 and at most {MAX_WEIGHT:,}",
     ),
     refuse(
         lambda v: v.save_bits not in (8, 16),

@@ -34,8 +34,18 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text.whole import replace_files
 from onmt_lite.train import folder, network
-from onmt_lite.train.batches import Epochs, TrainBatch, held_out_batches, one_ahead, pad_batch
-from onmt_lite.train.data import PAD, Text, read_text, spread, train_sentencepiece
+from onmt_lite.train.data import (
+    PAD,
+    Epochs,
+    Text,
+    TrainBatch,
+    held_out_batches,
+    one_ahead,
+    pad_batch,
+    read_text,
+    spread,
+    train_sentencepiece,
+)
 from onmt_lite.train.options import TrainOptions, as_table
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None

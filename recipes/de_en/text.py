@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.export import write_whole
-from onmt_lite.train.data import Pair, read_pairs, read_same, weighted
+from onmt_lite.train.data import Pair, read_lines, read_pairs, weighted
 from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions, load_text_options
 
@@ -40,7 +40,8 @@ def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
         return [pair for pair in pairs if not held_out.intersection(map(key, pair))]
 
     corpora = [apart(read_pairs(path)) for path in files.train]
-    same = apart(pair for path in files.train_same for pair in read_same(path))
+    lines = (line.strip() for path in files.train_same for line in read_lines(path))
+    same = apart((line, line) for line in lines if line)
     made = apart(pair for path in files.made for pair in read_pairs(path))
     templates = read_pairs(files.slots) if files.slots else []
     weights = files.train_weights or [1.0] * len(corpora)

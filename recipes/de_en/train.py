@@ -36,7 +36,7 @@ class InTurn(Text):
     def for_pieces(self) -> list[Pair]:
         return self.files[0]
 
-    def from_files(self, epoch: int, rng: Random) -> list[Pair]:
+    def of_epoch(self, epoch: int, rng: Random) -> list[Pair]:
         return list(self.files[epoch % len(self.files)])
 
 
