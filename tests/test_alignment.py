@@ -197,16 +197,16 @@ class TestAlign:
 
     def test_memory_that_is_short(self, translator, monkeypatch):
         """What did not fit at once is done in parts."""
-        attend, sizes = Runner._attend, []
+        given, sizes = Runner._given, []
 
-        def limited(self, heads, batch):
-            sizes.append(len(batch.examples))
+        def limited(self, part):
+            sizes.append(len(part))
             if sizes[-1] > 1:
                 raise MemoryError
-            return attend(self, heads, batch)
+            return given(self, part)
 
         expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
-        monkeypatch.setattr(Runner, "_attend", limited)
+        monkeypatch.setattr(Runner, "_given", limited)
         monkeypatch.setattr(translator.pipeline.runner.align_room, "most", math.inf)
         found = translator.translate(LINES, report_align=True)
         assert [t.hyps[0].align for t in found] == expected

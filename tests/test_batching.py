@@ -80,8 +80,8 @@ def test_making_batches_leaves_the_examples_alone():
 @pytest.mark.parametrize("pad_id", [0, 9])
 def test_padding_goes_to_the_right_and_lengths_tell_it(pad_id):
     examples = examples_of([1, 3, 2])
-    batch = pad_batch(examples, pad_id, torch.device("cpu"))
-    assert batch.src.tolist() == [[7, pad_id, pad_id], [8, 8, 8], [9, 9, pad_id]]
-    assert batch.src_lengths.tolist() == [1, 3, 2]
-    assert batch.examples == examples
-    assert batch.src.dtype == batch.src_lengths.dtype == torch.long
+    src, src_lengths, copied = pad_batch(examples, pad_id, torch.device("cpu"))
+    assert src.tolist() == [[7, pad_id, pad_id], [8, 8, 8], [9, 9, pad_id]]
+    assert src_lengths.tolist() == [1, 3, 2]
+    assert src.dtype == src_lengths.dtype == torch.long
+    assert copied is None

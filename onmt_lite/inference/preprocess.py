@@ -17,6 +17,9 @@ from onmt_lite.text.vocab import Vocab
 # Notes that a reference or prefix may have too
 OF_READING = (INVALID, "invalid-utf8")
 NEITHER = Direction()  # of a model that has no languages
+# >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
+TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
+N_NEAR = 3  # codes that are shown for one that is unknown
 
 
 class ExampleMaker:
@@ -48,20 +51,26 @@ class ExampleMaker:
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
-        checkpoint, (prefix, notes) = self.checkpoint, allowed_prefix(line, tgt, prefix)
+        checkpoint, other = self.checkpoint, tgt or prefix
+        own = other.notes if other else ()
+        notes = (*line.notes, *(f"tgt-{note}" for note in own if note in OF_READING))
+        if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
+            prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
-        reading = self._read(text)
+        reading = self.extractor.extract(text) if self.extractor else None
+        reading = reading or Reading(text, (text,))
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
         reading = reading.lower() if capitals else reading
         tokens = self.tokenizer.encode(reading.text)
         plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
-        n_unknown = self._n_unknown(plain)
+        # Of the line's start, if it is too long
+        n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[: self.max_positions]))
         if reading.passes:
             return self._passed(line, text, n_unknown)
         before, after = [*frame.src_start], [*frame.src_end]
-        tokens, n_tag = self._tagged(tokens, frame.text, reading)
-        tokens, notes = self._cut(tokens, self.max_positions - len(before + after), notes)
+        room = self.max_positions - len(before + after)
+        tokens, n_tag, notes = self._fitted(tokens, frame.text, reading, room, notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
         tgt_room = self.max_positions - len(frame.start)
@@ -91,28 +100,20 @@ class ExampleMaker:
             reading=reading if reading.items and self.rule == "copy" else None,
         )
 
-    def _tagged(self, tokens: list[str], tag: str, reading: Reading) -> tuple[list[str], int]:
-        """The tokens of a line with the tag of its language, and the number that the tag takes."""
-        if not tokens or not tag:
-            return tokens, 0
-        tagged = self.tokenizer.encode(tag + reading.text)
-        return tagged, len(tagged) - len(tokens)
-
-    def _read(self, text: str) -> Reading:
-        """The line without the words that the rule takes out."""
-        reading = None if self.extractor is None else self.extractor.extract(text)
-        return reading or Reading(text, (text,))
-
-    @staticmethod
-    def _cut(
-        tokens: list[str], room: int, notes: tuple[str, ...]
-    ) -> tuple[list[str], tuple[str, ...]]:
-        """The tokens that the model takes, and the notes; one of these says why a line is blank."""
+    def _fitted(
+        self, tokens: list[str], tag: str, reading: Reading, room: int, notes: tuple[str, ...]
+    ) -> tuple[list[str], int, tuple[str, ...]]:
+        """The tokens that the model takes, with the tag of the line's language; the number that
+        the tag takes; the notes, one of which says why a line is blank."""
+        n_tag = 0
         if not tokens:
-            notes = notes if INVALID in notes else (*notes, "empty")
-        elif len(tokens) > room and "truncated" not in notes:
+            return [], 0, notes if INVALID in notes else (*notes, "empty")
+        if tag:
+            tagged = self.tokenizer.encode(tag + reading.text)
+            tokens, n_tag = tagged, len(tagged) - len(tokens)
+        if len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
-        return tokens[:room], notes
+        return tokens[:room], n_tag, notes
 
     def _passed(self, line: Line, text: str, n_unknown: int) -> Example:
         """A line that is not translated; `text` is the line without its tag."""
@@ -120,24 +121,19 @@ class ExampleMaker:
         notes, reading = (*line.notes, "unknown-script"), Reading(text, (text,), passes=True)
         return Example(line, [], n, n_unknown, notes=notes, reading=reading, passes=True)
 
-    def _n_unknown(self, tokens: list[str]) -> int:
-        """How many tokens the model does not know; of a line's start, if it is too long."""
-        vocab = self.checkpoint.src_vocab
-        return sum(map(vocab.lacks, tokens[: self.max_positions]))
-
     def _copying(
         self, tokens: list[str], before: list[int], after: list[int]
     ) -> tuple[list[int] | None, tuple[str, ...]]:
         """For a model that copies: see `Example`."""
         if not tokens or not self.checkpoint.copies:
             return None, ()
-        ids, own_words = self.checkpoint.tgt_vocab.encode_copied(tokens)
-        return self._as_target(before) + ids + self._as_target(after), tuple(own_words)
-
-    def _as_target(self, src_ids: list[int]) -> list[int]:
-        """Tokens around a source line, by their ids in the target vocabulary."""
         src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
-        return [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(src_ids)]
+        around = [
+            [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(ids)]
+            for ids in (before, after)
+        ]
+        ids, own_words = tgt.encode_copied(tokens)
+        return around[0] + ids + around[1], tuple(own_words)
 
     def _target_ids(
         self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
@@ -152,21 +148,6 @@ class ExampleMaker:
         text = reading.of_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
-
-
-def allowed_prefix(
-    line: Line, tgt: Line | None, prefix: Line | None
-) -> tuple[Line | None, tuple[str, ...]]:
-    """The prefix of a line, unless it holds a phrase that is banned, and the notes on the line."""
-    notes = line.notes + notes_on_target(tgt or prefix)
-    if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
-        return None, (*notes, "prefix-banned")
-    return prefix, notes
-
-
-def notes_on_target(line: Line | None) -> tuple[str, ...]:
-    """Notes that a reference or prefix adds to the notes of its source line."""
-    return tuple(f"tgt-{note}" for note in line.notes if note in OF_READING) if line else ()
 
 
 def is_cut(line: Line | None) -> bool:
@@ -199,10 +180,6 @@ def encode(
 
 # -- languages -------------------------------------------------------------------------------------
 
-# >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
-TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
-N_NEAR = 3  # codes that are shown for one that is unknown
-
 
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
     """The languages of lines without a tag: the given ones, or else the model's own.
@@ -211,8 +188,7 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
     is needed and missing.
     """
     if languages is None:
-        return Direction()
-    named = [name for name, code in zip(("src_lang", "tgt_lang"), given) if code]
+        return NEITHER
     if languages.source == "none" and given.src:
         raise OptionError("src_lang: the model is told the target language only; leave it out")
     for name, code in zip(("src_lang", "tgt_lang"), given):
@@ -221,9 +197,9 @@ def choose_languages(languages: Languages | None, given: Direction) -> Direction
                 f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
             )
     held = languages.in_tokens
-    if held and not named and languages.target != "start":
-        return Direction()
-    default = Direction() if held else languages.default
+    if held and not any(given) and languages.target != "start":
+        return NEITHER
+    default = NEITHER if held else languages.default
     direction = Direction(given.src or default.src, given.tgt or default.tgt)
     lacks = {"src_lang": languages.source != "none" and not (direction.src or held)}
     lacks["tgt_lang"] = languages.target != "text" and not direction.tgt

@@ -3,15 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onmt_lite.search.beam import Continuation
 from onmt_lite.text.lines import CAPITALS, Line
 from onmt_lite.text.placeholders import Reading
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
 Progress = Callable[[int, int], object]  # is told how many lines and target tokens were added
@@ -44,17 +40,6 @@ class Example:
     def in_capitals(self) -> bool:
         """Whether its translation is written in capitals."""
         return CAPITALS in self.notes
-
-
-@dataclass(frozen=True)
-class Batch:
-    """src (B, S) padded ids, src_lengths (B,), copy_ids (B, S) if the model copies: all on the
-    model's device."""
-
-    examples: list[Example]
-    src: "Tensor"
-    src_lengths: "Tensor"
-    copy_ids: "Tensor | None" = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.postprocess import Renderer, Tracer, total
-from onmt_lite.inference.records import NOTHING, Batch, Example, Found
+from onmt_lite.inference.records import NOTHING, Example, Found
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_one
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
@@ -28,7 +28,7 @@ from onmt_lite.search.plan import Clock
 R = TypeVar("R")
 
 Group = tuple[list[Example], int]  # and how many of them are in memory at once
-Given = tuple[Tensor, Tensor, list[list[int]], list[tuple[int, ...]], int]
+Targets = tuple[Tensor, Tensor, list[list[int]], list[tuple[int, ...]], int]
 
 
 class Runner:
@@ -106,15 +106,12 @@ class Runner:
         def width(example: Example) -> int:
             return source_length(example) * config.plan.beam_size
 
-        def search(part: list[Example], n_at_once: int) -> Iterator[tuple[int, Found]]:
-            with giving_back(model):
-                yield from self._decode(model, config, part, n_at_once)
-
-        return self.room.run(group, n_slots, width, search)
+        return self.room.run(group, n_slots, width, partial(self._decode, model, config))
 
     def _joins(self, config: SearchConfig) -> bool:
         """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
-        return self.refills and not (config.plan.policy.as_2018 or config.alone)
+        apart = config.plan.policy.as_2018 or config.options.speed.deterministic
+        return self.refills and not apart
 
     def _decode(
         self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
@@ -124,16 +121,17 @@ class Runner:
         plan = replace(config.plan, aligns=aligns, clock=self.clock)
         # A GPU that refills is at a step of one batch while the host reads that of another
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
-        for start, part in parts_of(group, n_joint):
-            tracer = Tracer(self.renderer, part)
-            if tracer.recorder is not None:  # which knows sentences by their numbers in one batch
-                plan, n_batches = replace(plan, watched=True), 1
-            sentences = [sentence_of(config, example) for example in part]
-            for i, beam in decode(model, sentences, plan, n_slots, tracer.recorder, n_batches):
-                with self.clock.phase("tokenise"):
-                    text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
-                    found = tracer.traced(i, beam, text)
-                yield start + i, found
+        with giving_back(model):
+            for start, part in parts_of(group, n_joint):
+                tracer = Tracer(self.renderer, part)
+                if tracer.recorder is not None:  # it knows sentences by their numbers in one batch
+                    plan, n_batches = replace(plan, watched=True), 1
+                sentences = [sentence_of(config, example) for example in part]
+                for i, beam in decode(model, sentences, plan, n_slots, tracer.recorder, n_batches):
+                    with self.clock.phase("tokenise"):
+                        text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
+                        found = tracer.traced(i, beam, text)
+                    yield start + i, found
 
     # ---- given targets ----
 
@@ -155,37 +153,39 @@ class Runner:
         except MemoryExhausted:
             return [math.nan]
 
-    def _score(self, model: EncoderDecoder, batch: Batch) -> list[list[float]]:
-        given, copied = self._given(batch), batch.copy_ids
+    def _score(self, model: EncoderDecoder, part: list[Example]) -> list[list[float]]:
+        given, copied = self._given(part)
         return score_targets(model, *given, self.sums_to_one, copied, self.budget.scored_logits)
 
     def attend(self, examples: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its source for the T tokens of its target and
         the end token; None if either side is missing.  `alone`: no batches."""
-        return self._over_targets(examples, alone, self.align_room, partial(self._attend, heads))
 
-    def _attend(self, heads: Heads, batch: Batch) -> list[Tensor]:
-        return attend_targets(self.model, *self._given(batch), heads, batch.copy_ids)
+        def attend(part: list[Example]) -> list[Tensor]:
+            given, copied = self._given(part)
+            return attend_targets(self.model, *given, heads, copied)
 
-    def _given(self, batch: Batch) -> Given:
-        """Sources and targets of a batch, as `onmt_lite.search.masks` takes them."""
-        targets = [e.tgt_ids or [] for e in batch.examples]
-        starts = [e.start for e in batch.examples]
-        return batch.src, batch.src_lengths, targets, starts, self.checkpoint.eos_id
+        return self._over_targets(examples, alone, self.align_room, attend)
+
+    def _given(self, part: list[Example]) -> tuple[Targets, Tensor | None]:
+        """Sources and targets as `onmt_lite.search.masks` takes them, and the copied ids."""
+        pad_id = self.checkpoint.src_vocab.pad_id or 0
+        src, src_lengths, copied = pad_batch(part, pad_id, self.device)
+        targets, starts = [e.tgt_ids or [] for e in part], [e.start for e in part]
+        return (src, src_lengths, targets, starts, self.checkpoint.eos_id), copied
 
     def _over_targets(
         self,
         examples: Sequence[Example],
         alone: bool,
         room: Room,
-        work: Callable[[Batch], list[R]],
+        work: Callable[[list[Example]], list[R]],
     ) -> list[R | None]:
         """The results of `work` on batches of the examples; None if an example lacks a side."""
 
         def in_room(group: list[Example], n_at_once: int) -> Iterator[tuple[int, R]]:
             for start, part in parts_of(group, n_at_once):
-                batch = pad_batch(part, self.checkpoint.src_vocab.pad_id or 0, self.device)
-                yield from enumerate(work(batch), start)
+                yield from enumerate(work(part), start)
 
         full = [e for e in examples if e.src_ids and e.tgt_ids is not None]
         most = 1 if alone else self.budget.scored_tokens
@@ -275,16 +275,18 @@ def join_batches(
     return buckets
 
 
-def pad_batch(examples: list[Example], pad_id: int, device: torch.device) -> Batch:
-    """Pad examples to a batch; src (B, S) and src_lengths (B,) on the device."""
+def pad_batch(
+    examples: list[Example], pad_id: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Padded source ids (B, S), lengths (B,), and ids to copy (B, S) if the model copies, all on
+    the device."""
     lengths = [len(e.src_ids) for e in examples]
     rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
     copied = [
         e.copy_ids + [0] * (max(lengths) - n) for e, n in zip(examples, lengths) if e.copy_ids
     ]
-    return Batch(
-        examples,
-        torch.tensor(rows, device=device),  # (B, S)
-        torch.tensor(lengths, device=device),  # (B,)
-        torch.tensor(copied, device=device) if copied else None,  # (B, S)
+    return (
+        torch.tensor(rows, device=device),
+        torch.tensor(lengths, device=device),
+        torch.tensor(copied, device=device) if copied else None,
     )

@@ -29,33 +29,28 @@ DTYPES = {
 }
 
 
-def choose_device(options: SpeedOptions) -> torch.device:
-    """What -device and -gpu ask for.  A GPU that is asked for and missing is an error."""
-    if len(options.gpu) > 1:
-        raise OptionError("gpu: several are for workers, one each, of the command line; give one")
-    if options.gpu:
-        name = "cpu" if options.gpu[0] < 0 else f"cuda:{options.gpu[0]}"
-    elif options.device == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    else:
-        name = options.device
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        asked = f"gpu {options.gpu[0]}" if options.gpu else f"device {name}"
-        n = torch.cuda.device_count()
-        if n == 0:
-            remedy = "leave that out, or give -gpu -1 for the CPU"
-            raise OptionError(f"{asked}: this machine has no usable GPU; {remedy}")
-        raise OptionError(f"{asked}: this machine has {n} usable GPUs; the last is -gpu {n - 1}")
-    return device
-
-
 def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, str]:
     """Device and precision of the model; the precision may still be `auto`, see `placed`.
 
     exact  whether `auto` is float32 on a CPU, whatever the processor
+
+    A GPU that is asked for and missing is an error.
     """
-    device, precision = choose_device(options), options.precision
+    if len(options.gpu) > 1:
+        raise OptionError("gpu: several are for workers, one each, of the command line; give one")
+    name, precision = options.device, options.precision
+    if options.gpu:
+        name = "cpu" if options.gpu[0] < 0 else f"cuda:{options.gpu[0]}"
+    elif name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        asked = f"gpu {options.gpu[0]}" if options.gpu else f"device {name}"
+        n = torch.cuda.device_count()
+        has = f"{n} usable GPUs; the last is -gpu {n - 1}"
+        if n == 0:
+            has = "no usable GPU; leave that out, or give -gpu -1 for the CPU"
+        raise OptionError(f"{asked}: this machine has {has}")
     if precision == "int8" and device.type != "cpu":
         raise OptionError("precision int8 is only supported on CPU; give bf16 or fp16 for a GPU")
     if precision == "auto" and device.type == "cuda":
@@ -74,9 +69,11 @@ def placed(
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
     device = torch.empty(0, device=device).device  # cuda means cuda:0
+    dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch's own product
     if device.type == "cpu":
         keep_memory()
-    dtype, kernels = DTYPES.get(precision, torch.float32), choose_kernels(model, device, precision)
+        fitting = kernels_for(precision, is_wide(model), processor_words())
+        kernels = next((kind for kind in fitting if is_right(kind)), "")
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
@@ -97,15 +94,6 @@ def placed(
     raise MemoryExhausted(
         f"out of memory: the model does not fit on {device}; give another device or precision"
     )
-
-
-def choose_kernels(model: torch.nn.Module, device: torch.device, precision: str) -> str:
-    """The kernel of the model's linear layers, "" for torch's own product: the first that fits
-    the processor and computes right."""
-    if device.type != "cpu":
-        return ""
-    fitting = kernels_for(precision, is_wide(model), processor_words())
-    return next((kind for kind in fitting if is_right(kind)), "")
 
 
 def is_wide(model: torch.nn.Module) -> bool:
@@ -136,26 +124,19 @@ def computing(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
     """Let torch compute as the options say, and then as before."""
     n_threads, before = 1 if speed.deterministic else speed.threads, torch.get_num_threads()
     ordered = speed.deterministic and device.type == "cuda"
+    mode = torch.get_deterministic_debug_mode()
     if n_threads is not None:
         torch.set_num_threads(n_threads)
-    try:
-        with deterministic_kernels() if ordered else contextlib.nullcontext():
-            yield
-    finally:
-        if n_threads is not None:
-            torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def deterministic_kernels() -> Iterator[None]:
-    """Let a GPU add up in the same order each time; torch warns of a kernel that cannot."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    before = torch.get_deterministic_debug_mode()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if ordered:  # a GPU then adds up in the same order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+        torch.use_deterministic_algorithms(True, warn_only=True)  # warns of a kernel that cannot
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before)
+        if n_threads is not None:
+            torch.set_num_threads(before)
+        if ordered:
+            torch.set_deterministic_debug_mode(mode)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -191,14 +172,6 @@ def bytes_at_once(device: str, free: int | None) -> int:
     return most
 
 
-def free_on(device: torch.device) -> int | None:
-    """Free bytes of a device, including those that torch keeps for later."""
-    if device.type != "cuda":
-        return free_memory()
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
-
-
 @dataclass(frozen=True)
 class Size:
     """Numbers that the memory of a batch is made of, for all models of an ensemble together.
@@ -227,15 +200,10 @@ class Size:
         past = sum(2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
         inside = [6 * cfg.d_model + 2 * getattr(cfg, "d_ff", cfg.d_model) for cfg in cfgs]
         heads = [2 * getattr(cfg, "heads", 0) for cfg in cfgs]
-        return cls(
-            len(models),
-            max(model.vocab_size for model in models),
-            past,
-            past + max(inside, default=0),
-            max(heads, default=0),
-            min(model.max_positions for model in models),
-            n_bytes,
-        )
+        vocab = max(model.vocab_size for model in models)
+        longest = min(model.max_positions for model in models)
+        source = past + max(inside, default=0)
+        return cls(len(models), vocab, past, source, max(heads, default=0), longest, n_bytes)
 
     def bytes(self, n: int, width: int, beam_size: int) -> int:
         """Bytes of n sentences of up to `width` tokens, decoded to up to twice as many.
@@ -279,8 +247,11 @@ class Budget:
     def of(cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None) -> "Budget":
         """The budget of a model, or of an ensemble.  `free`: bytes of main memory that it may use,
         by default all that are free."""
-        if free is None or device.type != "cpu":
-            free = free_on(device)
+        if device.type == "cuda":  # torch keeps some for later
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + kept
+        elif free is None:
+            free = free_memory()
         size = Size.of(getattr(model, "members", [model]), dtype.itemsize)
         return cls(size, device.type, bytes_at_once(device.type, free))
 
@@ -298,9 +269,7 @@ class Budget:
         """
         most = Limit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
         while most != LEAST and most.bytes(self.size, beam_size) > self.n_bytes:
-            most = Limit(
-                max(LEAST.tokens, most.tokens // 2), max(LEAST.sentences, most.sentences // 2)
-            )
+            most = Limit(max(64, most.tokens // 2), max(1, most.sentences // 2))
         return most
 
     def notes(self, beam_size: int) -> list[str]:
@@ -376,6 +345,5 @@ class Room:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short, of the CPU or of a GPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    told = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))
+    return bool(told) or isinstance(error, (torch.OutOfMemoryError, MemoryError))

@@ -45,11 +45,6 @@ class SearchConfig:
     )
 
     @property
-    def alone(self) -> bool:
-        """Whether sentences are decoded one by one."""
-        return self.options.speed.deterministic
-
-    @property
     def copies_are_equal(self) -> bool:
         """Whether equal lines have equal translations: nothing is drawn, and batch mates do not
         matter."""
