@@ -53,10 +53,7 @@ Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer an
 def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
     """Read the files that the options name; the weights are on the device in that precision.
     Raises OptionError or CheckpointError."""
-    own, phrases = (
-        read_own(options),
-        phrases_of(options),
-    )  # a damaged file is an error before a model is read
+    own, phrases = read_own(options), phrases_of(options)  # damaged ones are errors before a model
     given = Direction(options.model.src_lang, options.model.tgt_lang)
     of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
@@ -81,7 +78,7 @@ def read_own(options: TranslateOptions) -> Named | None:
     if not text.src_subword_model or name not in ("bpe", "sentencepiece"):
         return None
     shown = f"{name} of {Path(text.src_subword_model).name}"
-    return shown, TransformTokenizer(*_of_files(name, text))
+    return shown, TransformTokenizer(*_cut_and_join(name, text))
 
 
 def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) -> Checkpoint:
@@ -91,14 +88,23 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     own: see `read_own`.  Raises OptionError if the model has no such tokenizer, or lacks a token
     that is to stand around lines; CheckpointError if files of the model are missing.
     """
-    _check_task(checkpoint, options)
+    asked = [name for name in ("src_lang", "tgt_lang") if getattr(options.model, name)]
+    if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
+        raise OptionError(
+            f"{', '.join(asked)}: the model has no languages to choose from; leave it out "
+            "(words such as `translate English to German:` belong into each line)"
+        )
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
     if checkpoint.text_end and name != "space":  # a line of tokens may have it already
-        checkpoint = _with_text_end(checkpoint)
+        end, languages = checkpoint.text_end + checkpoint.src_end, of_text(checkpoint.languages)
+        checkpoint = replace(checkpoint, src_end=end, text_end=(), languages=languages)
     if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
         if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
-            tokenizer = _split_by(checkpoint.tokenizers["space"], tokenizer)
+            spaces = checkpoint.tokenizers["space"]  # lines of tokens as its toolkit splits them
+            tokenizer = TransformTokenizer(
+                spaces.encode, spaces.encode_target, tokenizer.join, tokenizer.src, tokenizer.tgt
+            )
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":
         join = DETOKENIZERS[options.text.detokenizer]
@@ -108,17 +114,6 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     if any(options.text.rewriting):
         tokenizer = RewritingTokenizer(tokenizer, *_steps(options))
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
-
-
-def _check_task(checkpoint: Checkpoint, options: TranslateOptions) -> None:
-    """Raise OptionError for languages if the model reads the task from the words of each line."""
-    named = {"src_lang": options.model.src_lang, "tgt_lang": options.model.tgt_lang}
-    asked = ", ".join(name for name, code in named.items() if code)
-    if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
-        raise OptionError(
-            f"{asked}: the model has no languages to choose from; leave it out "
-            "(words such as `translate English to German:` belong into each line)"
-        )
 
 
 def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
@@ -135,12 +130,6 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
             "name a file with src_subword_model"
         )
     return name, available[name]
-
-
-def _with_text_end(checkpoint: Checkpoint) -> Checkpoint:
-    """With the tokens that the model wants around a line of text."""
-    end = (*checkpoint.text_end, *checkpoint.src_end)
-    return replace(checkpoint, src_end=end, text_end=(), languages=of_text(checkpoint.languages))
 
 
 def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:
@@ -188,17 +177,14 @@ def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
 def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
     """The rewriting steps of source lines and of target lines."""
     text = options.text
+    wide, controls = text.pre_replace_unicode_punct, text.post_remove_control_chars
+    settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
     def steps(lang: str) -> Steps:
-        punctuation = Punctuation(
-            lang,
-            text.penn,
-            text.norm_quote_commas,
-            text.norm_numbers,
-            text.pre_replace_unicode_punct,
-            text.post_remove_control_chars,
-        )
-        do: dict[str, Rewrite] = {"normalize": punctuation, "uppercase": uppercase}
+        do: dict[str, Rewrite] = {
+            "normalize": Punctuation(lang, *settings),
+            "uppercase": uppercase,
+        }
         before, after = text.rewriting
         return Steps(tuple(do[name] for name in before), tuple(do[name] for name in after))
 
@@ -211,8 +197,14 @@ def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
 def _of_transforms(text: TextOptions) -> TransformTokenizer:
     names, kind = text.performed, _subword_kind(text)
     uncut = names[: names.index(kind)] if kind else ()  # these meet the line while it is text
-    src = _affixes(names, uncut, text.src_prefix, text.src_suffix)
-    tgt = _affixes(names, uncut, text.tgt_prefix, text.tgt_suffix)
+
+    def affixes(prefix: str, suffix: str) -> Affixes:
+        words = {"prefix": prefix.split(), "suffix": suffix.split()}
+        before = {name: " ".join(words[name]) if name in uncut else "" for name in words}
+        later = {n: tuple(words[n]) if n in names and n not in uncut else () for n in words}
+        return Affixes(before["prefix"], before["suffix"], later["prefix"], later["suffix"])
+
+    src, tgt = affixes(text.src_prefix, text.src_suffix), affixes(text.tgt_prefix, text.tgt_suffix)
     return TransformTokenizer(*_cut_and_join(kind, text), src, tgt)
 
 
@@ -221,43 +213,24 @@ def _subword_kind(text: TextOptions) -> str:
     return next((name for name in text.performed if name in SUBWORDS), "")
 
 
-def _split_by(spaces: Tokenizer, others: TransformTokenizer) -> TransformTokenizer:
-    """The transforms, with lines split as the toolkit of the model splits lines of tokens."""
-    return TransformTokenizer(
-        spaces.encode, spaces.encode_target, others.join, others.src, others.tgt
-    )
-
-
 def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
     """How source and target are cut, and how output is joined."""
+    src, tgt = text.subword_files()
     if kind == "onmt_tokenize":
         return _of_onmt(text)
-    if kind:
-        return _of_files(kind, text)
-    spaces = SpaceTokenizer()  # until the model is known
-    return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
-
-
-def _affixes(names: tuple[str, ...], uncut: tuple[str, ...], prefix: str, suffix: str) -> Affixes:
-    words = {"prefix": prefix.split(), "suffix": suffix.split()}
-    text = {name: " ".join(words[name]) if name in uncut else "" for name in words}
-    later = {n: tuple(words[n]) if n in names and n not in uncut else () for n in words}
-    return Affixes(text["prefix"], text["suffix"], later["prefix"], later["suffix"])
-
-
-def _of_files(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
-    """How source and target are cut, and output is joined, by sentencepiece or bpe."""
-    src, tgt = text.subword_files()
     if kind == "bpe":
         codes = read_codes(*src)
         if not tgt.path:
             return codes.encode, _no_target, join_bpe
         return codes.encode, (codes if tgt == src else read_codes(*tgt)).encode, join_bpe
-    pieces = read_pieces(*src)
-    if not tgt.path:
-        return pieces_cutter(pieces), _no_target, join_pieces
-    of_target = pieces if tgt == src else read_pieces(*tgt)
-    return pieces_cutter(pieces), pieces_cutter(of_target), pieces_joiner(of_target)
+    if kind == "sentencepiece":
+        pieces = read_pieces(*src)
+        if not tgt.path:
+            return pieces_cutter(pieces), _no_target, join_pieces
+        of_target = pieces if tgt == src else read_pieces(*tgt)
+        return pieces_cutter(pieces), pieces_cutter(of_target), pieces_joiner(of_target)
+    spaces = SpaceTokenizer()  # until the model is known
+    return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
 
 def _no_target(line: str) -> NoReturn:
@@ -270,10 +243,11 @@ def _no_target(line: str) -> NoReturn:
 def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
     """As above, by pyonmttok's rules; its package is used only if sentencepiece is not enough."""
     src, tgt = text.subword_files()
-    shared = text.share_vocab and src == tgt
-    sides = {"src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs))}
-    sides["tgt"] = (tgt, text.tgt_subword_type, parse_kwargs(text.tgt_onmttok_kwargs))
-    if shared:
+    sides = {
+        "src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs)),
+        "tgt": (tgt, text.tgt_subword_type, parse_kwargs(text.tgt_onmttok_kwargs)),
+    }
+    if text.share_vocab and src == tgt:
         sides["tgt"] = sides["src"]
     _, kind, kwargs = sides["tgt"]
     if kwargs.get("joiner", JOINER) != JOINER:

@@ -44,11 +44,8 @@ def longest(config: SearchConfig) -> int:
 
 
 class Paragraphs:
-    """Lines, of which each with more than `most` characters becomes its sentences.
-
-    lines     sentences and whole lines, in order
-    prefixes  of `lines`, if there are any
-    """
+    """Lines, of which each with more than `most` characters becomes its sentences: `lines` has
+    these and whole lines, in order, and `prefixes` theirs, if there are any."""
 
     def __init__(
         self,
@@ -100,8 +97,17 @@ class Paragraphs:
         """With references, which are of whole lines and so are scored apart."""
         alone = replace(options, data=replace(options.data, score_only=True))
         made = translate(self.whole, None, options, progress)
-        scored = translate(self.whole, tgt_lines, alone)
-        return [with_reference(*each) for each in zip(made, scored)]
+        return [
+            replace(
+                each,
+                notes=each.notes + tuple(n for n in scored.notes if n.startswith("tgt-")),
+                gold_log_prob=scored.gold_log_prob,
+                has_gold=scored.has_gold,
+                n_gold_tokens=scored.n_gold_tokens,
+                gold_token_log_probs=scored.gold_token_log_probs,
+            )
+            for each, scored in zip(made, translate(self.whole, tgt_lines, alone))
+        ]
 
     def joined(self, made: Sequence[Translation]) -> list[Translation]:
         """The translations of the whole lines, from the translations of `lines`."""
@@ -111,18 +117,6 @@ class Paragraphs:
             found[0] if len(found) == 1 else join(line, found, self.config)
             for line, found in zip(self.whole, groups)
         ]
-
-
-def with_reference(made: Translation, scored: Translation) -> Translation:
-    """A translation with the scores of its reference."""
-    return replace(
-        made,
-        notes=(*made.notes, *(note for note in scored.notes if note.startswith("tgt-"))),
-        gold_log_prob=scored.gold_log_prob,
-        has_gold=scored.has_gold,
-        n_gold_tokens=scored.n_gold_tokens,
-        gold_token_log_probs=scored.gold_token_log_probs,
-    )
 
 
 def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Translation:
@@ -160,10 +154,14 @@ def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:
     words = [hyp.word_log_probs for hyp in hyps if hyp.word_log_probs is not None]
     n_words = [(len(part.src.split()), len(hyp.text.split())) for part, hyp in zip(parts, hyps)]
     n_tokens = [(len(part.src_tokens or ()), len(hyp.tokens)) for part, hyp in zip(parts, hyps)]
+    score = sum(hyp.score for hyp in hyps)
+    if not summed:
+        counts = [len(hyp.token_log_probs) for hyp in hyps]
+        score = sum(hyp.score * n for hyp, n in zip(hyps, counts)) / max(1, sum(counts))
     return Hypothesis(
         " ".join(hyp.text for hyp in hyps if hyp.text),
         [*chain(*(hyp.tokens for hyp in hyps))],
-        score(hyps, summed),
+        score,
         sum(hyp.log_prob for hyp in hyps),
         [*chain(*(hyp.token_log_probs for hyp in hyps))],
         all(hyp.ended for hyp in hyps),
@@ -173,13 +171,6 @@ def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:
         tuple(chain(*(hyp.ids for hyp in hyps))),
         sum(hyp.n_replaced for hyp in hyps),
     )
-
-
-def score(hyps: Sequence[Hypothesis], summed: bool) -> float:
-    if summed:
-        return sum(hyp.score for hyp in hyps)
-    counts = [len(hyp.token_log_probs) for hyp in hyps]
-    return sum(hyp.score * n for hyp, n in zip(hyps, counts)) / max(1, sum(counts))
 
 
 def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) -> Pairs | None:

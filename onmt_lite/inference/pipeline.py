@@ -11,18 +11,11 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.alignment import Aligner, own_tokens
-from onmt_lite.inference.loading import (
-    Named,
-    fit,
-    forced_ids,
-    phrases_of,
-    read_own,
-    read_parts,
-)
+from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
 from onmt_lite.inference.paragraphs import Paragraphs, longest
 from onmt_lite.inference.postprocess import Renderer, model_notes, notes_of, total, unmet
 from onmt_lite.inference.preprocess import ExampleMaker, choose_languages
-from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Progress, Translation
+from onmt_lite.inference.records import NOTHING, Example, Found, Progress, Translation
 from onmt_lite.inference.runner import Runner, over_groups
 from onmt_lite.inference.runtime import DTYPES, Budget, choose, computing, placed, precision_of
 from onmt_lite.inference.search_setup import (
@@ -39,10 +32,7 @@ OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its li
 
 
 class Copies:
-    """Examples, of which equal ones are worked on once.
-
-    distinct  the first of each kind, in order
-    """
+    """Examples, of which equal ones are worked on once: `distinct` has the first of each kind."""
 
     def __init__(
         self,
@@ -50,12 +40,11 @@ class Copies:
         merge: bool,
         progress: Progress = lambda n_lines, n_tokens: None,
     ):
-        """`merge`: equal examples have equal translations.  Only a text that comes twice costs
-        more than a look at it."""
-        self.progress = progress
+        """`merge`: equal examples have equal translations."""
+        self.examples, self.progress = examples, progress
+        # Only a text that comes twice costs more than a look at it
         n_lines = Counter(example.line.text for example in examples) if merge else Counter[str]()
         kinds: dict[Hashable, Example] = {}
-        self.examples = examples
         self.firsts = [
             kinds.setdefault(kind_of(e) if n_lines[e.line.text] > 1 else id(e), e) for e in examples
         ]
@@ -69,7 +58,7 @@ class Copies:
 
     def of_all(self, made: Iterable[Translation]) -> list[Translation]:
         """The translations of all examples, from those of the distinct ones."""
-        found = {id(example): each for example, each in zip(self.distinct, made, strict=True)}
+        found = dict(zip(map(id, self.distinct), made, strict=True))
         return [
             found[id(first)] if example is first else copied(found[id(first)], example)
             for example, first in zip(self.examples, self.firsts)
@@ -133,9 +122,8 @@ class Pipeline:
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Pipeline":
-        """Load the model that the options name, or the ensemble of several.
-
-        Raises OptionError or CheckpointError."""
+        """Load the model that the options name, or the ensemble of several.  Raises OptionError or
+        CheckpointError."""
         # A missing device is reported before anything is read
         device, precision = choose(options.speed, options.is_exact)
         with computing(options.speed, device):
@@ -192,25 +180,17 @@ class Pipeline:
         if paragraphs.are_cut and tgt_lines is not None:
             return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         with self.clock.phase("tokenise"):
-            examples = self._examples(paragraphs.lines, tgt_lines, paragraphs.prefixes, options)
+            nothing, parts = [None] * len(paragraphs.lines), paragraphs.prefixes
+            targets = nothing if tgt_lines is None else tgt_lines
+            begin = nothing if parts is None else parts
+            forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
+            direction, make = self.direction(options), self.examples.make
+            each = zip(paragraphs.lines, targets, begin, strict=True)
+            examples = [make(*sides, forced, direction) for sides in each]
             copies = Copies(examples, config.copies_are_equal, paragraphs.counting(progress))
         with computing(options.speed, self.device):
             made = self._translations(copies, config, tgt_lines is not None)
         return paragraphs.joined(copies.of_all(made))
-
-    def _examples(
-        self,
-        lines: Sequence[Line],
-        tgt_lines: Sequence[Line] | None,
-        prefixes: Sequence[Line] | None,
-        options: TranslateOptions,
-    ) -> list[Example]:
-        """Ids of each line, its reference and its prefix."""
-        targets = tgt_lines if tgt_lines is not None else [None] * len(lines)
-        begin = prefixes if prefixes is not None else [None] * len(lines)
-        forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
-        direction, each = self.direction(options), zip(lines, targets, begin, strict=True)
-        return [self.examples.make(*sides, forced, direction) for sides in each]
 
     def _translations(
         self, copies: Copies, config: SearchConfig, has_references: bool
@@ -229,8 +209,7 @@ class Pipeline:
                 found = self._score(examples, found, options)
             if options.attention.gold_align:
                 found = aligner.references(examples, found, options)
-        pairs = zip(examples, found)
-        return [self._assemble(*pair, config, has_references) for pair in pairs]
+        return [self._assemble(e, f, config, has_references) for e, f in zip(examples, found)]
 
     # ---- passes ----
 
@@ -249,7 +228,8 @@ class Pipeline:
         copies.tell([e for e in examples if not e.src_ids])
         groups = self.runner.groups([e for e in examples if e.src_ids], config)
         made = over_groups(examples, groups, work)
-        return [f or Found([unsearched(e)]) for e, f in zip(examples, made)]
+        passed = [e.reading.plain if e.passes and e.reading else "" for e in examples]
+        return [f or Found([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
 
     def _find(self, group: list[Example], n_slots: int, config: SearchConfig) -> list[Found]:
         """Hypotheses that differ as they must."""
@@ -265,6 +245,8 @@ class Pipeline:
         for and has no text more than the one before.  A beam without room in memory is not tried.
         """
         n_best, found = config.options.search.n_best, list(found)
+        # If open rows are lost at the limit, their number does not say whether some were left out
+        loses = config.plan.policy.at_max in ("lost", "if_none")
 
         def lacks(each: Found) -> bool:
             return not each.note and len(each.hyps) < n_best
@@ -282,7 +264,8 @@ class Pipeline:
                 gained = len(each.hyps) - len(found[i].hyps)
                 if gained >= 0 and not each.note:
                     found[i] = each
-                if lacks(each) and (gained > 0 or is_full(each, config)):
+                is_full = loses or each.n_complete >= config.plan.beam_size
+                if lacks(each) and (gained > 0 or is_full):
                     still.append(i)
             short = still
         return found
@@ -326,16 +309,3 @@ class Pipeline:
             unmet=unmet(found.hyps[0].text, forced) if found.hyps else (),
             gold_token_log_probs=gold,
         )
-
-
-def unsearched(example: Example) -> Hypothesis:
-    """The result of a blank line, or of one that is passed through."""
-    passed = example.reading if example.passes else None
-    return replace(NOTHING, text=passed.plain if passed else "")
-
-
-def is_full(found: Found, config: SearchConfig) -> bool:
-    """Whether a search may have left hypotheses out for which a wider beam has room; if open rows
-    are lost at the limit, their number does not say so."""
-    plan = config.plan
-    return found.n_complete >= plan.beam_size or plan.policy.at_max in ("lost", "if_none")
