@@ -102,64 +102,25 @@ def length_norm(form: str, alpha: float, length: int) -> float:
 class FinishedPool:
     """The finished hypotheses of a beam, or of one of its groups if they finish apart."""
 
-    def __init__(self, plan: Plan, n_before: int):
-        """n_before: tokens that count in lengths beside those of hypotheses, see `Plan`."""
-        self.plan, self.n_before = plan, n_before
+    def __init__(self, plan: Plan):
+        self.plan = plan
         self.finished: list[Finished] = []
-        self.capacity = plan.width
-        self.kind = plan.policy.pool
-        self.need = min_finished(plan)
-        self.top_ended = False
+        self.top_ended = False  # the best candidate of a step was an end token
         self.done = False
 
     def add(self, hyp: Finished) -> None:
         """Keep a hypothesis if the policy does: all, the first k or the best k."""
-        finished = self.finished
-        if self.kind == "all" or len(finished) < self.capacity:
+        finished, policy = self.finished, self.plan.policy
+        if policy.pool == "all" or len(finished) < self.plan.width:
             finished.append(hyp)
-        elif self.kind == "best":
+        elif policy.pool == "best":
             scores = [other.score for other in finished]
-            worst = min(scores)
+            worst, n = min(scores), len(scores) - 1
             if hyp.score > worst:
                 # Of the equally bad, drop the last in the policy's order of ties
-                later = self.plan.policy.ties == "later"
-                n = len(scores) - 1
+                later = policy.ties == "later"
                 del finished[scores.index(worst) if later else n - scores[::-1].index(worst)]
                 finished.append(hyp)
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether enough hypotheses are finished to check the stop rule."""
-        return len(self.finished) >= self.need
-
-    def stopped(self, candidates: Candidates, rows: Candidates, step: int, max_steps: int) -> bool:
-        """Whether the stop rule holds after a step with these candidates and new rows."""
-        stop = self.plan.stop
-        if isinstance(stop, TopEnded):
-            ended = candidates.token[0] == self.plan.eos_id and candidates.score[0] > -math.inf
-            self.top_ended = ended or (stop.sticky and self.top_ended)
-            return self.has_enough and self.top_ended
-        if isinstance(stop, Bound):
-            racing = candidates if stop.best_of == "candidates" else rows
-            return self.has_enough and self._out_of_reach(stop, max(racing.score), step, max_steps)
-        return self.has_enough and isinstance(stop, Full)
-
-    def at_ratio(self, ratio: LengthRatio, per_token: float) -> bool:
-        """Whether the best finished hypothesis has at least the score `per_token`."""
-        if not self.has_enough:
-            return False
-        best = max(hyp.score / (hyp.step + ratio.offset) for hyp in self.finished)
-        return best >= per_token
-
-    def _out_of_reach(self, bound: Bound, best: float, step: int, max_steps: int) -> bool:
-        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished ones."""
-        plan = self.plan
-        far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
-        length = max_steps if far else step
-        reach = best / length_norm(plan.length_penalty, plan.alpha, length + self.n_before)
-        pick = min if bound.beats == "worst" else max
-        rival = pick([hyp.score for hyp in self.finished])
-        return rival > reach if bound.strictly else rival >= reach
 
 
 def min_finished(plan: Plan) -> int:
@@ -196,15 +157,15 @@ class Beam:
         self.log_probs: list[list[float]] = []
         self.scores: list[list[float]] = []
         self.places: list[list[int]] = []
-        n_before = plan.n_before(limits)
-        self.pools = [FinishedPool(plan, n_before) for _ in range(plan.n_pools)]
+        self.n_before = plan.n_before(limits)
+        self.need = min_finished(plan)
+        self.pools = [FinishedPool(plan) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
         # Tokens that count in the length of a hypothesis, beside its own
-        self.offset = n_before + plan.policy.length_offset
-        self.open_offset = n_before + plan.policy.open_length_offset
+        self.offset = self.n_before + plan.policy.length_offset
+        self.open_offset = self.n_before + plan.policy.open_length_offset
         self.n_steps = 0  # of the last event
         self.watching = False  # a stop rule must be checked at every step
-        self.bounded = isinstance(plan.stop, Bound)
         self.correction: list[float] | None = None  # scores that the next step must start from
         self.note = ""
 
@@ -232,14 +193,11 @@ class Beam:
     def advance(self, event: Event) -> None:
         """Collect the hypotheses that this step finished, and decide whether the search is over."""
         self.n_steps, candidates, rows, self.costs = event
-        if len(self.pools) == 1:
-            self._advance_pool(self.pools[0], candidates, rows)
-        else:
-            n, width = len(candidates.score) // len(self.pools), self.plan.width
-            for i, pool in enumerate(self.pools):
+        n, width = len(candidates.score) // len(self.pools), self.plan.width
+        for i, pool in enumerate(self.pools):
+            if not pool.done:
                 own = candidates.part(i * n, (i + 1) * n)
-                if not pool.done:
-                    self._advance_pool(pool, own, rows.part(i * width, (i + 1) * width))
+                self._advance_pool(pool, own, rows.part(i * width, (i + 1) * width))
         self._close(rows)
 
     def fail(self) -> None:
@@ -264,14 +222,33 @@ class Beam:
         pool.done = pool.done or stopped or at_max
 
     def _stopped(self, pool: FinishedPool, candidates: Candidates, rows: Candidates) -> bool:
-        stop, step = self.plan.stop, self.n_steps
-        if not isinstance(stop, LengthRatio):
-            return pool.stopped(candidates, rows, step, self.limits.max_steps)
-        tokens = zip(candidates.token, candidates.score)
-        if not any(y == self.plan.eos_id and score > -math.inf for y, score in tokens):
-            return False
-        best = self.complete(candidates, 0, step).score
-        return pool.at_ratio(stop, best / self.limits.expected)
+        """Whether the stop rule holds for a pool after a step with these candidates and rows."""
+        stop, eos, enough = self.plan.stop, self.plan.eos_id, len(pool.finished) >= self.need
+        if isinstance(stop, TopEnded):
+            ended = candidates.token[0] == eos and candidates.score[0] > -math.inf
+            pool.top_ended = ended or (stop.sticky and pool.top_ended)
+            return enough and pool.top_ended
+        if isinstance(stop, LengthRatio) and enough:
+            tokens = zip(candidates.token, candidates.score)
+            if not any(token == eos and score > -math.inf for token, score in tokens):
+                return False
+            per_token = self.complete(candidates, 0, self.n_steps).score / self.limits.expected
+            best = max(hyp.score / (hyp.step + stop.offset) for hyp in pool.finished)
+            return best >= per_token
+        if isinstance(stop, Bound) and enough:
+            racing = candidates if stop.best_of == "candidates" else rows
+            return self._out_of_reach(stop, max(racing.score), pool)
+        return enough and isinstance(stop, Full)
+
+    def _out_of_reach(self, bound: Bound, best: float, pool: FinishedPool) -> bool:
+        """Whether `best`, a sum of log-probabilities, is not expected to beat the finished ones."""
+        plan = self.plan
+        far = bound.horizon == "max" or (bound.horizon == "max_if_rewarded" and plan.alpha > 0)
+        length = (self.limits.max_steps if far else self.n_steps) + self.n_before
+        reach = best / length_norm(plan.length_penalty, plan.alpha, length)
+        pick = min if bound.beats == "worst" else max
+        rival = pick([hyp.score for hyp in pool.finished])
+        return rival > reach if bound.strictly else rival >= reach
 
     def _finish(self, pool: FinishedPool, candidates: Candidates, rank: int) -> None:
         if candidates.score[rank] > -math.inf:
@@ -328,8 +305,9 @@ class Beam:
                 self._end_where_it_is()
             for pool in self.pools:
                 pool.done = True
-        if self.bounded:
-            self.watching = any([pool.has_enough and not pool.done for pool in self.pools])
+        if isinstance(self.plan.stop, Bound):
+            enough = [len(pool.finished) >= self.need and not pool.done for pool in self.pools]
+            self.watching = any(enough)
 
     def _open_scores(self, rows: Candidates) -> list[float]:
         """Scores of rows; -inf if they ended."""

@@ -76,14 +76,14 @@ class BeamBatch:
     def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
         self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
         self.scheduler = Scheduler(model, plan, sentences, n_slots)
-        self.masks = Masks(plan, self.scheduler.n_words, self.device)
-        self.ranker = Ranker(plan, self.scheduler.n_words, n_slots, self.device)
+        n_words = self.scheduler.n_words
+        self.masks = Masks(plan, n_words, self.device)
+        self.ranker = Ranker(plan, n_words, n_slots, self.device)
         self.transfer = Transfer(plan, n_slots, self.device)
         phrases = [sentence.phrases for sentence in sentences]
-        n_words = self.scheduler.n_words
-        self.constraints = (
-            Constraints(plan, phrases, n_words, self.device) if any(phrases) else None
-        )
+        self.constraints = None
+        if any(phrases):
+            self.constraints = Constraints(plan, phrases, n_words, self.device)
         self.slots: list[Slot] = []
         self.visited: list[int] = []  # slots with an event in the newest step
         self.leaving: list[int] = []  # slots whose search is over
@@ -108,10 +108,8 @@ class BeamBatch:
     # ---- Sentences leave and join ----
 
     def admit(self) -> bool:
-        """Let sentences leave and join, and move rows to where the last step chose them.
-
-        Return False if no sentence is left.
-        """
+        """Let sentences leave and join, and move rows to where the last step chose them; return
+        False if no sentence is left."""
         n_old = len(self.slots)
         n_joining = self.scheduler.ready(self.n_slots - n_old + len(self.leaving))
         self._correct_scores()
@@ -149,10 +147,11 @@ class BeamBatch:
     def _start(self, fresh: Encoded, joining: Sequence[Slot]) -> None:
         """Let sentences begin now; their first steps take start tokens."""
         n_steps = self.n_steps + self.plan.n_forced
-        fresh.start(n_steps)
+        fresh.table.started = torch.full_like(fresh.table.started, n_steps)  # (B, 1)
         for slot in joining:
-            slot.start(n_steps)
             limits = slot.beam.limits
+            slot.started = slot.read = n_steps
+            slot.last = n_steps + limits.max_steps
             self.given_until = max(self.given_until, n_steps + len(limits.prefix))
             self.ends_from = max(self.ends_from, n_steps + limits.min_end)
 
@@ -182,20 +181,18 @@ class BeamBatch:
         self._select(selection, fresh)
 
     def _select(self, selection: Selection, fresh: Encoded | None = None) -> None:
-        """Move what rows and sentences have in the model's state and in the tables of masks."""
+        """Move the rows and sentences of the model's state and of what masks read."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
         n = len(fresh.slots) if fresh else 0
         if self.masks.needs_history:
             joining = self.history.new_full((n, self.history.size(1)), NO_TOKEN) if n else None
             history = selection.of_rows(self.history, joining)
-            self.history = history[:, max(0, history.size(1) - self._longest()) :]
+            # Tokens that the running sentence with the most has read, its first one aside
+            longest = self.n_steps - min(slot.started for slot in self.slots) + self.plan.n_forced
+            self.history = history[:, max(0, history.size(1) - longest) :]
         if self.plan.has_costs:
             joining = self.coverage.new_zeros(n, self.coverage.size(1)) if n else None
             self.coverage = selection.of_rows(self.coverage, joining)
-
-    def _longest(self) -> int:
-        """Most tokens that a running sentence has read, its first start token aside."""
-        return self.n_steps - min(slot.started for slot in self.slots) + self.plan.n_forced
 
     def _correct_scores(self) -> None:
         """Take over scores that beams have changed: all that the host tells a running search."""
@@ -229,13 +226,18 @@ class BeamBatch:
             self.watched = Watched(plain, norm, scored, scores, attn.float().clone(), masked)
         ranked = self._candidates(scored, scores, rules)
         if not self.masks.keeps_log_probs or rules.forced is not None:
-            ranked = replace(ranked, log_prob=self._log_probs(logits, norm, ranked))
+            # The model's own log-probabilities, whatever masks and options say
+            own = logits.take(ranked.row * logits.size(1) + ranked.token)  # (B, N)
+            ranked = replace(ranked, log_prob=own - norm.take(ranked.row))
         rows, open_scores, candidates = self._choose(ranked)
         if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
             score = rows.score + cost.take(rows.row)
             rows = replace(rows, score=score)
             table.scores = score.masked_fill(rows.token == plan.eos_id, -math.inf)
-        place = self._places(attn) if plan.aligns else None
+        place = None
+        if plan.aligns:
+            src_length = self._of_rows(table.src_length)[:, None]  # (R, 1)
+            place = most_attended(attn, src_length, plan.src_margins)  # (R,)
         packed = self.transfer.pack(rows, cost, place, open_scores, candidates)
         self.transfer.begin(packed)
         return packed
@@ -252,21 +254,14 @@ class BeamBatch:
         n = attn.size(1)
         coverage = self.coverage[:, :n]
         self.coverage = F.pad(coverage, (0, n - coverage.size(1))) + attn.float()  # (R, S)
-        src_length = self._of_rows(self.table.src_length)[:, None]
+        src_length = self._of_rows(self.table.src_length)[:, None]  # (R, 1)
         return coverage_penalty(self.plan, self.coverage, src_length)
 
-    def _places(self, attn: Tensor) -> Tensor:
-        """The source token that each row attends to most (R,)."""
-        src_length = self._of_rows(self.table.src_length)[:, None]
-        return most_attended(attn, src_length, self.plan.src_margins)
-
-    def _of_rows(self, of_sentences: Tensor) -> Tensor:
-        """(B, 1) -> (R,)"""
+    def _of_rows(self, of_sentences: Tensor) -> Tensor:  # (B, 1) -> (R,)
         return of_sentences.expand(-1, self.plan.beam_size).flatten()
 
     def _steps(self) -> Tensor:
-        """Number of the own step that each sentence makes, from 1; 0 and less take start tokens
-        (B, 1)."""
+        """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
         return self.n_steps - self.table.started
 
     def _rules(self) -> StepRules:
@@ -291,7 +286,7 @@ class BeamBatch:
         return StepRules(too_early, in_rows, held)
 
     def _candidates(self, scored: Scored, scores: Tensor, rules: StepRules) -> Ranked:
-        """The candidates of each sentence, from what tokens count and the scores (B, K) of rows."""
+        """The candidates of each sentence; scores (B, K) of its rows."""
         plan, (b, k) = self.plan, scores.shape
         if plan.sampling:
             seeds, steps = self.table.seed[:, 0], self._steps()[:, 0]  # (B,)
@@ -306,59 +301,40 @@ class BeamBatch:
         best_ends = plan.policy.forced_then_end == "best" and self.n_steps <= self.given_until + 1
         return self._ends_as_best(ranked) if best_ends else ranked
 
-    def _log_probs(self, logits: Tensor, norm: Tensor, candidates: Ranked) -> Tensor:
-        """The model's own log-probability of each candidate, whatever masks and options say."""
-        places = candidates.row * logits.size(1) + candidates.token  # (B, N)
-        return logits.take(places) - norm.take(candidates.row)
-
     def _ends_as_best(self, ranked: Ranked) -> Ranked:
-        """Drop end tokens that follow a given token and are not the best candidate; each leaves a
-        row that does not exist."""
-        rank = torch.arange(ranked.token.size(1), device=self.device)
-        n_prefix = self.table.n_prefix
+        """Drop end tokens after a given token, unless they are the best; each leaves no row."""
+        rank, n_prefix = torch.arange(ranked.token.size(1), device=self.device), self.table.n_prefix
         follows = (self._steps() == n_prefix + 1) & (n_prefix + self.plan.n_forced > 0)  # (B, 1)
         gone = follows & (rank > 0) & (ranked.token == self.plan.eos_id)  # (B, N)
-        return replace(
-            ranked,
-            token=ranked.token.masked_fill(gone, int(self.plan.eos_id == 0)),  # another one
-            score=ranked.score.masked_fill(gone, -math.inf),
-        )
+        token = ranked.token.masked_fill(gone, int(self.plan.eos_id == 0))  # another one
+        return replace(ranked, token=token, score=ranked.score.masked_fill(gone, -math.inf))
 
     def _choose(self, ranked: Ranked) -> tuple[Ranked, Tensor, Ranked | None]:
-        """Make K candidates the new rows.
-
-        Return the rows; the scores of all candidates (B, N), -inf if they ended; and the candidates
-        unless they are the rows.
-        """
+        """Make K candidates the new rows; return these, the scores of all candidates (B, N), -inf
+        if they ended, and the candidates unless they are the rows."""
         plan, table, beyond = self.plan, self.table, None
-        if plan.policy.ended == "shrink":
-            beyond = self._beyond_width()
+        if plan.policy.ended == "shrink":  # a beam that has shrunk has no row for some (B, K)
+            n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
+            if self.n_steps <= self.given_until + 1:  # so far, all rows are alike
+                n_open = n_open.masked_fill(self._steps() <= table.n_prefix + 1, plan.beam_size)
+            beyond = torch.arange(plan.beam_size, device=self.device) >= n_open  # (B, K)
             ranked = replace(ranked, score=ranked.score.masked_fill(beyond, -math.inf))
         ended = ranked.token == plan.eos_id  # (B, N)
         open_scores = ranked.score.masked_fill(ended, -math.inf)
         told = open_scores if beyond is None else open_scores.masked_fill(beyond, 0.0)
         rows, candidates = ranked, ranked if plan.stepwise_penalty else None
-        if not plan.rows_are_first:
+        if plan.policy.ended not in ("keep", "shrink"):  # some of the first K are passed over
             places = open_places(plan, ranked.score, ended)  # (B, K)
             open_scores = open_scores.gather(1, places)
             rows, candidates = replace(ranked.take(places), score=open_scores), ranked
         table.tokens, table.parents, table.scores = rows.token, rows.row, open_scores
         return rows, told, candidates
 
-    def _beyond_width(self) -> Tensor:
-        """Candidates for which a beam that has shrunk has no row (B, K)."""
-        k = self.plan.beam_size
-        n_open = (self.table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
-        if self.n_steps <= self.given_until + 1:  # so far, all rows are alike
-            n_open = n_open.masked_fill(self._steps() <= self.table.n_prefix + 1, k)
-        return torch.arange(k, device=self.device) >= n_open
-
     # ---- What happened ----
 
     def events(self) -> Iterator[tuple[Beam, Event]]:
         """Yield the sentences whose `Beam` must see the newest step: a hypothesis ended, a stop
-        rule watches, the limit is reached or nothing can follow.  A sentence whose scores are NaN
-        or infinite fails at once."""
+        rule watches, the limit is reached or nothing can follow.  NaN fails at once."""
         n_steps, all_lowest = self.n_steps, self.transfer.lowest()
         if self.constraints is not None:
             self.constraints.follow(self.slots, n_steps, self.transfer.newest)
@@ -380,7 +356,7 @@ class BeamBatch:
             yield slot.beam, event
 
     def over(self) -> Iterator[tuple[int, Beam]]:
-        """Yield the sentences whose search this step has ended: their numbers and beams."""
+        """Yield the numbers and beams of sentences whose search this step has ended."""
         all_at_once = self.plan.policy.as_2018 and not self.scheduler.open_2018
         for b in range(len(self.slots)) if all_at_once else self.visited:
             slot = self.slots[b]

@@ -91,13 +91,11 @@ class Masks:
 
         self.banned = ids(banned) if banned else None
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
-        self.needs_history = plan.needs_history
+        self.needs_history = plan.blocks_ngrams or plan.repetition_penalty != 1.0
         if plan.blocks_ngrams:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
             exempt[list(plan.exempt_ids)] = True
             self.exempt = exempt.to(device)
-        # Scattered writes without effect go to a spare column
-        self.spare = 1 if self.needs_history else 0
         # Whether a value that is not -inf is the model's own logit
         self.keeps_values = plan.repetition_penalty == 1.0
         if plan.sampling:
@@ -117,7 +115,11 @@ class Masks:
         """
         plan, temperature = self.plan, self.plan.sampling and self.plan.sampling.temperature
         plain_norm = normaliser(logits) if plan.sums_to_one else torch.zeros_like(logits[:, 0])
-        values, norm, slope = self._own(logits), plain_norm, None  # (R, W), (R,)
+        values, norm, slope = logits, plain_norm, None  # (R, W), (R,)
+        if self.needs_history:  # scattered writes without effect go to a spare column
+            values = F.pad(logits, (0, 1), value=-math.inf)  # (R, V + 1)
+        elif not self.keeps_values:  # the model's own are read later
+            values = logits.clone()
         if temperature == "logits":
             values /= plan.temperature
             norm = normaliser(values)
@@ -161,12 +163,6 @@ class Masks:
         if self.plan.watched:
             self.masked.append((rule, values == -math.inf))
 
-    def _own(self, logits: Tensor) -> Tensor:
-        """Logits to write into, with spare columns; a copy if the model's own are read later."""
-        if self.spare:
-            return F.pad(logits, (0, self.spare), value=-math.inf)  # (R, V + 1)
-        return logits if self.keeps_values else logits.clone()
-
     def _force(self, scored: Scored, forced: Forced, before: Tensor) -> Scored:
         """Forbid all but the forced tokens, with their values (R, 1) from before other rules."""
         values, norm, slope = scored.values, scored.norm, scored.slope
@@ -203,16 +199,21 @@ class Masks:
         """Forbid tokens that would repeat an n-gram, or rows that have repeated one.
 
         With `least_bad`, a sentence (or chain) that has no other continuation may repeat.
+        Worked example, n = 2: history [7 8 9 7] ends in 7; the window [7 8] starts with 7, so 8
+        would repeat.
         """
-        plan, n = self.plan, self.plan.block_ngram_repeat
-        if plan.policy.ngrams == "row":
-            if history.size(1) > n:
-                ended = ends_in_repetition(history, n, self.exempt)
-                values.masked_fill_(ended[:, None], -math.inf)
+        plan, n, by_row = self.plan, self.plan.block_ngram_repeat, self.plan.policy.ngrams == "row"
+        if history.size(1) < n + by_row:
             return
-        if history.size(1) < n:
+        windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
+        counts = (windows[:, :, 0] >= 0) & ~self.exempt[windows.clamp(min=0)].any(2)  # (R, T-n+1)
+        if by_row:  # the last n tokens have occurred before in this order
+            ended = (windows[:, :-1] == windows[:, -1:]).all(2).any(1) & counts[:, -1]  # (R,)
+            values.masked_fill_(ended[:, None], -math.inf)
             return
-        tokens, repeats = completing_tokens(history, n, self.exempt)  # (R, T-n+1)
+        ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
+        repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & counts  # (R, T-n+1)
+        tokens = windows[:, :, -1].clamp(min=0)  # (R, T-n+1): they would complete the window again
         before = values.gather(1, tokens)
         spare = values.size(1) - 1
         values.scatter_(1, tokens.where(repeats, spare), -math.inf)
@@ -222,29 +223,6 @@ class Masks:
                 alive = alive.view(-1, plan.beam_size).any(1).repeat_interleave(plan.beam_size)
             back = repeats & ~alive[:, None]
             values.scatter_(1, tokens.where(back, spare), before.where(back, -math.inf))
-
-
-def completing_tokens(history: Tensor, n: int, exempt: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last token of each window of n tokens (R, T-n+1), and whether a row that produced
-    this token now would repeat the window.  T must be n or more.
-
-    Worked example, n = 2: history [7 8 9 7] ends in 7; the window [7 8] starts with 7, so 8 would
-    repeat.
-    """
-    windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
-    ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
-    repeats = (windows[:, :, :-1] == ending[:, None]).all(2)  # (R, T-n+1)
-    repeats &= windows[:, :, 0] >= 0
-    repeats &= ~exempt[windows.clamp(min=0)].any(2)
-    return windows[:, :, -1].clamp(min=0), repeats
-
-
-def ends_in_repetition(history: Tensor, n: int, exempt: Tensor) -> Tensor:
-    """Whether the last n tokens of a row have occurred before in this order (R,); T exceeds n."""
-    windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
-    last = windows[:, -1:]
-    repeated = (windows[:, :-1] == last).all(2).any(1)
-    return repeated & (last[:, 0, 0] >= 0) & ~exempt[last[:, 0].clamp(min=0)].any(1)
 
 
 def coverage_penalty(plan: Plan, coverage: Tensor, src_length: Tensor) -> Tensor:
@@ -359,10 +337,7 @@ def attend_targets(
 
 
 def _fed(
-    targets: list[list[int]],
-    starts: Sequence[Sequence[int]],
-    eos_id: int,
-    device: torch.device,
+    targets: list[list[int]], starts: Sequence[Sequence[int]], eos_id: int, device: torch.device
 ) -> tuple[Tensor, Tensor, int]:
     """Decoder input (B, N + T), the tokens that follow its last T positions (B, T), and N: the
     number of tokens before the first position that counts."""

@@ -133,11 +133,6 @@ class Plan:
         return self.sampling is not None and self.sampling.draws == "rows"
 
     @property
-    def unordered(self) -> bool:
-        """Whether candidates come in the order in which they were drawn."""
-        return self.sampling is not None and self.sampling.ranked_by == "draw"
-
-    @property
     def has_costs(self) -> bool:
         """Whether a coverage penalty counts."""
         return self.coverage_penalty != "none"
@@ -146,16 +141,6 @@ class Plan:
     def blocks_ngrams(self) -> bool:
         """Whether a rule forbids the repetition of n-grams."""
         return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether a rule reads the tokens so far."""
-        return self.blocks_ngrams or self.repetition_penalty != 1.0
-
-    @property
-    def rows_are_first(self) -> bool:
-        """Whether the first K candidates become the new rows; otherwise some are passed over."""
-        return self.policy.ended in ("keep", "shrink")
 
     @property
     def n_forced(self) -> int:

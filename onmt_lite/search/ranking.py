@@ -217,7 +217,7 @@ def open_places(plan: Plan, score: Tensor, ended: Tensor) -> Tensor:
         nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)  # (B, K)
         return torch.where(ended[:, :k], spare.gather(1, nth), first)
     g, width = plan.n_pools, plan.width
-    if plan.unordered:
+    if plan.sampling is not None and plan.sampling.ranked_by == "draw":  # in no order of scores
         score = score.masked_fill(ended, -math.inf).view(b * g, -1)
         order = score.argsort(dim=1, descending=True, stable=True)
     else:

@@ -36,11 +36,6 @@ class Slot:
     last: int = 0
     read: int = 0
 
-    def start(self, n_steps: int) -> None:
-        """Make `n_steps` the number of steps before the first own one."""
-        self.started = self.read = n_steps
-        self.last = n_steps + self.beam.limits.max_steps
-
 
 @dataclass
 class SlotTable:
@@ -85,10 +80,6 @@ class Encoded:
     def n_waiting(self) -> int:
         return len(self.slots) - self.joined
 
-    def start(self, n_steps: int) -> None:
-        """Make `n_steps` the number of steps before the first own one of all sentences."""
-        self.table.started = torch.full_like(self.table.started, n_steps)  # (B, 1)
-
 
 class Scheduler:
     """The sentences that wait: encodes them in groups, in the order given.
@@ -124,37 +115,40 @@ class Scheduler:
         multiple = WIDTHS["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
         src = sent(padded([s.src for s in chosen], longest, self.plan.src_pad_id), device)  # (B, S)
-        table = self._table(chosen)
-        ids, width = None, None
+        table, ids, width = self._table(chosen), None, None
         if chosen[0].copy_ids is not None:
             copied = padded([s.copy_ids or [] for s in chosen], longest)
             ids, width = sent(copied, device), self.n_words  # (B, S)
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
-        slots = [Slot(i, self._beam(s)) for i, s in zip(numbers, chosen)]
+        if self.plan.policy.as_2018:
+            beams = [Beam2018(self.plan, s.limits, self.open_2018) for s in chosen]
+        else:
+            beams = [Beam(self.plan, s.limits) for s in chosen]
+        slots = [Slot(number, beam) for number, beam in zip(numbers, beams)]
         return Encoded(slots, self.model.init_state(memory), table)
 
     def _table(self, chosen: Sequence[Sentence]) -> SlotTable:
         """The table of sentences that join, in one transfer."""
         given = [[*(s.limits.start or (self.plan.bos_id,)), *s.limits.prefix] for s in chosen]
         width = max(map(len, given))
-        facts = [[0, *facts_of(sentence)] for sentence in chosen]
+        facts = [
+            (
+                0,
+                s.limits.max_steps,
+                s.limits.min_end,
+                s.limits.seed,
+                len(s.src),
+                len(s.limits.prefix),
+            )
+            for s in chosen
+        ]
         both = torch.cat([torch.tensor(facts), padded(given, width, NO_TOKEN)], 1)  # (B, 6 + G)
+        # The columns of a `SlotTable` from `started` on
         columns = torch.split(sent(both, self.model.device), [1] * 6 + [width], 1)
         tokens = columns[-1][:, :1].repeat(1, self.plan.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
         return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
-
-    def _beam(self, sentence: Sentence) -> Beam:
-        if self.plan.policy.as_2018:
-            return Beam2018(self.plan, sentence.limits, self.open_2018)
-        return Beam(self.plan, sentence.limits)
-
-
-def facts_of(sentence: Sentence) -> list[int]:
-    """The numbers of a `SlotTable` from `max_steps` to `n_prefix`."""
-    own = sentence.limits
-    return [own.max_steps, own.min_end, own.seed, len(sentence.src), len(own.prefix)]
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
