@@ -17,16 +17,12 @@ class Candidates(NamedTuple):
     """Continuations of a sentence's rows, best first, in columns.
 
     All columns are floats, as the device has sent them: most are never read.
-
-    score     sum of log-probabilities, less a stepwise penalty; -inf: no such candidate
-    row       the row of this sentence that the candidate continues
-    log_prob  the model's log-probability of this token
     """
 
-    score: list[float]
-    row: Sequence[float]
+    score: list[float]  # sum of log-probabilities, less a stepwise penalty; -inf: no candidate
+    row: Sequence[float]  # the row of this sentence that the candidate continues
     token: Sequence[float]
-    log_prob: list[float]
+    log_prob: list[float]  # the model's log-probability of this token
 
     def part(self, start: int, end: int) -> "Candidates":
         score, row, token, log_prob = self
@@ -34,18 +30,12 @@ class Candidates(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A step of one sentence that its `Beam` must see.
+    """A step of one sentence that its `Beam` must see."""
 
-    step        number of the sentence's own step, from 1
-    candidates  as ranked; with groups that finish apart, group after group
-    rows        the candidates that became the K new rows
-    costs       coverage penalty of each old row, this step's attention included
-    """
-
-    step: int
-    candidates: Candidates
-    rows: Candidates
-    costs: list[float]
+    step: int  # number of the sentence's own step, from 1
+    candidates: Candidates  # as ranked; with groups that finish apart, group after group
+    rows: Candidates  # the candidates that became the K new rows
+    costs: list[float]  # coverage penalty of each old row, this step's attention included
 
 
 @dataclass(slots=True)
@@ -62,20 +52,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A row of the step before with a token, as a recorded search keeps it.
-
-    state  what became of it; "ended": the end token, not counted; "none": there is no such row
-    why    the reason, if it does not live on
-    text   the token in words, see `onmt_lite.inference.postprocess`
-    """
+    """A row of the step before with a token, as a recorded search keeps it."""
 
     parent: int
     token: int
     score: float
     log_prob: float
+    # What became of it; "ended": the end token, not counted; "none": there is no such row
     state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
-    why: str = ""
-    text: str = ""
+    why: str = ""  # the reason, if it does not live on
+    text: str = ""  # the token in words, see `onmt_lite.inference.postprocess`
 
     @property
     def exists(self) -> bool:

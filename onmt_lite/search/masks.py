@@ -24,14 +24,10 @@ CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
 
 @dataclass(frozen=True)
 class Forced:
-    """The only token that a row may take: a given one, or the end token at the last step.
+    """The only token that a row may take: a given one, or the end token at the last step."""
 
-    tokens (R, 1)   NO_TOKEN: the row is free to choose
-    costless (R,)   the token counts 0, unless the model itself forbids it
-    """
-
-    tokens: Tensor
-    costless: Tensor
+    tokens: Tensor  # (R, 1); NO_TOKEN: the row is free to choose
+    costless: Tensor  # (R,): the token counts 0, unless the model itself forbids it
 
     @property
     def places(self) -> Tensor:
@@ -41,47 +37,33 @@ class Forced:
 
 @dataclass(frozen=True)
 class StepRules:
-    """Rules of one step; None if a rule concerns no row.
+    """Rules of one step; None if a rule concerns no row."""
 
-    too_early (R,)  the end token may not follow yet
-    forced          see `Forced`
-    held            phrases that must or must not follow, see `onmt_lite.search.constraints`
-    """
-
-    too_early: Tensor | None = None
+    too_early: Tensor | None = None  # (R,): the end token may not follow yet
     forced: Forced | None = None
-    held: Held | None = None
+    held: Held | None = None  # phrases that must or must not follow
 
 
 @dataclass
 class Watched:
-    """Inputs of the last top-k, kept only when a recorder is attached.
+    """Inputs of the last top-k, kept only when a recorder is attached."""
 
-    logits (R, V), norm (R,)  the model's own, before any mask
-    scored                    what was ranked
-    scores (B, K)             of the rows that were continued
-    attn (R, S)               of these rows
-    masked                    name of each rule, and tokens that are masked after it (R, W); rules
-                              in order, but first that of forced tokens
-    """
-
-    logits: Tensor
-    norm: Tensor
-    scored: Scored
-    scores: Tensor
-    attn: Tensor
+    logits: Tensor  # (R, V): the model's own, before any mask
+    norm: Tensor  # (R,): of these
+    scored: Scored  # what was ranked
+    scores: Tensor  # (B, K): of the rows that were continued
+    attn: Tensor  # (R, S): of these rows
+    # The name of each rule, and the tokens that are masked after it (R, W); rules in order, but
+    # first that of forced tokens
     masked: list[tuple[str, Tensor]]
 
 
 class Masks:
-    """Applies the rules of a plan about single tokens.
-
-    masked  see `Watched`; empty unless the plan is watched
-    """
+    """Applies the rules of a plan about single tokens."""
 
     def __init__(self, plan: Plan, vocab_size: int, device: torch.device):
         self.plan = plan
-        self.masked: list[tuple[str, Tensor]] = []
+        self.masked: list[tuple[str, Tensor]] = []  # see `Watched`
         # If masks act on logits, banned tokens leave their probability to the others
         on_logits = plan.policy.masks == "logits"
         banned = plan.banned_ids if on_logits else plan.banned_ids + plan.never_ids

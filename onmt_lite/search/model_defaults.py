@@ -18,38 +18,34 @@ MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _stopping(value: Any) -> Any:
-    return {True: "true", False: "false"}.get(value, value)
-
-
-# Names of transformers, ours, and the value here
-SEARCH: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "num_beams": ("beam_size", _same),
-    "max_length": ("max_length", _same),
-    "min_length": ("min_length", _same),
+# Names of transformers, and ours
+SEARCH = {
+    "num_beams": "beam_size",
+    "max_length": "max_length",
+    "min_length": "min_length",
+    "max_new_tokens": "max_length",
+    "min_new_tokens": "min_length",
+    "length_penalty": "alpha",
+    "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "block_ngram_repeat",
+    "repetition_penalty": "repetition_penalty",
+    "num_beam_groups": "beam_groups",
+    "diversity_penalty": "diversity_rate",
+}
+DRAWING = {
+    "temperature": "random_sampling_temp",
+    "top_k": "random_sampling_topk",
+    "top_p": "random_sampling_topp",
+}
+DECODER = {"beam-size": "beam_size", "normalize": "alpha"}  # of Marian's decoder.yml
+# What their values are here, if it is not the same
+VALUES: dict[str, Callable[[Any], Any]] = {
     # New tokens are counted without the start token
-    "max_new_tokens": ("max_length", lambda n: n + 1),
-    "min_new_tokens": ("min_length", lambda n: n + 1),
-    "length_penalty": ("alpha", _same),
-    "early_stopping": ("early_stopping", _stopping),
-    "no_repeat_ngram_size": ("block_ngram_repeat", _same),
-    "repetition_penalty": ("repetition_penalty", _same),
-    "num_beam_groups": ("beam_groups", _same),
-    "diversity_penalty": ("diversity_rate", _same),
-}
-DRAWING: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "temperature": ("random_sampling_temp", _same),
-    "top_k": ("random_sampling_topk", _same),
-    "top_p": ("random_sampling_topp", lambda p: 0.0 if p == 1 else p),
-}
-# Of Marian's decoder.yml
-DECODER: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "beam-size": ("beam_size", _same),
-    "normalize": ("alpha", float),
+    "max_new_tokens": lambda n: n + 1,
+    "min_new_tokens": lambda n: n + 1,
+    "early_stopping": lambda value: {True: "true", False: "false"}.get(value, value),
+    "top_p": lambda p: 0.0 if p == 1 else p,
+    "normalize": float,
 }
 # Settings that change outputs and are not supported, unless they have one of these values
 UNKNOWN: dict[str, tuple[Any, ...]] = {
@@ -84,19 +80,15 @@ def read_defaults(
     if not tables or next(iter(tables.values())).get("model_type") not in FAMILIES:
         return []
     for path, table in tables.items():
-        said = {name: value for name, value in table.items() if value is not None}
-        if said.get("do_sample") and drawn is None:
+        if table.get("do_sample") and drawn is None:
             raise OptionError(
                 f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
                 "to search for the best"
             )
         for name, neutral in UNKNOWN.items():
-            if name in said and said[name] not in neutral:
+            if table.get(name) is not None and table[name] not in neutral:
                 raise CheckpointError(f"{path}: {name} changes what the model says; not supported")
-        options = {}
-        for name, (option, convert) in {**SEARCH, **(DRAWING if drawn else {})}.items():
-            if name in said:
-                options[option] = _checked(path, name, said[name], option, convert, check)
+        options = _options(path, table, {**SEARCH, **(DRAWING if drawn else {})}, check)
         if options:
             found.append((options, f"of {path}"))
     return found
@@ -116,11 +108,7 @@ def read_decoder(
     table = _read(path)
     if not model.is_dir() and model.name not in file_names(table.get("models"), "models", path):
         return []
-    options = {
-        option: _checked(path, name, table[name], option, convert, check)
-        for name, (option, convert) in DECODER.items()
-        if table.get(name) is not None
-    }
+    options = _options(path, table, DECODER, check)
     return [(options, f"of {path}")] if options else []
 
 
@@ -132,21 +120,24 @@ def file_names(listed: Any, key: str, path: Path) -> list[str]:
     return [re.split(r"[/\\]", name)[-1] for name in listed]
 
 
-def _checked(
-    path: Path,
-    name: str,
-    value: Any,
-    option: str,
-    convert: Callable[[Any], Any],
-    check: Callable[[str, Any], Any],
-) -> Any:
-    if not isinstance(value, (bool, int, float, str)):
-        # Not shown: a few bytes can nest lists without end
-        raise CheckpointError(f"{path}: {name}: expected one value, got a {type(value).__name__}")
-    try:
-        return check(option, convert(value))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"{path}: {name}: {error}") from None
+def _options(
+    path: Path, table: dict[str, Any], names: dict[str, str], check: Callable[[str, Any], Any]
+) -> dict[str, Any]:
+    """The options that a file sets, by our names."""
+    options = {}
+    for name, option in names.items():
+        value = table.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float, str)):
+            # Not shown: a few bytes can nest lists without end
+            kind = type(value).__name__
+            raise CheckpointError(f"{path}: {name}: expected one value, got a {kind}")
+        try:
+            options[option] = check(option, VALUES[name](value) if name in VALUES else value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"{path}: {name}: {error}") from None
+    return options
 
 
 def _read(path: Path) -> dict[str, Any]:

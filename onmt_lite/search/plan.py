@@ -62,20 +62,6 @@ class Plan:
     A sentence may be given tokens, which its rows take whatever the model and the rules say: the
     start tokens after the first (a language's), then its prefix.  Start tokens cost nothing and are
     not part of a hypothesis.
-
-    never_ids      control tokens.  Masked after the softmax, so their probability mass is lost
-    banned_ids     other tokens that may not be produced
-    sees_start     for each start token, whether penalties for repetition see it
-    n_given        number of start tokens that count in the length of a hypothesis
-    prefix_counts  what scores count of a prefix, see `onmt_lite.search.policy.Preset`
-    exempt_ids     tokens that may be part of repeated n-grams
-    force_end      the last step allows only the end token: it costs its log-probability (`paid`),
-                   nothing (`free`), or the step allows all tokens (`no`)
-    sums_to_one    the model returns logits; False: log-probabilities that are not normalised again
-    aligns         record which source token each row attends to most
-    src_margins    number of tokens at both ends of a source that alignments pass over
-    watched        keep the inputs of the last top-k for `onmt_lite.search.recorder`
-    clock          adds up the seconds of encoding; changes no decision
     """
 
     policy: Policy
@@ -92,25 +78,28 @@ class Plan:
     beta: float = 0.0
     stepwise_penalty: bool = False
     patience: float = 1.0
+    # Control tokens.  Masked after the softmax, so their probability mass is lost
     never_ids: tuple[int, ...] = ()
-    banned_ids: tuple[int, ...] = ()
-    sees_start: tuple[bool, ...] = (False,)
-    n_given: int = 0
-    prefix_counts: Literal["all", "length", "nothing"] = "all"
+    banned_ids: tuple[int, ...] = ()  # other tokens that may not be produced
+    sees_start: tuple[bool, ...] = (False,)  # whether penalties for repetition see each start token
+    n_given: int = 0  # start tokens that count in the length of a hypothesis
+    prefix_counts: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`
     block_ngram_repeat: int = 0
-    exempt_ids: tuple[int, ...] = ()
+    exempt_ids: tuple[int, ...] = ()  # tokens that may be part of repeated n-grams
     repetition_penalty: float = 1.0
+    # The last step allows only the end token, which costs its log-probability (`paid`) or nothing
+    # (`free`), or it allows all tokens (`no`)
     force_end: str = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
     topk: int = 0
     topp: float = 0.0
-    sums_to_one: bool = True
+    sums_to_one: bool = True  # False: the model returns log-probabilities, not normalised again
     src_pad_id: int = 0
-    aligns: bool = False
-    src_margins: tuple[int, int] = (0, 0)
-    watched: bool = False
-    clock: Clock = field(default_factory=Clock, compare=False, repr=False)
+    aligns: bool = False  # record which source token each row attends to most
+    src_margins: tuple[int, int] = (0, 0)  # tokens at both ends of a source that alignments skip
+    watched: bool = False  # keep the inputs of the last top-k for a recorder
+    clock: Clock = field(default_factory=Clock, compare=False, repr=False)  # changes no decision
 
     @property
     def n_pools(self) -> int:
@@ -167,37 +156,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the plan leaves open for one sentence.
+    """What the plan leaves open for one sentence."""
 
-    max_steps  maximum number of tokens of a hypothesis
-    min_end    first step that allows the end token
-    expected   length that `-ratio` expects, in tokens
-    prefix     tokens that every hypothesis begins with
-    seed       seed of the sentence's random draws
-    start      tokens that the decoder reads first, one for each of the plan's `sees_start`;
-               (): the plan's bos_id
-    """
-
-    max_steps: int
-    min_end: int = 1
-    expected: float = 0.0
-    prefix: tuple[int, ...] = ()
-    seed: int = 0
+    max_steps: int  # maximum number of tokens of a hypothesis
+    min_end: int = 1  # first step that allows the end token
+    expected: float = 0.0  # length that `-ratio` expects, in tokens
+    prefix: tuple[int, ...] = ()  # tokens that every hypothesis begins with
+    seed: int = 0  # of the sentence's random draws
+    # Tokens that the decoder reads first, one for each of the plan's `sees_start`; (): bos_id
     start: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence that waits for a slot.
-
-    src       source ids
-    limits    see `Limits`
-    copy_ids  for a model that copies: the target id of each source token, from V on words of the
-              sentence's own
-    phrases   those that it must say or must not, see `onmt_lite.search.constraints`
-    """
+    """A sentence that waits for a slot."""
 
     src: list[int]
     limits: Limits
+    # For a model that copies: the target id of each source token, from V on words of its own
     copy_ids: list[int] | None = None
-    phrases: PhraseAutomaton | None = None
+    phrases: PhraseAutomaton | None = None  # that it must say or must not

@@ -12,14 +12,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class TopEnded:
-    """Stop when the best candidate is an end token and enough hypotheses are finished.
+    """Stop when the best candidate is an end token and enough hypotheses are finished."""
 
-    sticky  the best candidate of an earlier step counts, too
-    need    minimum number of finished hypotheses
-    """
-
-    sticky: bool
-    need: Literal["n_best", "beam_size"]
+    sticky: bool  # the best candidate of an earlier step counts, too
+    need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
 
 
 @dataclass(frozen=True)
@@ -29,34 +25,24 @@ class Full:
 
 @dataclass(frozen=True)
 class Bound:
-    """Stop when no open hypothesis can be expected to beat the finished ones any more.
+    """Stop when no open hypothesis can be expected to beat the finished ones any more."""
 
-    best_of   open hypotheses: all candidates of the step, or the rows that continue
-    horizon   length that the best sum is divided by: the present one (`now`), the longest possible
-              (`max`), or the longest only if longer hypotheses score better (alpha > 0)
-    finished  minimum number of finished hypotheses before the rule is checked
-    beats     whether the worst or the best finished hypothesis must win
-    strictly  equal scores do not win
-    """
-
-    best_of: Literal["candidates", "live"]
+    best_of: Literal["candidates", "live"]  # of the step, or of the rows that continue
+    # Length that the best sum is divided by: the present one, the longest possible, or the longest
+    # only if longer hypotheses score better (alpha > 0)
     horizon: Literal["now", "max", "max_if_rewarded"]
-    finished: Literal["one", "beam_size"] = "beam_size"
-    beats: Literal["worst", "best"] = "worst"
-    strictly: bool = False
+    finished: Literal["one", "beam_size"] = "beam_size"  # minimum before the rule is checked
+    beats: Literal["worst", "best"] = "worst"  # which of the finished hypotheses must win
+    strictly: bool = False  # equal scores do not win
 
 
 @dataclass(frozen=True)
 class LengthRatio:
     """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
-    score per token that the first row has per token of the length that `-ratio` expects.
+    score per token that the first row has per token of the length that `-ratio` expects."""
 
-    need    minimum number of finished hypotheses before the rule is checked
-    offset  added to the number of tokens of a finished hypothesis
-    """
-
-    need: Literal["n_best", "beam_size"]
-    offset: int = 0
+    need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
+    offset: int = 0  # added to the number of tokens of a finished hypothesis
 
 
 @dataclass(frozen=True)
@@ -69,33 +55,22 @@ Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a system draws tokens instead of taking the best.
+    """How a system draws tokens instead of taking the best."""
 
-    draws        `rows`: k chains that never cross, one token each per step; `beam`: the
-                 candidates of a sentence are drawn together, without replacement
-    ranked_by    in `beam`: candidates are ranked by their score, or by the order of drawing
-    temperature  divides logits, so that probabilities are normalised again, or log-probabilities
-    filters      the order of the top-k and top-p filters
-    keep         minimum number of tokens of a row that filters leave, in `beam`
-    rows_start   in `beam`: whether the first step draws from one row or from k equal ones
-    implied      a top-k or top-p option alone switches sampling on
-    one_is_beam  except for a top-k of 1, the default of 2018
-    chains       in `rows`: number of chains; of beam_size, the n_best are returned
-    blocks_ngrams  n-grams are blocked while sampling, too
-    covers       a coverage penalty counts while sampling, too
-    """
-
+    # `rows`: k chains that never cross, one token each per step; `beam`: the candidates of a
+    # sentence are drawn together, without replacement
     draws: Literal["rows", "beam"]
+    # Divides logits, so that probabilities are normalised again, or log-probabilities
     temperature: Literal["logits", "log_probs"]
-    filters: tuple[Literal["topk", "topp"], ...] = ("topk", "topp")
-    ranked_by: Literal["score", "draw"] = "score"
-    keep: int = 1
-    rows_start: Literal["one", "equal"] = "one"
-    implied: bool = False
-    one_is_beam: bool = False
-    chains: Literal["beam_size", "n_best"] = "beam_size"
-    blocks_ngrams: bool = True
-    covers: bool = True
+    filters: tuple[Literal["topk", "topp"], ...] = ("topk", "topp")  # in this order
+    ranked_by: Literal["score", "draw"] = "score"  # in `beam`; `draw`: the order of drawing
+    keep: int = 1  # in `beam`: minimum number of tokens of a row that filters leave
+    rows_start: Literal["one", "equal"] = "one"  # in `beam`: first from one row, or k equal ones
+    implied: bool = False  # a top-k or top-p option alone switches sampling on
+    one_is_beam: bool = False  # except for a top-k of 1, the default of 2018
+    chains: Literal["beam_size", "n_best"] = "beam_size"  # in `rows`; the n_best are returned
+    blocks_ngrams: bool = True  # n-grams are blocked while sampling, too
+    covers: bool = True  # a coverage penalty counts while sampling, too
 
     def is_asked_for(self, values: Mapping[str, Any]) -> bool:
         """Whether these options switch sampling on."""
@@ -146,52 +121,42 @@ class Policy:
 
 @dataclass(frozen=True)
 class Preset:
-    """A system's search: its policy, its stop rule, its own defaults and the options it has.
+    """A system's search: its policy, its stop rule, its own defaults and the options it has."""
 
-    system         name and version of the original
-    stops          the stop rule by condition on options, such as "early_stopping=true"; the
-                   first that holds counts, "" always does
-    defaults       values of options that are not given; sampling_defaults: while sampling
-    options        the options of `SWITCHES` that the original has
-    forms          length penalties that it has; coverage_forms likewise
-    one_limit      an explicit max_length replaces the limit by source length
-    limit_extra    a line of S tokens may have max_length_ratio * S + this output tokens
-    limit_counts_end  S counts the source's end token
-    limit_rounds_up   a fraction of a token is rounded up
-    prefix_apart   limits of the output's length do not count its prefix
-    prefix_counts  what a score counts of a prefix: log-probabilities and length (`all`), only its
-                   length, or nothing
-    mean_sums_to_one  the mean of several models' log-probabilities is normalised again
-    asks_model     whose models bring defaults: generation_config.json of transformers, Marian's
-                   decoder.yml
-    counts_forced  a start token after the first (a language's) counts in the output's length, and
-                   penalties for repetition see it
-    free_end       a model may force the end token as the last one, at no cost
-    sees_start     penalties for repetition see the first start token
-    greedy_apart   a beam of one is a loop of its own, which ends with the first end token, whatever
-                   the stop rule, and applies the penalty for repetition to logits
-    """
-
-    system: str
+    system: str  # name and version of the original
     policy: Policy
+    # The stop rule by condition on options, such as "early_stopping=true"; the first that holds
+    # counts, "" always does
     stops: Mapping[str, Stop]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    options: frozenset[str] = frozenset()
-    forms: tuple[str, ...] = ("none", "avg")
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options that are not given
+    options: frozenset[str] = frozenset()  # those of `SWITCHES` that the original has
+    forms: tuple[str, ...] = ("none", "avg")  # length penalties that it has
     coverage_forms: tuple[str, ...] = ("none", "wu", "summary")
     sampling: Sampling | None = None
-    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    one_limit: bool = False
-    limit_extra: int = 5
-    limit_counts_end: bool = False
-    limit_rounds_up: bool = False
-    prefix_apart: bool = False
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # while sampling
+
+    # Limits
+    one_limit: bool = False  # an explicit max_length replaces the limit by source length
+    limit_extra: int = 5  # a line of S tokens may have max_length_ratio * S + this output tokens
+    limit_counts_end: bool = False  # S counts the source's end token
+    limit_rounds_up: bool = False  # a fraction of a token is rounded up
+
+    # Given tokens
+    prefix_apart: bool = False  # limits of the output's length do not count its prefix
+    # What a score counts of a prefix: log-probabilities and length, only its length, or nothing
     prefix_counts: Literal["all", "length", "nothing"] = "all"
-    free_end: bool = False
-    sees_start: bool = False
-    mean_sums_to_one: bool = False
-    asks_model: Literal["transformers", "marian"] | None = None
+    free_end: bool = False  # a model may force the end token as the last one, at no cost
+    sees_start: bool = False  # penalties for repetition see the first start token
+    # A start token after the first (a language's) counts in the output's length, and penalties for
+    # repetition see it
     counts_forced: bool = False
+
+    # Models
+    mean_sums_to_one: bool = False  # the mean of several models' log-probabilities is normalised
+    # Whose models bring defaults: generation_config.json, or Marian's decoder.yml
+    asks_model: Literal["transformers", "marian"] | None = None
+    # A beam of one is a loop of its own, which ends with the first end token, whatever the stop
+    # rule, and applies the penalty for repetition to logits
     greedy_apart: bool = False
 
     def stop_with(self, values: Mapping[str, Any]) -> Stop:

@@ -18,29 +18,24 @@ MASK32 = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Scored:
-    """What the tokens of each row count: values (R, W) less norm (R,); -inf: may not follow.
+    """What the tokens of each row count: values less norm; -inf: may not follow.
 
-    W is V, plus a spare column of -inf if tokens are scattered.  `slope` (R, W): the share of a
-    diversity penalty that each token pays; None: all of it.
+    W is V, plus a spare column of -inf if tokens are scattered.
     """
 
-    values: Tensor
-    norm: Tensor
-    slope: Tensor | None = None
+    values: Tensor  # (R, W)
+    norm: Tensor  # (R,)
+    slope: Tensor | None = None  # (R, W): share of a diversity penalty that is paid; None: all
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Candidates of each sentence, best first: each (B, N).
+    """Candidates of each sentence, best first."""
 
-    row       of the batch: b * k + the sentence's own
-    log_prob  value less norm, before the row's score is added
-    """
-
-    score: Tensor
-    row: Tensor
-    token: Tensor
-    log_prob: Tensor
+    score: Tensor  # (B, N)
+    row: Tensor  # (B, N), of the batch: b * k + the sentence's own
+    token: Tensor  # (B, N)
+    log_prob: Tensor  # (B, N): value less norm, before the row's score is added
 
     def take(self, index: Tensor) -> "Ranked":
         return Ranked(*(part.gather(1, index) for part in vars(self).values()))

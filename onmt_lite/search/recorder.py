@@ -31,16 +31,11 @@ IDLE = -1e8  # scores below belong to rows that do not exist yet
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one sentence.
+    """One step of one sentence."""
 
-    rows     the K new rows, then hypotheses that finished beside them
-    others   the best continuations that did not become a row
-    attn     (K, S): attention of each old row
-    """
-
-    rows: list[Continuation]
-    others: list[Continuation]
-    attn: Tensor
+    rows: list[Continuation]  # the K new rows, then hypotheses that finished beside them
+    others: list[Continuation]  # the best continuations that did not become a row
+    attn: Tensor  # (K, S): attention of each old row
 
 
 @dataclass
@@ -88,18 +83,12 @@ def record(batch: BeamBatch, b: int, slot: Slot, step: int) -> Step:
 
 @dataclass(frozen=True)
 class Choice:
-    """Inputs of a top-k, of K rows.
+    """Inputs of a top-k, of K rows."""
 
-    log_probs (K, V)  the model's own
-    plain (K, V)      totals without any rule
-    totals (K, V)     by which continuations were ranked; -inf if a rule forbids one
-    masked            see `onmt_lite.search.masks.Watched`, of these rows
-    """
-
-    log_probs: Tensor
-    plain: Tensor
-    totals: Tensor
-    masked: list[tuple[str, Tensor]]
+    log_probs: Tensor  # (K, V): the model's own
+    plain: Tensor  # (K, V): totals without any rule
+    totals: Tensor  # (K, V): by which continuations were ranked; -inf if a rule forbids one
+    masked: list[tuple[str, Tensor]]  # see `onmt_lite.search.masks.Watched`, of these rows
 
     @classmethod
     def of(cls, batch: BeamBatch, b: int) -> "Choice":

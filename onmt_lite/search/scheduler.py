@@ -22,43 +22,29 @@ FIRST_CAPACITY = 64  # steps
 
 @dataclass
 class Slot:
-    """A running sentence on the host.
+    """A running sentence on the host."""
 
-    number   index among the sentences of the search
-    started  steps of the batch before the sentence's first own one
-    last     step of the batch that reaches the sentence's limit
-    read     steps of the batch that its Beam has read
-    """
-
-    number: int
+    number: int  # index among the sentences of the search
     beam: Beam
-    started: int = 0
-    last: int = 0
-    read: int = 0
+    started: int = 0  # steps of the batch before the sentence's first own one
+    last: int = 0  # step of the batch that reaches the sentence's limit
+    read: int = 0  # steps of the batch that its Beam has read
 
 
 @dataclass
 class SlotTable:
-    """The running sentences on the device, one line per slot.
+    """The running sentences on the device, one line per slot."""
 
-    tokens, scores (B, K)             of the newest rows; score -inf: the row is not expanded
-    parents (B, K)                    the row of the batch before that each of them continues
-    started (B, 1)                    see `Slot`
-    max_steps, min_end, seed (B, 1)   see `Limits`
-    src_length, n_prefix (B, 1)       in tokens
-    given (B, G)                      start tokens and prefix, filled up with NO_TOKEN
-    """
-
-    tokens: Tensor
-    scores: Tensor
-    parents: Tensor
-    started: Tensor
-    max_steps: Tensor
-    min_end: Tensor
-    seed: Tensor
-    src_length: Tensor
-    n_prefix: Tensor
-    given: Tensor
+    tokens: Tensor  # (B, K): of the newest rows
+    scores: Tensor  # (B, K): of the newest rows; -inf: the row is not expanded
+    parents: Tensor  # (B, K): the row of the batch before that each of them continues
+    started: Tensor  # (B, 1): see `Slot`
+    max_steps: Tensor  # (B, 1): see `Limits`
+    min_end: Tensor  # (B, 1)
+    seed: Tensor  # (B, 1)
+    src_length: Tensor  # (B, 1): in tokens
+    n_prefix: Tensor  # (B, 1)
+    given: Tensor  # (B, G): start tokens and prefix, filled up with NO_TOKEN
 
     def select(self, selection: Selection, fresh: "SlotTable | None" = None) -> "SlotTable":
         """Follow sentences that leave, move and join."""
