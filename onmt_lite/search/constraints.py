@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.base import sent
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.ranking import Ranked
 from onmt_lite.search.scheduler import Slot
-from onmt_lite.text.phrase_automaton import GOES_ON, Effects, PhraseAutomaton, State
+from onmt_lite.text.phrase_automaton import Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
@@ -30,66 +29,62 @@ DOUBTFUL = math.log(0.02)
 
 @dataclass(frozen=True)
 class Held:
-    """Constraints of one step, on the device: N of rows, C classes of tokens, Z sentences with
-    forced phrases, P tokens that bring a phrase further, of the sentence with the most.
+    """Constraints of one step, on the device: N of rows, Z sentences with forced phrases.
 
-    forbidden (2, N)   rows of the batch, and tokens that may not follow
-    closed (3, N)      rows of the batch, classes of tokens that may not follow, and 1 if unlikely
-                       tokens may not follow either
-    classes (C, W)     see `onmt_lite.text.surfaces`
-    steered (Z,)       places of sentences in the batch
-    banks (Z, K)       of their rows
-    wanted (Z, P, 3)   rows of the sentence, or -1; tokens; and their banks
+    forbidden (N, 2)  rows of the batch, and tokens that may not follow
+    bound (N, 4)      rows of the batch; whether they join the next token; whether that must go on
+                      with their last word, or must not; whether unlikely tokens may not follow
+    goes_on (2, V)    see `Surfaces`; with words of the sentences' own
+    steered (Z,)      places of sentences in the batch
+    banks (Z, K)      of their rows
+    wanted (N, 4)     index of a sentence in `steered`, its row, a token that brings a phrase
+                      further, and the bank then
     """
 
     forbidden: Tensor
-    closed: Tensor
-    classes: Tensor
+    bound: Tensor
+    goes_on: Tensor
     steered: Tensor
     banks: Tensor
     wanted: Tensor
 
     def forbid(self, values: Tensor, norm: Tensor) -> None:
         """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
-        if self.closed.size(1):
-            rows, kinds, firm = self.closed
-            spare = values.size(1) - self.classes.size(1)
-            closed = F.pad(self.classes, (0, spare))[kinds]  # (N, W)
-            closed |= (values[rows] < norm[rows, None] + DOUBTFUL) & (firm[:, None] > 0)
-            values[rows] = values[rows].masked_fill(closed, -math.inf)
-        if self.forbidden.size(1):
-            values[self.forbidden[0], self.forbidden[1]] = -math.inf
+        if len(self.bound):
+            rows, joined, must, firm = self.bound.unbind(1)
+            found = values[rows, : self.goes_on.size(1)]  # (N, V)
+            closed = self.goes_on[joined] != must[:, None].bool()
+            closed |= (found < norm[rows, None] + DOUBTFUL) & firm[:, None].bool()
+            values[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
+        values[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
     def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> Ranked:
         """Deal out the candidates (B, N) of sentences with forced phrases among banks.
 
         values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
-        z, k, n = len(self.steered), scores.size(1), ranked.score.size(1)
-        if not z:
+        here, n, v = self.steered[:, None], ranked.score.size(1), self.goes_on.size(1)
+        if not len(here):
             return ranked
-        first = self.steered[:, None] * k
-        own = Ranked(*(part[self.steered] for part in vars(ranked).values()))
-        best = values.max(2).indices[self.steered]  # (Z, K): no row is left without heir
-        rows = torch.arange(k, device=best.device).expand(z, k)
-        row, token, bank = self.wanted.unbind(2)
-        # Candidates, the best of each row, and wanted tokens: each (Z, N + K + P)
-        of_row = torch.cat([own.row - first, rows, row.clamp(min=0)], 1)
-        tokens = torch.cat([own.token, best, token], 1)
-        banks = torch.cat([self.banks.gather(1, of_row[:, : n + k]), bank], 1)
-        log_prob = values[self.steered[:, None], of_row, tokens]
-        log_prob = log_prob - norm[self.steered[:, None], of_row]
-        total = log_prob + scores[self.steered[:, None], of_row]
-        exists = torch.ones_like(total, dtype=torch.bool)
-        exists[:, :n] = own.score > -math.inf
-        exists[:, n + k :] = row >= 0
-        # A candidate may be there several times: of equal ones, the last counts
-        same = (of_row[:, :, None] == of_row[:, None]) & (tokens[:, :, None] == tokens[:, None])
-        same &= exists[:, None]
-        exists &= ~same.triu(1).any(2)
-        total = total.masked_fill(~exists, -math.inf)
-        order = dealt(total, banks, n)
-        taken = Ranked(total, of_row + first, tokens, log_prob).take(order)
+        log_probs = values[self.steered, :, :v] - norm[self.steered, :, None]  # (Z, K, V)
+        totals = log_probs + scores[self.steered, :, None]
+        bank_of = torch.zeros_like(totals, dtype=torch.int16)  # of wanted tokens, else 0
+        bank_of[self.wanted[:, 0], self.wanted[:, 1], self.wanted[:, 2]] = self.wanted[:, 3].short()
+        # The best of each row that are wanted, and the best of the others
+        tops = [
+            totals.masked_fill(hidden, -math.inf).topk(min(n, v))
+            for hidden in (bank_of == 0, bank_of > 0)
+        ]
+        total = torch.cat([top.values for top in tops], 2).flatten(1)  # (Z, M)
+        rows = torch.arange(scores.size(1), device=here.device)[:, None]
+        places = torch.cat([top.indices + rows * v for top in tops], 2).flatten(1)
+        banks = bank_of.flatten(1).gather(1, places).long()
+        banks = torch.where(banks > 0, banks, self.banks.gather(1, places // v))
+        order = dealt(total, banks, n)  # (Z, N)
+        places = places.gather(1, order)
+        rows = places // v + here * scores.size(1)
+        log_prob = log_probs.flatten(1).gather(1, places)
+        taken = Ranked(total.gather(1, order), rows, places % v, log_prob)
         pairs = zip(vars(ranked).values(), vars(taken).values())
         return Ranked(*(old.index_copy(0, self.steered, new) for old, new in pairs))
 
@@ -128,56 +123,57 @@ class Constraints:
         self.states: dict[int, list[State | None]] = {}  # by the sentence's number; None: no row
         self.best: dict[int, int] = {}  # the row with the highest score
         some = next(each for each in phrases if each is not None)
-        classes = torch.tensor(some.surfaces.classes)
-        own = classes[:, -1:].expand(-1, max(0, n_words + 1 - classes.size(1)))
-        self.classes = torch.cat([classes[:, :-1], own], 1).to(device)  # (C, V + own words)
+        goes_on = torch.zeros(2, n_words, dtype=torch.bool)
+        goes_on[1] = True  # words of the sentences' own begin a word unless they are joined
+        known = torch.tensor(some.surfaces.goes_on)[:, :n_words]
+        goes_on[:, : known.size(1)] = known
+        self.goes_on = goes_on.to(device)
         # If no row can be spared, or forbidden tokens make the others more likely, no word
         # begins like a banned one
         apart = plan.beam_size == 1 or plan.beam_groups > 1 or plan.sampling is not None
         self.strict = plan.policy.masks == "logits" or apart
-        self.forbidden: list[tuple[int, int]] = []
-        self.closed: list[tuple[int, int, int]] = []
 
     def tell(self, slots: Sequence[Slot], n_steps: int) -> Held | None:
         """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
-        self.forbidden, self.closed = [], []
-        steered: list[int] = []
-        banks: list[list[int]] = []
-        wanted: list[list[tuple[int, int, int]]] = []
+        forbidden, bound, steered, banks, wanted = [], [], [], [], []
+        k = self.plan.beam_size
         for b, slot in enumerate(slots):
             phrases, step = self.phrases[slot.number], n_steps - slot.started
             if phrases is None or step <= len(slot.beam.limits.prefix):
                 continue
-            effects = self._effects(b, slot, phrases, n_steps >= slot.last - 1)
-            if phrases.steers:
+            states = self._states(slot, phrases)
+            found = [Effects() if state is None else phrases.effects(state) for state in states]
+            spare = any(s and not e.goes_on for s, e in zip(states, found))
+            for row, (state, effects) in enumerate(zip(states, found)):
+                tokens = [*effects.forbidden]
+                # A word of one row alone may begin like a banned one, so that others are spared;
+                # none does if the next token may be the last
+                if self.strict or n_steps >= slot.last - 1 or row != self.best[slot.number]:
+                    tokens += effects.completing
+                if not effects.may_end:
+                    tokens.append(self.plan.eos_id)
+                forbidden += [(b * k + row, token) for token in tokens]
+                if state is not None and effects.goes_on is not None:
+                    must = effects.goes_on
+                    bound.append((b * k + row, state.joined, must, must and spare))
+                if any(phrases.paths):
+                    wanted += [(len(steered), row, *pair) for pair in effects.wanted]
+            if any(phrases.paths):
                 steered.append(b)
-                banks.append([each.bank for each in effects])
-                wanted.append(
-                    [(k, *pair) for k, each in enumerate(effects) for pair in each.wanted]
-                )
-        if not (self.forbidden or self.closed or steered):
+                banks.append([effects.bank for effects in found])
+        if not (forbidden or bound or steered):
             return None
-        return self._sent(steered, banks, wanted)
+        return Held(
+            self._sent(forbidden, 2),
+            self._sent(bound, 4),
+            self.goes_on,
+            self._sent(steered, 1)[:, 0],
+            self._sent(banks, k),
+            self._sent(wanted, 4),
+        )
 
-    def _effects(self, b: int, slot: Slot, phrases: PhraseAutomaton, at_end: bool) -> list[Effects]:
-        """The effects on the rows of sentence b; notes the tokens that they forbid.
-
-        at_end: the next token may be the last"""
-        states, plan = self._states(slot, phrases), self.plan
-        found = [Effects() if state is None else phrases.effects(state) for state in states]
-        some_free = any(s is not None and e.closed is None for s, e in zip(states, found))
-        for k, effects in enumerate(found):
-            row, tokens = b * plan.beam_size + k, [*effects.forbidden]
-            # A word of one row alone may begin like a banned one, so that the others are spared
-            if self.strict or at_end or k != self.best[slot.number]:
-                tokens += effects.completing
-            if not effects.may_end:
-                tokens.append(plan.eos_id)
-            self.forbidden += [(row, token) for token in tokens]
-            if effects.closed is not None:
-                firm = some_free and effects.closed != GOES_ON
-                self.closed.append((row, effects.closed, int(firm)))
-        return found
+    def _sent(self, numbers: Sequence[object], width: int) -> Tensor:
+        return sent(torch.tensor(numbers, dtype=torch.long).view(-1, width), self.device)
 
     def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[State | None]:
         """Of the rows of a sentence; at first they have read its prefix."""
@@ -189,49 +185,19 @@ class Constraints:
             self.best[slot.number] = 0
         return self.states[slot.number]
 
-    def _sent(
-        self,
-        steered: list[int],
-        banks: list[list[int]],
-        wanted: list[list[tuple[int, int, int]]],
-    ) -> Held:
-        """On the device, in one transfer."""
-        most = max(map(len, wanted), default=0)
-        filled = [[*each, *[(-1, 0, -1)] * (most - len(each))] for each in wanted]
-        k, z = self.plan.beam_size, len(steered)
-        parts = [
-            torch.tensor(part, dtype=torch.long).flatten()
-            for part in (self.forbidden, self.closed, steered, banks, filled)
-        ]
-        there = sent(torch.cat(parts), self.device)
-        pairs, closed, places, of_rows, then = torch.split(there, [len(part) for part in parts])
-        return Held(
-            pairs.view(-1, 2).T,
-            closed.view(-1, 3).T,
-            self.classes,
-            places,
-            of_rows.view(z, k),
-            then.view(z, most, 3),
-        )
-
     def follow(self, slots: Sequence[Slot], n_steps: int, newest: Tensor) -> None:
         """Follow the rows of sentences in their slots; newest (B, M): see `Log`."""
-        lines = newest[:, : 3 * self.plan.beam_size].tolist()
-        for b, (slot, line) in enumerate(zip(slots, lines)):
-            phrases = self.phrases[slot.number]
-            if phrases is not None and n_steps > slot.started:  # others read start tokens
-                self._read(b, slot, phrases, line)
-
-    def _read(self, b: int, slot: Slot, phrases: PhraseAutomaton, line: list[float]) -> None:
-        """Follow the rows of a sentence: `line` has their scores, parents and tokens."""
         k = self.plan.beam_size
-        old = self._states(slot, phrases)
-        scores, parents, tokens = line[:k], line[k : 2 * k], line[2 * k : 3 * k]
-        states: list[State | None] = []
-        for score, parent, token in zip(scores, parents, tokens):
-            alive = score > -math.inf and token != self.plan.eos_id
-            # A place that no candidate has taken may name a token that there is not
-            before = old[int(parent) - b * k] if alive else None
-            states.append(None if before is None else phrases.after(before, int(token)))
-        self.states[slot.number] = states
-        self.best[slot.number] = max(range(k), key=scores.__getitem__)
+        for b, (slot, line) in enumerate(zip(slots, newest[:, : 3 * k].tolist())):
+            phrases = self.phrases[slot.number]
+            if phrases is None or n_steps <= slot.started:  # others read start tokens
+                continue
+            old, scores = self._states(slot, phrases), line[:k]
+            states: list[State | None] = []
+            for score, parent, token in zip(scores, line[k : 2 * k], line[2 * k :]):
+                alive = score > -math.inf and token != self.plan.eos_id
+                # A place that no candidate has taken may name a token that there is not
+                before = old[int(parent) - b * k] if alive else None
+                states.append(None if before is None else phrases.after(before, int(token)))
+            self.states[slot.number] = states
+            self.best[slot.number] = max(range(k), key=scores.__getitem__)

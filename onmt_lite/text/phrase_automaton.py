@@ -1,4 +1,4 @@
-"""The automaton that reads the rows of a search for forced and banned phrases.
+"""Follows the rows of a search by the text of their tokens, for forced and banned phrases.
 
 A banned phrase is told by the text, so that no other tokens can spell it.  A forced phrase is a
 path of tokens that a row follows; the text says whether it stands there as whole words.  Of the
@@ -6,16 +6,158 @@ text, a state keeps its longest end that a phrase begins with, and the character
 few states occur, and what follows from each is kept.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from onmt_lite.text.phrases import borders, is_word, neighbours, single_spaced
-from onmt_lite.text.surfaces import Surfaces
+from onmt_lite.text.phrases import (
+    UNREADABLE,
+    borders,
+    ended,
+    ends_with,
+    is_word,
+    occurs,
+    single_spaced,
+)
+from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.text.vocab import Vocab
 
+ANCHOR = "a"  # a word beside which tokens are looked at
 CACHED = 1 << 16  # states and tokens
 MET = -1
-GOES_ON = 2  # a class of `Surfaces`
+
+
+class Surfaces:
+    """The text that each token of a vocabulary adds, whatever the tokenizer.
+
+    A space stands between two tokens unless one of them is glued to the other: to its left as `s`
+    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  If no token is glued to its left, the
+    space is counted to the token before it, so that the text shows at once that a word has ended:
+    `cat` is "cat " and `cat@@` is "cat".
+
+    Pieces are asked for with `joined`: whether the token before glues them to itself, or they begin
+    the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
+        """case: turns the text of the tokens into that of the translation."""
+        self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
+        self.anchor, self.word = self._anchored()
+        self.parts = [self._look_at(token) for token in vocab.tokens]
+        self.ids = [i for i in range(len(vocab)) if not vocab.is_special(i)]
+        texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
+        self.spaced_behind = not any(glued for _, glued, _ in texts)
+        self.cores = [single_spaced(core).strip() for core, _, _ in self.parts]
+        self.beginning, self.holding = lru_cache(self._beginning), lru_cache(self._holding)
+
+    def _anchored(self) -> tuple[list[str], str]:
+        """Tokens that are a word wherever they stand, and the word.
+
+        If text is cut by other rules than it is joined by, as with `-tokenizer space -detokenizer
+        sentencepiece`, a word that was cut is none: "a" stays `a`, without the mark of a word.  A
+        token of the vocabulary has its marks.
+        """
+        own = ([t] for i, t in enumerate(self.vocab.tokens) if not self.vocab.is_special(i))
+        cut = self.tokenizer.encode_target(ANCHOR)
+        for tokens in (cut, *own):
+            word = self.tokenizer.decode(tokens).strip()
+            two = self.tokenizer.decode([*tokens, *tokens]).strip()
+            if word.isalpha() and two == f"{word} {word}":
+                return tokens, word
+        return cut, ANCHOR
+
+    def _look_at(self, token: str) -> tuple[str, bool, bool]:
+        """The text of a token between two words, and whether it is glued to its left and glues the
+        token to its right; UNREADABLE if that cannot be told."""
+        text = self.tokenizer.decode([*self.anchor, token, *self.anchor]).strip()
+        word, n = self.word, len(self.word)
+        inner = text[n:-n]
+        framed = text.startswith(word) and text.endswith(word) and len(text) >= 2 * n
+        if not framed or UNREADABLE in inner:
+            return UNREADABLE, True, False
+        if inner == " ":  # it says nothing
+            return "", True, False
+        glued, glues = not inner.startswith(" "), not inner.endswith(" ")
+        core = inner[0 if glued else 1 : None if glues else -1]
+        return self.case(core), glued, glues
+
+    def piece(self, token: str | int, joined: bool) -> tuple[str, bool]:
+        """Return the text that a token adds and whether it joins the next token.
+
+        token: its id, or a word of the line's own that a model copies
+        """
+        core, glued, glues = self.parts[token] if isinstance(token, int) else self._look_at(token)
+        if self.spaced_behind:
+            return (core if glues or not core else f"{core} "), True
+        return (core if glued or joined else f" {core}"), glues
+
+    # ---- Tokens by their text ----
+
+    @cached_property
+    def goes_on(self) -> list[list[bool]]:
+        """Whether each token goes on with the word before it, after a token that joins none, and
+        after one that joins it (2, V)."""
+        pieces = ([self.piece(i, joined)[0] for i in range(len(self.parts))] for joined in (0, 1))
+        return [[text != "" and is_word(text[0]) for text in each] for each in pieces]
+
+    def _beginning(self, text: str) -> list[int]:
+        return [i for i, core in enumerate(self.cores) if core.startswith(text)]
+
+    def _holding(self, text: str) -> list[int]:
+        return [i for i, core in enumerate(self.cores) if text in core]
+
+    @cached_property
+    def adding(self) -> dict[str, list[int]]:
+        """Tokens by the texts that they may add."""
+        found: dict[str, list[int]] = {}
+        for i in self.ids:
+            for text in {self.piece(i, joined)[0] for joined in (False, True)}:
+                found.setdefault(text, []).append(i)
+        return found
+
+    # ---- Phrases by their tokens ----
+
+    def spelt(self, phrase: str) -> tuple[int, ...]:
+        """The tokens that say a phrase as whole words; none if the model cannot say it.
+
+        They are the tokenizer's, or the fewest if it does not know the vocabulary.
+        """
+        ids = self._encoded(phrase)
+        if self._says(ids, phrase):
+            return ids
+        for text in (phrase, f" {phrase}", f"{phrase} "):
+            ways: list[tuple[int, bool, tuple[int, ...]]] = [(0, self.spaced_behind, ())]
+            seen = set()
+            for n, joined, ids in ways:  # which grow: those of fewer tokens come first
+                if n == len(text) and self._says(ids, phrase):
+                    return ids
+                for end in range(n + 1, len(text) + 1):
+                    for token in self.adding.get(text[n:end], ()):
+                        piece, joins = self.piece(token, joined)
+                        if piece == text[n:end] and (end, joins) not in seen:
+                            seen.add((end, joins))
+                            ways.append((end, joins, (*ids, token)))
+        return ()
+
+    def _encoded(self, phrase: str) -> tuple[int, ...]:
+        """The tokenizer's tokens of a phrase, if the model has them all."""
+        lower = self.case is not str  # the model writes small letters, which become capitals
+        tokens = self.tokenizer.encode_target(phrase.lower() if lower else phrase)
+        if any(map(self.vocab.lacks, tokens)):
+            return ()
+        ids = self.vocab.encode(tokens)
+        # Marks and scripts without spaces do without the mark of a word
+        spare = len(ids) > 1 and not is_word(phrase[0]) and not self.parts[ids[0]][0]
+        return tuple(ids[spare:])
+
+    def _says(self, ids: Sequence[int], phrase: str) -> bool:
+        """Whether tokens between two words are a phrase, of whole words."""
+        text, joined = ANCHOR + " " * self.spaced_behind, self.spaced_behind
+        for token in ids:
+            piece, joined = self.piece(token, joined)
+            text += piece
+        text += ANCHOR if joined else f" {ANCHOR}"
+        return text[1:-1].strip() == phrase and occurs(text, phrase)
 
 
 class State(NamedTuple):
@@ -36,18 +178,19 @@ class Effects(NamedTuple):
 
     forbidden   tokens that may not follow
     completing  tokens after which a banned phrase is complete, unless its last word goes on
-    closed      the class of tokens that may not follow, see `Surfaces.classes`
+    goes_on     whether the last word must go on, as it completes a banned phrase, or must not, as
+                it completes a forced one; None: it may
     may_end     no forced phrase is missing, and no banned one is complete
     bank        tokens of forced phrases that the row holds
     wanted      tokens that bring a forced phrase further, each with the bank of the row then
     """
 
-    forbidden: tuple[int, ...] = ()
-    completing: tuple[int, ...] = ()
-    closed: int | None = None
+    forbidden: list[int] = []
+    completing: list[int] = []
+    goes_on: bool | None = None
     may_end: bool = True
     bank: int = 0
-    wanted: tuple[tuple[int, int], ...] = ()
+    wanted: list[tuple[int, int]] = []
 
 
 class PhraseAutomaton:
@@ -63,85 +206,26 @@ class PhraseAutomaton:
         """own_words: of the line, which a model that copies may say; see `Example`."""
         self.surfaces, self.forced, self.banned = surfaces, forced, banned
         self.own_words, self.n_tokens = own_words, len(surfaces.parts)
-        self.paths = [tuple(surfaces.spelt(phrase)) for phrase in forced]
-        all_phrases = (*forced, *banned)
-        self.beginnings = {p[:n] for p in all_phrases for n in range(1, len(p) + 1)}
-        self.longest = max(map(len, all_phrases), default=0)
+        self.paths = [surfaces.spelt(phrase) for phrase in forced]
+        self.beginnings = {p[:n] for p in (*forced, *banned) for n in range(1, len(p) + 1)}
+        self.longest = max(map(len, self.beginnings), default=0)
         self.start = State(" ", True, (0,) * len(forced))
         self.after = lru_cache(CACHED)(self._after)
         self.effects = lru_cache(CACHED)(self._effects)
 
-    @property
-    def steers(self) -> bool:
-        """Whether the model can say a forced phrase."""
-        return any(self.paths)
-
     def _after(self, state: State, token: int) -> State:
         """The state of a row that goes on with a token."""
         text, joined = self._extended(state, token)
-        matched = (self._matched(i, state, token, text) for i in range(len(self.forced)))
-        return State(self._tail(text), joined, tuple(matched))
+        matched = [self._matched(i, state, token, text) for i in range(len(self.forced))]
+        starts = range(max(1, len(text) - self.longest), len(text))
+        tails = (i for i in starts if text[i:] in self.beginnings and borders(text[i - 1], text[i]))
+        return State(text[next(tails, len(text)) - 1 :], joined, tuple(matched))
 
     def _extended(self, state: State, token: int) -> tuple[str, bool]:
         """The end of the text with a token, and whether this joins the next one."""
         word = token if token < self.n_tokens else self.own_words[token - self.n_tokens]
         piece, joined = self.surfaces.piece(word, state.joined)
         return single_spaced(state.tail + piece), joined
-
-    def _tail(self, text: str) -> str:
-        """The longest end of a text that a phrase begins with, and the character before it."""
-        for i in range(max(1, len(text) - self.longest), len(text)):
-            if borders(text[i - 1], text[i]) and text[i:] in self.beginnings:
-                return text[i - 1 :]
-        return text[-1]
-
-    def _effects(self, state: State) -> Effects:
-        """The effects of tokens that may follow a state."""
-        forbidden, completing = self._banned_after(state)
-        at_end = any(complete(state.tail, phrase) for phrase in self.banned)
-        # A phrase that the model cannot say keeps no translation from ending
-        missing = [i for i, path in enumerate(self.paths) if path and state.matched[i] != MET]
-        waiting = [i for i in missing if state.matched[i] == len(self.paths[i])]
-        bank, wanted = self._bank(state), []
-        for token in self._next_tokens(state, missing):
-            then = self._bank(self.after(state, token))
-            if then > bank and token not in forbidden:
-                wanted.append((token, then))
-        return Effects(
-            forbidden,
-            completing,
-            int(state.joined) if at_end else GOES_ON if waiting else None,
-            not at_end and missing == waiting,
-            bank,
-            tuple(wanted),
-        )
-
-    # ---- Banned phrases ----
-
-    def _banned_after(self, state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens after which a banned phrase has ended, and tokens after which it is complete."""
-        ended_by, completed_by = [], []
-        for token in self._critical(state.tail):
-            text, _ = self._extended(state, token)
-            if any(ended(text, phrase) for phrase in self.banned):
-                ended_by.append(token)
-            elif any(complete(text, phrase) for phrase in self.banned):
-                completed_by.append(token)
-        return tuple(ended_by), tuple(completed_by)
-
-    def _critical(self, tail: str) -> list[int]:
-        """Tokens after which a banned phrase may be complete."""
-        if not self.banned:
-            return []
-        found = {*self.surfaces.several}
-        found.update(range(self.n_tokens, self.n_tokens + len(self.own_words)))
-        for phrase in self.banned:
-            rests = [phrase[n:] for n in range(1, len(phrase)) if ends_with(tail, phrase[:n])]
-            for rest in (*rests, phrase, f" {phrase}"):
-                found.update(self.surfaces.beginning(rest))
-        return sorted(found)
-
-    # ---- Forced phrases ----
 
     def _matched(self, i: int, state: State, token: int, text: str) -> int:
         """How many tokens of forced phrase i a row ends with after a token, or MET."""
@@ -155,12 +239,6 @@ class PhraseAutomaton:
                 return m if m > 1 or apart else 0
         return 0
 
-    def _next_tokens(self, state: State, missing: Sequence[int]) -> list[int]:
-        """The tokens that begin a missing phrase or go on with it."""
-        pairs = [(self.paths[i], state.matched[i]) for i in missing]
-        tokens = [path[m] for path, n in pairs for m in (0, n) if m < len(path)]
-        return list(dict.fromkeys(tokens))
-
     def _bank(self, state: State) -> int:
         """How many tokens of forced phrases a row holds.
 
@@ -170,20 +248,36 @@ class PhraseAutomaton:
         met = sum(len(path) for path, n in zip(self.paths, state.matched) if n == MET)
         return met + max((*state.matched, 0))
 
+    def _effects(self, state: State) -> Effects:
+        """The effects of tokens that may follow a state."""
+        forbidden, completing = [], []
+        for token in self._critical(state.tail):
+            text, _ = self._extended(state, token)
+            if any(ended(text, phrase) for phrase in self.banned):
+                forbidden.append(token)
+            elif any(ends_with(text, phrase) for phrase in self.banned):
+                completing.append(token)
+        at_end = any(ends_with(state.tail, phrase) for phrase in self.banned)
+        # A phrase that the model cannot say keeps no translation from ending
+        pairs = [(path, n) for path, n in zip(self.paths, state.matched) if path and n != MET]
+        complete = [n == len(path) for path, n in pairs]
+        bank, wanted = self._bank(state), []
+        for token in dict.fromkeys(path[m] for path, n in pairs for m in (0, n) if m < len(path)):
+            then = self._bank(self.after(state, token))
+            if then > bank and token not in forbidden:
+                wanted.append((token, then))
+        goes_on = True if at_end else False if any(complete) else None
+        may_end = not at_end and all(complete)
+        return Effects(forbidden, completing, goes_on, may_end, bank, wanted)
 
-def ends_with(text: str, words: str) -> bool:
-    """Whether a text ends with some words, after its first character."""
-    n = len(words)
-    return len(text) > n and text.endswith(words) and borders(text[-n - 1], words[0])
-
-
-def complete(text: str, phrase: str) -> bool:
-    """Whether a text ends with a phrase, the last word of which may go on."""
-    return is_word(phrase[-1]) and ends_with(text, phrase)
-
-
-def ended(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase after its first character that ends, whatever follows."""
-    last_is_mark = not is_word(phrase[-1])
-    nexts = (after for _, after in neighbours(text, phrase))
-    return any(last_is_mark or (after != "" and borders(phrase[-1], after)) for after in nexts)
+    def _critical(self, tail: str) -> list[int]:
+        """Tokens after which a banned phrase may be complete."""
+        if not self.banned:
+            return []
+        found = set(range(self.n_tokens, self.n_tokens + len(self.own_words)))
+        for phrase in self.banned:
+            found.update(self.surfaces.holding(phrase))
+            for n in range(1, len(phrase)):
+                if ends_with(tail, phrase[:n]):
+                    found.update(self.surfaces.beginning(phrase[n:].lstrip()))
+        return sorted(found)

@@ -7,7 +7,6 @@ words have no such borders: there a phrase may stand anywhere.
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from functools import lru_cache
 
 SPACES = re.compile(r"\s+")
@@ -32,28 +31,30 @@ def borders(before: str, after: str) -> bool:
     return not (is_word(before) and is_word(after))
 
 
-def neighbours(text: str, phrase: str) -> Iterator[tuple[str, str]]:
-    """The characters before and after a phrase, each time that it begins a word of a text.
-
-    The first character of the text stands before all else; after its end is "".
-    """
-    start = text.find(phrase, 1)
-    while start > 0:
-        end = start + len(phrase)
-        if borders(text[start - 1], phrase[0]):
-            yield text[start - 1], text[end : end + 1]
-        start = text.find(phrase, start + 1)
-
-
-def occurs(text: str, phrase: str, alone: bool = False) -> bool:
-    """Whether a phrase stands in a text as whole words.
+def ended(text: str, phrase: str, alone: bool = False) -> bool:
+    """Whether a phrase stands after the first character of a text, whatever follows the text.
 
     alone: no letter stands beside it, even if it begins or ends with a mark.
     """
-    return any(
-        borders(phrase[-1], after) and not (alone and (is_word(before) or is_word(after)))
-        for before, after in neighbours(f" {text} ", phrase)
-    )
+    start = text.find(phrase, 1)
+    while start > 0:
+        before, after = text[start - 1], text[start + len(phrase) :][:1] or UNREADABLE
+        if borders(before, phrase[0]) and borders(phrase[-1], after):
+            if not (alone and (is_word(before) or is_word(after))):
+                return True
+        start = text.find(phrase, start + 1)
+    return False
+
+
+def occurs(text: str, phrase: str, alone: bool = False) -> bool:
+    """Whether a phrase stands in a whole text; see `ended`."""
+    return ended(f" {text} ", phrase, alone)
+
+
+def ends_with(text: str, words: str) -> bool:
+    """Whether a text ends with words that begin after its first character."""
+    n = len(words)
+    return len(text) > n and text.endswith(words) and borders(text[-n - 1], words[0])
 
 
 def parse_phrases(line: str) -> tuple[str, ...]:
