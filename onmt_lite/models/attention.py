@@ -3,7 +3,6 @@
 N sequences, T queries, S keys, H heads of the width d, G heads of keys and values, D model width.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.linear import Linear
-from onmt_lite.models.positions import build_relation
+from onmt_lite.models.positions import RELATIONS
 from onmt_lite.models.processor import fits, processor_words
 
 # Narrower attention gains nothing by keys in bfloat16: oneDNN takes 0.2 to 0.6 ms to prepare its
@@ -23,9 +22,7 @@ LEAST_NARROWED = 256
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention of queries (N, H, T, d) to keys (N, G, d, S) and values
-    (N, G, S, d).
-
-    Returns the context (N, H, T, d) and the weights (N, H, T, S), both in the queries' type.
+    (N, G, S, d): the context (N, H, T, d) and the weights (N, H, T, S), in the queries' type.
 
     Each of the G serves H/G neighbouring heads.  `mask` is added to the scores.  Products are
     computed in the type of keys and values, the softmax in float32.  Not torch's fused kernel:
@@ -67,11 +64,7 @@ class Packing:
         """mask (B, 1, S): of a `Memory`."""
         self.shape = mask.size(0), mask.size(2)
         self.places = (mask.flatten() == 0).nonzero().flatten()  # (N,)
-
-    @property
-    def pays(self) -> bool:
-        """Whether there is padding, and a token."""
-        return 0 < len(self.places) < math.prod(self.shape)
+        self.pays = 0 < len(self.places) < mask.numel()  # there is padding, and a token
 
     def pack(self, x: Tensor) -> Tensor:
         """x (B, S, D) -> (1, N, D)."""
@@ -106,7 +99,7 @@ class SelfAttention(nn.Module):
         n_parts = self.heads + 2 * self.kv_heads
         self.qkv = Linear(cfg.d_model, n_parts * cfg.width, bias=cfg.attn_bias)
         self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
-        self.relation = build_relation(cfg, causal)
+        self.relation = RELATIONS[cfg.relative](cfg, causal)
 
     def forward(
         self, x: Tensor, sight: Sight, cache: KeyValueCache | None = None, layer: int = 0
@@ -127,17 +120,14 @@ class SelfAttention(nn.Module):
             k = k.transpose(-2, -1)
         else:
             k, v = cache.append(layer, k, v)
-        context = self._attend(q, k, v, sight).transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
-        return self.out(context if sight.packing is None else sight.packing.pack(context))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """-> context (N, H, T, d)."""
         mask, bias = sight.mask, self.relation.bias(q, sight.relative)
         if bias is not None:
             mask = bias if mask is None else bias + mask
-        context, weights = attend(q, k, v, mask)
+        context, weights = attend(q, k, v, mask)  # (N, H, T, d), (N, H, T, S)
         more = self.relation.context(weights, sight.relative)
-        return context if more is None else context + more
+        context = context if more is None else context + more
+        context = context.transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
+        return self.out(context if sight.packing is None else sight.packing.pack(context))
 
 
 class CrossAttention(nn.Module):

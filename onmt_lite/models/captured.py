@@ -32,10 +32,7 @@ Recorder: TypeAlias = Callable[[Step], Step]
 
 
 class CudaRecorder:
-    """Records a step as a CUDA graph and returns a function that replays it.
-
-    The replay writes its results to the same tensors each time.
-    """
+    """Records a step as a CUDA graph, whose replay writes its results to the same tensors."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -63,10 +60,7 @@ class Lane:
         self.owner: Callable[[], Any] = lambda: None  # a weak reference to the state
 
     def settle(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
-        """Move the state's tensors here, unless they are here already.
-
-        Returns a tensor (n_rows,) that begins with the tokens (R,).
-        """
+        """Move the state's tensors here; return a tensor (n_rows,) that begins with tokens (R,)."""
         for i, (holder, name, x) in enumerate(tensors_of(state), start=1):
             if x.numel() and x is not self.homes.get(i):
                 self.homes[i] = holder[name] = self._home(i, x.shape, x)
@@ -82,9 +76,6 @@ class Lane:
             self.stores[key] = like.new_zeros(n)
             self.steps.clear()  # they read the old memory
         return self.stores[key][:n].view(shape)
-
-    def shapes(self) -> tuple[torch.Size, ...]:
-        return tuple(x.shape for x in self.homes.values())
 
 
 class StepGraphs:
@@ -102,15 +93,13 @@ class StepGraphs:
     def run(
         self, advance: Callable[..., tuple[Tensor, Tensor]], tokens: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Call advance(tokens, state), or replay it: see `Family.advance`.
-
-        The results hold until the next step of any state.
-        """
+        """Call `Family.advance`, or replay it; the results hold until any state's next step."""
         lane, n = self._lane(state), state.n_sentences
         n_run, beam_size = rounded_up(n), len(tokens) // n
         inputs = lane.settle(state, tokens, n_run * beam_size)  # (n_run * K,)
         step = partial(advance, inputs, state.first(n_run))
-        hidden, attn = self._recorded(lane, (n_run, *lane.shapes()), step)()
+        shapes = n_run, *(x.shape for x in lane.homes.values())
+        hidden, attn = self._recorded(lane, shapes, step)()
         return hidden[:n], attn[:n]  # (B, K, D), (B, K, S)
 
     def _recorded(self, lane: Lane, shapes: Any, step: Step) -> Step:

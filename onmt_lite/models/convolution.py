@@ -8,6 +8,7 @@ no dropout.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -146,10 +147,6 @@ class MultiStepAttention(nn.Module):
         return (self.outward(context) + x) * SQRT_HALF, weights
 
 
-def residual(d_in: int, d: int) -> nn.Module:
-    return nn.Identity() if d_in == d else nn.Linear(d_in, d)
-
-
 class Stack(nn.Module):
     """Embeddings and gated convolutions of one side."""
 
@@ -164,7 +161,9 @@ class Stack(nn.Module):
         self.inward = nn.Linear(e, layers[0].d)
         self.widths = [layers[0].d, *(layer.d for layer in layers)]
         self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, layers))
-        self.residuals = nn.ModuleList(map(residual, self.widths, self.widths[1:]))
+        self.residuals = nn.ModuleList(
+            nn.Identity() if d_in == d else nn.Linear(d_in, d) for d_in, d in pairwise(self.widths)
+        )
 
 
 class Encoder(Stack):

@@ -1,7 +1,6 @@
 """Several models as one: they read the same line, and their predictions are averaged.
 
-Letters: B sentences, K beams per sentence, R = B*K rows, S source tokens, T target tokens, V target
-vocabulary, X words that copying members take from the sources of the batch.
+Letters as in `onmt_lite.models.base`.
 """
 
 import math
@@ -35,14 +34,9 @@ class EnsembleState:
 class Ensemble(nn.Module):
     """Models of any families with one target vocabulary: an `onmt_lite.models.base.EncoderDecoder`.
 
-    Returns weighted means over the members; weights are scaled to add up to one, and equal if none
-    are given:
-
-        of log-probabilities, as in OpenNMT-py and Marian; they are not normalised again unless a
-            search does so
-        of probabilities, if `of_probs`, as in fairseq; returned are the logarithms of the means
-
-    A memory is the list of the members' memories.
+    Returns the members' weighted mean log-probabilities, as OpenNMT-py and Marian, not normalised
+    again unless a search does so; or, if `of_probs`, the logarithms of mean probabilities, as
+    fairseq.  A memory is the list of the members' memories.
     """
 
     def __init__(
@@ -52,7 +46,8 @@ class Ensemble(nn.Module):
         of_probs: bool = False,
         own_ids: Sequence[list[int] | None] = (),
     ):
-        """own_ids: what each source id is to a member that has a source vocabulary of its own."""
+        """weights: scaled to add up to one; none: equal.  own_ids: what each source id is to a
+        member that has a source vocabulary of its own."""
         super().__init__()
         tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in own_ids]
         self.own_ids = tables or [None] * len(members)
@@ -86,7 +81,8 @@ class Ensemble(nn.Module):
         known = self._known(tokens)
         pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
         logits, attn = zip(*pairs)
-        return self._mean(logits), self._mean_attention(attn)
+        weighted = [weight * own.float() for weight, own in zip(self.weights, attn)]
+        return self._mean(logits), torch.stack(weighted).sum(0)
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         known = self._known(tgt)
@@ -115,10 +111,6 @@ class Ensemble(nn.Module):
             return torch.stack([log_probs * w for w, log_probs in pairs]).sum(0)
         weighted = [log_probs + math.log(w) for w, log_probs in pairs if w > 0]
         return torch.stack(weighted).logsumexp(0)
-
-    def _mean_attention(self, attn: Sequence[Tensor]) -> Tensor:
-        """Attention (.., S) of each member -> their weighted mean (.., S)."""
-        return torch.stack([weight * own.float() for weight, own in zip(self.weights, attn)]).sum(0)
 
 
 def log_softmax(logits: Tensor, width: int) -> Tensor:

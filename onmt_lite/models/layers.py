@@ -3,8 +3,9 @@
 Letters: N sequences, B sentences, S source tokens, T target tokens, H heads, D model width.
 """
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +33,8 @@ def make_norm(cfg: TransformerConfig) -> nn.Module:
 
 
 class Dropout(nn.Module):
-    """Dropout with one mask per sentence, the same at all its positions.
-
-    tensor2tensor's `dropout_broadcast_dims`: as good as a mask per position and many
-    times cheaper to draw on a CPU.
-    """
+    """Dropout with one mask for all positions of a sentence (tensor2tensor's
+    `dropout_broadcast_dims`): as good as one for each, and many times cheaper to draw on a CPU."""
 
     def __init__(self, p: float):
         super().__init__()
@@ -70,12 +68,13 @@ class FeedForward(nn.Module):
 
     def pack(self, kind: str) -> bool:
         """See `onmt_lite.models.linear.pack`."""
-        plain = self.gate is None and self.activation is F.relu
-        self.kernel = Int8FeedForward(self.up, self.down) if plain and kind == "int8" else None
-        if self.kernel is not None:
-            pack(self.up, "")
-            pack(self.down, "")
-        return self.kernel is not None
+        self.kernel = None
+        if kind != "int8" or self.gate is not None or self.activation is not F.relu:
+            return False
+        self.kernel = Int8FeedForward(self.up, self.down)
+        pack(self.up, "")
+        pack(self.down, "")
+        return True
 
 
 class AverageAttention(nn.Module):
@@ -87,18 +86,11 @@ class AverageAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.gates = Linear(2 * cfg.d_model, 2 * cfg.d_model)
-        self.relation = Relation()
+        self.relation = Relation(cfg)
         self.ffn: FeedForward | None = None
         if cfg.dec_self_attn == "average_ffn":
-            inner = dataclasses.replace(
-                cfg,
-                d_ff=cfg.d_model,
-                activation="relu",
-                ffn_bias=True,
-                gated_ffn=False,
-                norm="layer",
-                norm_eps=1e-6,
-            )
+            plain: dict[str, Any] = dict(activation="relu", ffn_bias=True, gated_ffn=False)
+            inner = replace(cfg, d_ff=cfg.d_model, norm="layer", norm_eps=1e-6, **plain)
             self.ffn, self.ffn_norm = FeedForward(inner), make_norm(inner)
 
     def forward(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 BLOCK = 512  # outputs computed at a time: 320 rows of them stay in the second-level cache
 ROUNDING = 1.5 * 2**23  # a float32 of this size has no bits after the point
 LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
-PROBE = (32, 128, 128)  # rows, inputs and outputs of the product that a kernel is checked with
 
 Kernel = Callable[[Tensor], Tensor]
 T = TypeVar("T")
@@ -28,7 +27,7 @@ class Linear(nn.Linear):
     kernel: Kernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., N).  Kernels run on a CPU only: elsewhere `F.linear` does."""
+        """x (..., D) -> (..., N).  Kernels are for a CPU: elsewhere `F.linear` computes."""
         if self.kernel is None or not x.is_cpu:
             return super().forward(x)
         return self.kernel(x)
@@ -75,19 +74,15 @@ class Bytes:
     zero: int
 
     @classmethod
-    def of(cls, rows: Tensor, offset: Tensor) -> "Bytes":
-        """offset (D,) is ROUNDING + 128.  Rows of zeros, or with NaN or infinity, come out as in
-        float32, because of their step."""
-        largest = rows.abs().amax(1, keepdim=True)
-        rounded = torch.addcmul(offset, rows, 127 / largest)
-        return cls(rounded.view(torch.int32).to(torch.uint8), largest / 127, 128)
+    def of(cls, rows: Tensor, offset: Tensor, zero: int = 128) -> "Bytes":
+        """offset (D,) is ROUNDING + zero, which is 128, or 0 for rows without negative numbers.
 
-    @classmethod
-    def of_positive(cls, rows: Tensor, offset: Tensor) -> "Bytes":
-        """`of` for rows without negative numbers; offset (D,) is ROUNDING."""
-        largest = rows.amax(1, keepdim=True)
-        rounded = torch.addcmul(offset, rows, 255 / largest)
-        return cls(rounded.view(torch.int32).to(torch.uint8), largest / 255, 0)
+        Rows of zeros, or with NaN or infinity, come out as in float32, because of their step.
+        """
+        largest = (rows.abs() if zero else rows).amax(1, keepdim=True)  # (R, 1)
+        n_steps = 255 - zero
+        rounded = torch.addcmul(offset, rows, n_steps / largest)  # (R, D)
+        return cls(rounded.view(torch.int32).to(torch.uint8), largest / n_steps, zero)
 
 
 class Int8Weight:
@@ -166,7 +161,7 @@ class Int8FeedForward(Shared):
         for up, bias, down in self.blocks:
             sums = up(rows)
             hidden = torch.addcmul(bias, sums, rows.step, out=sums).relu_()  # (R, BLOCK)
-            hidden_rows = Bytes.of_positive(hidden, self.hidden_offset[: hidden.size(1)])
+            hidden_rows = Bytes.of(hidden, self.hidden_offset[: hidden.size(1)], zero=0)
             out = torch.addcmul(out, down(hidden_rows), hidden_rows.step)
         return out.view(x.shape)
 
@@ -198,12 +193,9 @@ def pack(module: nn.Module, kind: str) -> None:
 
 @cache
 def is_right(kind: str) -> bool:
-    """Whether this torch has the kernel and its products are right.
-
-    Tried with large bytes: a processor that adds two products in 16 bits first (AVX2 without
-    VNNI) cuts their sums off.
-    """
-    n_rows, n_inputs, n_outputs = PROBE
+    """Whether this torch has the kernel and its products are right, also those of large bytes:
+    AVX2 without VNNI adds two products in 16 bits first, which cuts their sums off."""
+    n_rows, n_inputs, n_outputs = 32, 128, 128
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
         1 - torch.rand(shape, generator=generator) / 2

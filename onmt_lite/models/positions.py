@@ -67,6 +67,9 @@ class Relation(nn.Module):
     kind of relation uses one or two.
     """
 
+    def __init__(self, cfg: TransformerConfig, causal: bool = True):
+        super().__init__()
+
     def prepare(self, queries: Tensor, keys: Any) -> Any:
         """Positions of queries (N, T) and keys (N, S); N or T is 1 if all are alike."""
         return None
@@ -84,18 +87,6 @@ class Relation(nn.Module):
         return None
 
 
-def build_relation(cfg: TransformerConfig, causal: bool) -> Relation:
-    if cfg.relative == "shaw":
-        return Shaw(cfg.relative_limit, cfg.width, cfg.relative_values)
-    if cfg.relative == "buckets":
-        return Buckets(cfg, causal)
-    if cfg.relative == "rotary":
-        return Rotary(cfg)
-    if cfg.relative == "alibi":
-        return Alibi(cfg.heads)
-    return Relation()
-
-
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Positions (N, T) and (N, S) -> (N, T, S): the key's minus the query's."""
     return keys[:, None] - queries[:, :, None]
@@ -104,11 +95,12 @@ def distances(queries: Tensor, keys: Tensor) -> Tensor:
 class Shaw(Relation):
     """A vector per distance, added to keys and values (Shaw et al. 2018)."""
 
-    def __init__(self, limit: int, width: int, own_values: bool):
-        super().__init__()
-        self.limit = limit
-        self.weight = nn.Parameter(torch.zeros(2 * limit + 1, width))
-        self.values = nn.Parameter(torch.zeros(2 * limit + 1, width)) if own_values else None
+    def __init__(self, cfg: TransformerConfig, causal: bool = True):
+        super().__init__(cfg)
+        self.limit = cfg.relative_limit
+        shape = 2 * self.limit + 1, cfg.width
+        self.weight = nn.Parameter(torch.zeros(shape))
+        self.values = nn.Parameter(torch.zeros(shape)) if cfg.relative_values else None
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The number of each pair's vector (N, T, S)."""
@@ -126,8 +118,8 @@ class Shaw(Relation):
 class Buckets(Relation):
     """A number per head and group of distances, added to the scores (Raffel et al. 2020)."""
 
-    def __init__(self, cfg: TransformerConfig, causal: bool):
-        super().__init__()
+    def __init__(self, cfg: TransformerConfig, causal: bool = True):
+        super().__init__(cfg)
         self.limit, self.causal = cfg.relative_limit, causal
         self.weight = nn.Parameter(torch.zeros(cfg.relative_buckets, cfg.heads))
 
@@ -152,8 +144,8 @@ class Buckets(Relation):
 class Rotary(Relation):
     """Pairs of dimensions turned by an angle that grows with the position (Su et al. 2021)."""
 
-    def __init__(self, cfg: TransformerConfig):
-        super().__init__()
+    def __init__(self, cfg: TransformerConfig, causal: bool = True):
+        super().__init__(cfg)
         self.dim = cfg.rotary_dim or cfg.width
         self.interleave = cfg.rotary_interleave
         fractions = torch.arange(0, self.dim, 2, device="cpu").float() / self.dim
@@ -179,9 +171,9 @@ class Rotary(Relation):
 class Alibi(Relation):
     """The distance times a slope per head, subtracted from the scores (Press et al. 2022)."""
 
-    def __init__(self, heads: int):
-        super().__init__()
-        self.slopes = Constant(torch.tensor(alibi_slopes(heads), device="cpu")[:, None, None])
+    def __init__(self, cfg: TransformerConfig, causal: bool = True):
+        super().__init__(cfg)
+        self.slopes = Constant(torch.tensor(alibi_slopes(cfg.heads), device="cpu")[:, None, None])
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias of each pair, by head (N, H, T, S)."""
@@ -199,3 +191,6 @@ def alibi_slopes(heads: int) -> list[float]:
         return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
     lower = 1 << (heads.bit_length() - 1)
     return alibi_slopes(lower) + alibi_slopes(2 * lower)[::2][: heads - lower]
+
+
+RELATIONS = {"none": Relation, "shaw": Shaw, "buckets": Buckets, "rotary": Rotary, "alibi": Alibi}

@@ -93,13 +93,8 @@ class RnnEncoder(nn.Module):
         self.embedding = nn.Embedding(cfg.src_vocab_size, cfg.d_src_embedding)
         kind = nn.LSTM if cfg.cell == "lstm" else nn.GRU
         d = cfg.d_model // 2 if cfg.bidirectional else cfg.d_model
-        self.rnn = kind(
-            cfg.d_src_embedding,
-            d,
-            cfg.enc_layers,
-            batch_first=True,
-            bidirectional=cfg.bidirectional,
-        )
+        sizes = cfg.d_src_embedding, d, cfg.enc_layers
+        self.rnn = kind(*sizes, batch_first=True, bidirectional=cfg.bidirectional)
         n_parts = (2 if cfg.cell == "lstm" else 1) if cfg.bridge else 0
         width = d * cfg.enc_layers
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_parts))
@@ -132,29 +127,8 @@ class RnnEncoder(nn.Module):
         return linear(folded).relu().view(by_sentence.shape).transpose(0, 1)
 
 
-class StackedCells(nn.Module):
-    """One step of an RNN of several layers, without residual connections."""
-
-    def __init__(self, cfg: RnnConfig, d_input: int):
-        super().__init__()
-        kind = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
-        widths = [d_input] + [cfg.d_model] * (cfg.dec_layers - 1)
-        self.layers = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
-
-    def forward(self, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """x (R, d_input), hidden (L, R, D) -> output of the top layer (R, D), new hidden."""
-        new = []
-        for i, cell in enumerate(self.layers):
-            if len(hidden) == 2:
-                new.append(cell(x, (hidden[0][i], hidden[1][i])))
-            else:
-                new.append((cell(x, hidden[0][i]),))
-            x = new[-1][0]
-        return x, tuple(torch.stack(parts) for parts in zip(*new))
-
-
 class GlobalAttention(AttentionWeights):
-    """Attention with one more layer over query and context, whose output is the attentional vector.
+    """Attention with one more layer over query and context, which makes the attentional vector.
 
     It ends in a tanh unless the attention is `mlp` (OpenNMT-py's rule).
     """
@@ -173,11 +147,8 @@ class GlobalAttention(AttentionWeights):
 
 
 class ContextGate(nn.Module):
-    """Context gate of Tu et al. 2017, "Context Gates for Neural Machine Translation", section 3.2.
-
-    Weighs the target so far (decoder input of width `d_input`, decoder output) against the source
-    (the attentional vector).
-    """
+    """Context gate (Tu et al. 2017, section 3.2): weighs the target so far, which is the decoder's
+    input and output, against the source, which is the attentional vector."""
 
     def __init__(self, d_input: int, d: int, kind: Gate):
         super().__init__()
@@ -200,18 +171,24 @@ class ContextGate(nn.Module):
 
 
 class RnnDecoder(nn.Module):
-    """Embedding, cells, attention and context gate, one step at a time because of input feeding."""
+    """Embedding, cells, attention and context gate, one step at a time because of input feeding.
+
+    A decoder without attention knows the source by its first state alone.
+    """
 
     def __init__(self, cfg: RnnConfig):
         super().__init__()
         self.input_feed = cfg.input_feed
         d_input = cfg.d_tgt_embedding + (cfg.d_model if cfg.input_feed else 0)
         self.embedding = nn.Embedding(cfg.tgt_vocab_size, cfg.d_tgt_embedding)
-        self.cells = StackedCells(cfg, d_input)
-        attends, gated = cfg.attention != "none", cfg.context_gate != "none"
-        kinds = cfg.attention, cfg.normaliser
-        self.attention = GlobalAttention(cfg.d_model, *kinds) if attends else None
-        self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate) if gated else None
+        kind = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
+        widths = [d_input] + [cfg.d_model] * (cfg.dec_layers - 1)
+        self.cells = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
+        self.attention = self.gate = None
+        if cfg.attention != "none":
+            self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normaliser)
+        if cfg.context_gate != "none":
+            self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate)
 
     def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         """The newest tokens (B, K) -> attentional vectors (B, K, D), attention (B, K, S).
@@ -221,7 +198,12 @@ class RnnDecoder(nn.Module):
         x = self.embedding(tokens.flatten())  # (R, E)
         if self.input_feed:
             x = torch.cat([x, state.feed], 1)  # (R, E + D)
-        output, state.hidden = self.cells(x, state.hidden)
+        output, new = x, []
+        for i, cell in enumerate(self.cells):
+            own = tuple(part[i] for part in state.hidden)  # (R, D) each
+            new.append(cell(output, own) if len(own) == 2 else (cell(output, *own),))
+            output = new[-1][0]  # (R, D)
+        state.hidden = tuple(torch.stack(parts) for parts in zip(*new))  # (L, R, D) each
         queries = output.view(*tokens.shape, -1)  # (B, K, D): one product per sentence
         attended, attn = self._attend(queries, state.memory)
         state.feed = attended.flatten(0, 1)  # (R, D)
@@ -230,7 +212,7 @@ class RnnDecoder(nn.Module):
         return state.feed.view(*tokens.shape, -1), attn
 
     def _attend(self, queries: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
-        """As `GlobalAttention`; a decoder without knows the source by its first state alone."""
+        """As `GlobalAttention`; without one, the queries and even weights."""
         if self.attention is None:
             even = memory.mask.softmax(-1).to(queries.dtype)  # (B, 1, S)
             return queries, even.expand(-1, queries.size(1), -1)

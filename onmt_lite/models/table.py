@@ -59,7 +59,6 @@ class Tree:
 
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.vocab_size = vocab_size
-        self.n_attended = max(len(source.attn_default) for source in sources)
         self.logits: list[list[float]] = []
         self.attn: list[list[float]] = []
         self.next: list[list[int]] = []
@@ -97,13 +96,9 @@ class Tree:
             self.next[node][y] = to
         return root
 
-    def padded_attn(self) -> list[list[float]]:
-        """The attention of each node, padded to the longest source."""
-        return [[*row, *[0.0] * (self.n_attended - len(row))] for row in self.attn]
-
 
 class TableState:
-    """nodes (R,): the node of each row; width: S, the most source tokens of a sentence."""
+    """nodes (R,): of each row; width: S, the most source tokens of a sentence."""
 
     def __init__(self, nodes: Tensor, width: int):
         self.nodes, self.width = nodes, width
@@ -127,7 +122,9 @@ class TableModel:
         self.device = torch.device("cpu")
         tree = Tree(sources, vocab_size)
         self.roots, self.next = (Constant(torch.tensor(x)) for x in (tree.roots, tree.next))
-        numbers = (torch.tensor(x, dtype=torch.float32) for x in (tree.logits, tree.padded_attn()))
+        longest = max(len(source.attn_default) for source in sources)
+        attn = [[*row, *[0.0] * (longest - len(row))] for row in tree.attn]
+        numbers = (torch.tensor(x, dtype=torch.float32) for x in (tree.logits, attn))
         self.logits, self.attn = map(Constant, numbers)
 
     def encode(

@@ -154,8 +154,8 @@ OF_RNN = (
     (r"encoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"encoder.embedding.\1"),
     (r"decoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"decoder.embedding.\1"),
     (r"encoder\.(rnn|bridge)\.(.*)", r"encoder.\1.\2"),
-    (r"decoder\.rnn\.layers\.(.*)", r"decoder.cells.layers.\1"),  # with input feed
-    (r"decoder\.rnn\.(\w+)_l(\d+)", r"decoder.cells.layers.\2.\1"),  # without
+    (r"decoder\.rnn\.layers\.(.*)", r"decoder.cells.\1"),  # with input feed
+    (r"decoder\.rnn\.(\w+)_l(\d+)", r"decoder.cells.\2.\1"),  # without
     (r"decoder\.attn\.linear_(?:in|query)\.(\w+)", r"decoder.attention.query.\1"),
     (r"decoder\.attn\.linear_context\.(\w+)", r"decoder.attention.key.\1"),
     (r"decoder\.attn\.v\.(\w+)", r"decoder.attention.energy.\1"),
