@@ -1,13 +1,11 @@
-"""Teach a model to say how sure it is: `python -m onmt_lite.train.calibrate -help`.
+"""Calibrate a model on held-out pairs of lines: `python -m onmt_lite.train.calibrate -help`.
 
-From held-out pairs of lines and its own translations of the sources, three things are learned about
-a model and written into its description:
+The model's own translations of the sources give two fields of its description:
 
-confidence   the probability that a translation is right, by its mean log-probability per token: a
-             logistic curve.  A translation is right if its chrF is 50 or more.
-attention    the decoder's head that tells best which word became which: the one that finds most of
-             the words that source and translation share.  It places what placeholders stood for.
-rare         with -train, the marks that the model has hardly ever seen; they are treated as unknown
+confidence  the probability that a translation is right, as a logistic curve of its mean
+            log-probability per token; a translation is right if its chrF is 50 or more
+attention   the decoder's head that finds most of the words that source and translation share, by
+            which placeholders are put back in their places
 """
 
 import sys
@@ -44,58 +42,62 @@ from onmt_lite.train.data import read_pairs
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
 
-Translates held-out text with a model of our format, learns from it how sure the model may be of a
-translation, and writes that into its model.json.  The model's weights stay as they are."""
+Translates held-out text with a model of our format, learns how reliable the translations are, and
+writes that into its model.json.  The weights stay as they are."""
 
 RIGHT = 50.0  # chrF from which on a translation counts as right
-RARE = 10_000  # a mark that fewer than one of so many lines has is treated as unknown
+RARE = 10_000  # a mark is rare if fewer than one in so many lines has it
 ORDER, BETA = 6, 2.0  # of chrF
 
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """What is calibrated, and by what."""
+    """What is calibrated, and on what."""
 
     title: ClassVar[str] = "Calibrate"
 
     model: str = opt("", "Calibrate the model of our format in this directory", value="PATH")
     valid: tuple[str, ...] = opt(
         (),
-        "Learn from these held-out pairs, one `source<TAB>target` a line, plain or .gz: none that "
-        "the model was trained on",
+        "Learn from these held-out pairs, one `source<TAB>target` per line, plain or .gz; the "
+        "model must not have been trained on them",
         value="FILE",
     )
     train: tuple[str, ...] = opt(
         (),
-        "Find marks that the model has hardly ever seen, by the pairs that it was trained on",
+        "Treat marks as unknown that are rare in these pairs, on which the model was trained",
         value="FILE",
     )
     unknown: Literal["copy", "drop", "model"] | None = opt(
-        None, "Let -unknown auto mean this with the model; without it, what it meant before"
+        None, "Set what -unknown auto means with the model; by default unchanged"
     )
     names: tuple[str, ...] = opt(
         (),
-        "Let these names stand in for unknown words, names that the model copies, the best first; "
-        "without it, the same as before",
+        "Use these names as placeholders for unknown words, names that the model copies, the best "
+        "first; by default unchanged",
         example="Tom Boston",
     )
-    numbers: tuple[str, ...] = opt((), "Let these stand in for unknown numbers", example="14 17")
+    numbers: tuple[str, ...] = opt(
+        (), "Use these as placeholders for unknown numbers", example="14 17"
+    )
     words: tuple[str, ...] = opt(
         (), "Read marks that stand alone as words, such as `&=und`", example="&=und"
     )
     split_longer: int | None = opt(
         None,
-        "Let -split_longer be N with the model if it is not given; without it, as before",
+        "Set the default of -split_longer for the model; by default unchanged",
         min=0,
         example="100",
     )
 
 
 def wrong_words(v: Values) -> list[str]:
-    """Stand-ins and marks that are not single words."""
-    wrong = [(n, word) for n in ("names", "numbers") for word in v[n] if not is_one_word(word)]
+    """Find placeholders and marks that are not single words."""
     problems = [
-        f"{name}: {word!r} is not one word; give one without spaces" for name, word in wrong
+        f"{name}: {word!r} is not one word; give one without spaces"
+        for name in ("names", "numbers")
+        for word in v[name]
+        if not is_one_word(word)
     ]
     for pair in v.words:
         sides = pair.split("=")
@@ -119,9 +121,9 @@ def calibrate(options: CalibrateOptions) -> None:
     """Run the whole program.  Raises OnmtLiteError if something cannot be read or written."""
     path = Path(options.model)
     if not native.recognises(path):
-        raise CheckpointError(f"{path}: not a model of our format, which alone can be calibrated")
+        raise CheckpointError(f"{path}: not a model of our format; only such can be calibrated")
     pairs = [pair for file in options.valid for pair in read_pairs(file)]
-    checkpoint = with_wishes(native.load(path), options)
+    checkpoint = with_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
     config, n_found, n_shared = best_attention(pipeline, made)
@@ -133,52 +135,65 @@ def calibrate(options: CalibrateOptions) -> None:
     curve = fit(points)
     native.describe(path, config, checkpoint.unknown, curve, checkpoint.split_longer)
     print_out(
-        f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half are "
-        f"at {curve.threshold:.3f} per token\n{table(points, curve)}"
-        f"attention: {config or 'as it was'}; finds {n_found} of {n_shared} words that both sides "
+        f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half of "
+        f"the lines at {curve.threshold:.3f} per token are right\n{table(points, curve)}"
+        f"attention: {config or 'unchanged'}; finds {n_found} of {n_shared} words that both sides "
         "share\n"
     )
 
 
-def with_wishes(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
-    """Return the checkpoint as the options ask for it; it keeps what they leave open."""
-    values: dict[str, Any] = {
+def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
+    """Return the checkpoint with the values that the options set."""
+    unknown: dict[str, Any] = {
         "rule": options.unknown,
         "names": options.names,
         "numbers": options.numbers,
         "words": dict(pair.split("=") for pair in options.words),
     }
+    unknown = {name: value for name, value in unknown.items() if value}
     if options.train:
         seen = (src for file in options.train for src, _ in read_pairs(file))
         known = {char for token in checkpoint.src_vocab.tokens for char in token}
-        values["rare"] = rare_marks(known, seen)
-    given = {name: value for name, value in values.items() if value or name == "rare"}
-    split_longer = options.split_longer
-    if split_longer is None:
-        split_longer = checkpoint.split_longer
-    unknown = replace(checkpoint.unknown, **given)
-    return replace(checkpoint, unknown=unknown, split_longer=split_longer)
+        unknown["rare"] = rare_marks(known, seen)
+    changes: dict[str, Any] = {"unknown": replace(checkpoint.unknown, **unknown)}
+    if options.split_longer is not None:
+        changes["split_longer"] = options.split_longer
+    return replace(checkpoint, **changes)
+
+
+def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
+    """Return the marks among the `known` characters that are rare in the lines."""
+    n_lines, n_with = 0, Counter[str]()
+    for line in lines:
+        n_lines += 1
+        n_with.update(set(line))
+    marks = [char for char in set(known) if not char.isalnum() and char != "▁"]
+    return "".join(sorted(char for char in marks if n_with[char] * RARE < n_lines))
 
 
 # -- confidence -----------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
-    """A translation: its mean log-probability per token, and whether it is right."""
+    """Mean log-probability per token of a translation, and whether it is right."""
 
     mean: float
     right: bool
 
 
 def chrf(text: str, reference: str) -> float:
-    """Score how much two texts share, from 0 to 100: the F-score of their character n-grams.
+    """Return the F-score of the character n-grams of two texts, from 0 to 100, as sacrebleu does.
 
-    Source: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015; the
-    numbers are sacrebleu's.
+    Source: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015.
     """
+
+    def n_grams(text: str, n: int) -> Counter[str]:
+        text = "".join(text.split())
+        return Counter(text[i : i + n] for i in range(len(text) - n + 1))
+
     precisions, recalls = [], []
     for n in range(1, ORDER + 1):
-        ours, theirs = _grams(text, n), _grams(reference, n)
+        ours, theirs = n_grams(text, n), n_grams(reference, n)
         if ours and theirs:
             shared = sum((ours & theirs).values())
             precisions.append(shared / sum(ours.values()))
@@ -190,23 +205,18 @@ def chrf(text: str, reference: str) -> float:
     return 100 * (1 + BETA**2) * sum(precisions) * sum(recalls) * mean / total
 
 
-def _grams(text: str, n: int) -> Counter[str]:
-    text = "".join(text.split())
-    return Counter(text[i : i + n] for i in range(len(text) - n + 1))
-
-
 def fit(points: Sequence[Point]) -> Confidence:
-    """Fit the curve of the greatest likelihood, by Newton's method.
+    """Fit the curve of maximum likelihood by Newton's method.
 
-    Raises OptionError if the points do not decide one: all are right or wrong, or none of the wrong
-    ones has a better mean than a right one.
+    Raises OptionError if the points do not determine one: all are right, all are wrong, or a
+    threshold separates the two.
     """
     rights = [p.mean for p in points if p.right]
     wrongs = [p.mean for p in points if not p.right]
     if not rights or not wrongs or max(wrongs) <= min(rights) or max(rights) <= min(wrongs):
         raise OptionError(
-            f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not decide a "
-            "curve; give more pairs"
+            f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not "
+            "determine a curve; give more pairs"
         )
     inputs = torch.tensor([[1.0, p.mean] for p in points], dtype=torch.float64)  # (N, 2)
     targets = torch.tensor([float(p.right) for p in points], dtype=torch.float64)  # (N,)
@@ -222,7 +232,7 @@ def fit(points: Sequence[Point]) -> Confidence:
         if torch.linalg.det(curvature) <= 0:
             break
         step = torch.linalg.solve(curvature, slope)
-        size = 1.0  # points that are nearly apart have steps that go too far
+        size = 1.0  # a step may go too far if the points are nearly separable
         while cost(weights + size * step) > cost(weights) and size > 1e-9:
             size /= 2
         weights = weights + size * step
@@ -235,7 +245,7 @@ def fit(points: Sequence[Point]) -> Confidence:
 
 
 def table(points: Sequence[Point], curve: Confidence) -> str:
-    """Predicted against observed, in ten bins, as Markdown."""
+    """Compare predicted with observed shares in ten bins, as Markdown."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
     for mean, right in points:
         p = curve.at(mean)
@@ -255,10 +265,11 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 
 
 def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
-    """Find the head, and whether it is late, that finds most of the words that both sides share.
+    """Find the head that attends to most of the words that both sides share, at their own step or
+    (late) the next.
 
-    Returns its fields of the model's configuration, the number of words it finds, and the number of
-    shared words; no fields if no words are shared.
+    Returns its fields of the model's configuration, {} if no words are shared, the number of words
+    that it finds, and the number of shared words.
     """
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
@@ -270,7 +281,7 @@ def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str
         places = attended(pipeline, example, tokens) if shared else []
         for word in shared:
             if target.unique[word] not in target.of_token:
-                continue  # it begins inside a token, which has no step of its own for it
+                continue  # it begins inside a token, so no step is its own
             n_shared += 1
             t = target.of_token.index(target.unique[word])
             for layer, heads in enumerate(places):
@@ -286,11 +297,8 @@ def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str
 
 
 def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
-    """Return by layer and head the source token that each step attends to most.
-
-    The first step is that of the start token, which makes the first token.
-    """
-    maps: list[Any] = []  # of the layers, (1, H, T, S)
+    """Return by layer and head the source token that each step attends to most."""
+    maps: list[Any] = []  # (1, H, T, S) of each layer
     model, device = pipeline.model, pipeline.device
     hooks = [
         layer.cross_attn.register_forward_hook(lambda module, inputs, out: maps.append(out[1]))
@@ -304,16 +312,6 @@ def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[li
     for hook in hooks:
         hook.remove()
     return [m[0, :, :, : len(example.src_tokens)].argmax(-1).tolist() for m in maps]
-
-
-def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
-    """Return those marks among the `known` characters that hardly any line has."""
-    n_lines, n_with = 0, Counter[str]()
-    for line in lines:
-        n_lines += 1
-        n_with.update(set(line))
-    marks = [char for char in set(known) if not char.isalnum() and char != "▁"]
-    return "".join(sorted(char for char in marks if n_with[char] * RARE < n_lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""Charts as SVG text, made without any package: lines over time, and bars side by side.
+"""Line charts as SVG, and the parts of which other charts are made.
 
-Sizes are in pixels.  Text stays text, so that it can be searched and copied; the background is
-white and every colour is given, so that a chart looks the same on a dark page.
+Sizes are in pixels.  Text stays text, which can be searched and copied.  The background and all
+colours are given, so that a chart looks the same on a dark page.
 """
 
 import html
@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito 2008
 DARK, LIGHT = "#222222", "#dddddd"
 FONT = 13
-LETTER = 0.56 * FONT  # mean width of a letter; the browser knows the true one, we do not
+LETTER = 0.56 * FONT  # mean width of a letter
 WIDTH = 720
-# What XML 1.0 has no way to write
+# Characters that XML 1.0 cannot hold
 UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Points = Sequence[tuple[float, float]]
 
 
 def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Points]]) -> str:
-    """Panels below each other over the same x axis, each with a scale of its own.
+    """Draw panels below each other, with the same x axis and a scale of their own.
 
-    `panels`: by the label of its y axis, the lines of each panel; by their names, the (x, y)
-    points of each line, in the order in which they are joined.  A point that is not finite is
-    left out.
+    `panels` has the label of each y axis and its lines, by name.  Points are joined in order; those
+    that are not finite are left out.
     """
     left, right, top, height, gap = 64, 20, 48, 200, 44
     kept = {
@@ -64,8 +63,8 @@ def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Point
 
 
 def ticks(values: Sequence[float]) -> list[float]:
-    """Three to nine round numbers at equal distances, from not above the least value to not below
-    the greatest; 0 and 1 where there is no value."""
+    """Return three to nine round numbers at equal distances that span the values; without values,
+    those from 0 to 1."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # one value: some room around it
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
@@ -77,12 +76,12 @@ def ticks(values: Sequence[float]) -> list[float]:
 
 
 def share(value: float, scale: list[float]) -> float:
-    """0 at the first tick, 1 at the last."""
+    """Return the position of a value on a scale: 0 at the first tick, 1 at the last."""
     return (value - scale[0]) / (scale[-1] - scale[0])
 
 
 def number(value: float, scale: list[float]) -> str:
-    """A tick's label, with as many decimals as the distance of the ticks has."""
+    """Format a tick with as many decimals as the distance between ticks has."""
     decimals = max(0, -math.floor(math.log10(scale[1] - scale[0]) + 1e-9))
     return f"{value + 0.0:,.{decimals}f}"
 
@@ -106,7 +105,7 @@ def draw_line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 
 
 def draw_points(places: list[tuple[float, float]], colour: str) -> str:
-    """A line through all places; a dot on each where they are few, so that one alone is seen."""
+    """Draw a line through all places, with dots if they are few, so that a single one is seen."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
     few = places if len(places) <= 50 else []
@@ -115,7 +114,7 @@ def draw_points(places: list[tuple[float, float]], colour: str) -> str:
 
 
 def draw_legend(names: list[str], right: float, y: float) -> str:
-    """Names behind squares of their colours, in a row that ends at `right`."""
+    """Draw names after squares of their colours, in a row that ends at `right`."""
     widths = [26 + LETTER * len(name) for name in names]
     x, parts = right - sum(widths), []
     for name, width, colour in zip(names, widths, colours(len(names))):

@@ -93,13 +93,13 @@ def train(options: TrainOptions, text: type[Text] = Text) -> None:
 
 
 def how_to_go_on(out: Path, how: str = "go on") -> str:
-    """Return the end of a message, with a command for pasting; "" if there is no state yet."""
+    """Return the end of a message with the command to paste; "" if there is no state yet."""
     again = f"{command()} {shlex.join(['-config', str(out / folder.CONFIG), '-resume'])}"
     return f"; {how}: {again}" if (out / folder.STATE).exists() else ""
 
 
 def translate_with(out: Path) -> str:
-    """Return the command that translates with the model, for pasting."""
+    """Return the command to paste that translates with the model."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_translate" if command() == "onmt_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
@@ -121,9 +121,9 @@ class Trainer:
     """The model of a run, its optimizers, and counters of steps, tokens and seconds."""
 
     def __init__(self, options: TrainOptions, text: type[Text] = Text):
-        """Check the options, read the files, make the model, and last write to the directory.
+        """Check options, read files, make the model, and only then write to the directory.
 
-        Raises an OnmtLiteError, before anything is written.
+        Raises an OnmtLiteError before anything is written.
         """
         self.options, self.out = options, Path(options.data.output)
         data, learning = options.data, options.learning
@@ -162,10 +162,8 @@ class Trainer:
         self.last_row = self.n_tokens, self.seconds, 0.0
         self._begin()
 
-    # -- the beginning ----------------------------------------------------------------------------
-
     def _pieces(self) -> bytes:
-        """Content of the sentencepiece model: of the resumed run, of init_from, or a new one."""
+        """Return a sentencepiece model: that of the resumed run or of init_from, or a new one."""
         data = self.options.data
         model = self.out if self.options.learning.resume else data.init_from
         if model is not None:
@@ -179,10 +177,9 @@ class Trainer:
         """Make the directory and begin its files; log sizes, device and notes."""
         with refused(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
-        for log_file in filter(
-            None, (str(self.out / folder.LOG_FILE), self.options.learning.log_file)
-        ):
-            add_log_file(log_file)
+        add_log_file(str(self.out / folder.LOG_FILE))
+        if self.options.learning.log_file is not None:
+            add_log_file(self.options.learning.log_file)
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
         replace_files(self.out, {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces})
         self.journal = folder.Journal(self.out, self.n_steps)
@@ -251,7 +248,7 @@ class Trainer:
         self.stopping = signum
 
     def progress(self) -> float:
-        """Share of the run that is over, from 0 to 1, by the nearer of its two limits."""
+        """Return the finished fraction of the run, 0 to 1, by the nearer of its two limits."""
         learning = self.options.learning
         by_steps = self.n_steps / learning.train_steps if learning.train_steps else 0.0
         by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
@@ -267,8 +264,8 @@ class Trainer:
         for epoch in epochs:
             if self.epoch == first and epoch.n_left_out:
                 LOG.info(
-                    "NOTE: %d pairs of an epoch are left out: a line is longer than %d tokens, or "
-                    "a target has a character without a piece (-all_characters makes them)",
+                    "NOTE: %d pairs of an epoch are left out: a line has more than %d tokens, or a "
+                    "target has a character without a piece (-all_characters makes them)",
                     *(epoch.n_left_out, self.model.max_positions),
                 )
             for batch in epoch.batches[self.batch :]:
@@ -278,9 +275,13 @@ class Trainer:
 
     def step(self, batch: TrainBatch) -> float:
         """Learn from one batch.  Returns its loss per target token."""
-        self.set_lr()
-        for optimizer in self.optimizers:
+        # Linear warm-up, a plateau, then a linear fall to zero
+        warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
+        cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
+        for optimizer, peaks in zip(self.optimizers, self.peaks):
             optimizer.zero_grad()
+            for group, peak in zip(optimizer.param_groups, peaks):
+                group["lr"] = peak * warm * cool
         loss = self.loss(batch, self.options.learning.label_smoothing) / batch.n_tokens
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
@@ -288,20 +289,12 @@ class Trainer:
             optimizer.step()
         self.n_steps += 1
         self.n_tokens += batch.n_tokens
-        value = self.a_number(loss.item())
+        value = self.finite(loss.item())
         self.total_loss += value * batch.n_tokens
         return value
 
-    def set_lr(self) -> None:
-        """Set learning rates: linear warm-up, a plateau, then a linear fall to zero."""
-        warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
-        cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
-        for optimizer, peaks in zip(self.optimizers, self.peaks):
-            for group, peak in zip(optimizer.param_groups, peaks):
-                group["lr"] = peak * warm * cool
-
     def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
-        """Sum of the losses of the target tokens of a batch, in nats."""
+        """Return the summed loss of the target tokens of a batch, in nats."""
         b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
         low, output = self.dtype == torch.bfloat16, self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
@@ -312,15 +305,15 @@ class Trainer:
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
             )
 
-    def a_number(self, loss: float) -> float:
-        """Return a finite loss.  Raises OptionError for another: no such weights may be saved."""
+    def finite(self, loss: float) -> float:
+        """Return the loss.  Raises OptionError unless it is finite: no such weights may be saved."""
         if math.isfinite(loss):
             return loss
         state = self.out / folder.STATE
-        from_state = f"go on from {state}" if state.exists() else "start again"
+        from_state = f"resume from {state}" if state.exists() else "start again"
         raise OptionError(
-            f"the loss is no number any more at step {self.n_steps}; {from_state} "
-            "with a lower matrix_lr and vector_lr, or with precision fp32"
+            f"the loss is not finite at step {self.n_steps}; {from_state} with lower matrix_lr and "
+            "vector_lr, or with precision fp32"
         )
 
     # -- validations ------------------------------------------------------------------------------
@@ -330,7 +323,7 @@ class Trainer:
         if self.stopping:  # there may be no time for a validation
             self.save_state()
         losses = self.held_out_losses()
-        nll = self.a_number(sum(losses) / len(losses))
+        nll = self.finite(sum(losses) / len(losses))
         if nll < self.best:
             self.best = nll
             native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
@@ -357,7 +350,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_losses(self) -> list[float]:
-        """Mean negative log-likelihood per target token of each held-out file, in nats."""
+        """Return the negative log-likelihood per target token of each held-out file, in nats."""
         self.model.eval()
         losses = []
         for batches in self.valid:
@@ -367,7 +360,7 @@ class Trainer:
         return losses
 
     def standing(self) -> str:
-        """Minutes, epoch, step and speed, for the log."""
+        """Describe minutes, epoch, step and speed for the log."""
         return (
             f"{self.seconds / 60:.1f} min  epoch {self.epoch}  step {self.n_steps}  "
             f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
@@ -393,7 +386,7 @@ class Trainer:
     # -- the state --------------------------------------------------------------------------------
 
     def save_state(self) -> None:
-        """Write the state for -resume in place of the older one."""
+        """Replace the state for -resume."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -406,7 +399,7 @@ class Trainer:
         replace_files(self.out, {folder.STATE: buffer.getvalue()})
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state.  Raises DataError if it is not of such a run."""
+        """Restore a state.  Raises DataError if it does not fit the run."""
         try:
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
