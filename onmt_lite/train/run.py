@@ -306,7 +306,7 @@ class Trainer:
             )
 
     def finite(self, loss: float) -> float:
-        """Return the loss.  Raises OptionError unless it is finite: no such weights may be saved."""
+        """Return the loss.  Raises OptionError if it is not finite: no weights are saved then."""
         if math.isfinite(loss):
             return loss
         state = self.out / folder.STATE
