@@ -4,8 +4,8 @@ The same lines, weights and beam in each installed system, in turns: A B C, A B 
 
     __main__.py   options; one workload after the other
     workloads.py  models and lines, and the models in the formats of the other systems
-    systems.py    how each system translates; runs in a process of its own
+    compare.py    rounds in turns; the processes of the systems, their time and memory
+    systems.py    how each system translates, in a process of its own
     m2m100.py     our Transformers in transformers, if Marian's architecture does not fit
-    processes.py  the parent's side of these processes; their processor time and memory
     report.py     tables and chart; `python -m benchmarks.report` writes them into the pages
 """

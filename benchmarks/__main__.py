@@ -42,7 +42,7 @@ def positive(text: str) -> int:
 
 
 def parse(argv: Sequence[str]) -> Namespace:
-    """Options without contradictions.  SystemExit with code 2 otherwise."""
+    """Parse the options.  Raises SystemExit with code 2 if they are wrong."""
     made = parser()
     options = made.parse_args(argv)
     if options.tgt and not options.src:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(options.json).touch()
     environment = dict(os.environ)
     threads = options.threads or len(os.sched_getaffinity(0))
-    record: dict[str, Any] = machine(environment)
+    record: dict[str, Any] = machine()
     record |= {"threads": threads, "beam_size": options.beam_size, "workloads": {}}
     print(setting_of(record), end="\n\n")
     for name in options.workload:

@@ -23,7 +23,7 @@ OUTSIDE = {
 
 
 def to_m2m100(path: str) -> Any:
-    """The model at the path, of transformers.  Raises RuntimeError if M2M100 lacks a part of it."""
+    """Load our model as one of transformers.  Raises RuntimeError if M2M100 lacks a part of it."""
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 
     checkpoint = load_checkpoint(path)
@@ -58,7 +58,7 @@ def to_m2m100(path: str) -> Any:
 
 
 def renamed(ours: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights under M2M100's names, joined projections taken apart."""
+    """Return the weights by M2M100's names, with joined projections taken apart."""
     theirs = {}
     for name, weight in ours.state_dict().items():
         stem, kind = name.rsplit(".", 1)

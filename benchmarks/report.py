@@ -7,28 +7,26 @@ README.md.
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.processes import ROOT
 from benchmarks.systems import OURS, SYSTEMS
+from benchmarks.workloads import ROOT
 from onmt_lite import __version__
 from onmt_lite.train import chart
 
 Record = Mapping[str, Any]  # what the JSON file has
 
 
-def machine(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the figures depend on besides."""
-    settings = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_"))
-    }
+def machine() -> dict[str, Any]:
+    """Describe what else the figures depend on."""
+    prefixes = ("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
     return {
         "onmt_lite": __version__,
         "torch": torch.__version__,
@@ -36,52 +34,43 @@ def machine(environment: Mapping[str, str]) -> dict[str, Any]:
         "processor": processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processors": os.cpu_count(),
-        "environment": settings,
+        "environment": {n: value for n, value in os.environ.items() if n.startswith(prefixes)},
     }
 
 
 def processor() -> str:
-    """The processor's name, where the system tells."""
-    try:
+    """Return the processor's name, or its kind if the system does not tell more."""
+    with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1] for line in info.split("\n") if line.startswith("model name")]
-    return names[0].strip() if names else platform.machine()
+        if name := re.search("^model name.*: *(.*)", info, re.M):
+            return name[1]
+    return platform.machine()
 
 
 # -- figures --------------------------------------------------------------------------------------
 
 
 def reference(work: Record) -> str:
-    """The system that ratios are to: the first peer there is, else ours."""
+    """Return the system that ratios are to: the first peer that was measured, else ours."""
     peers = [name for name, system in SYSTEMS.items() if system.kind != OURS]
     return next((name for name in peers if name in work["systems"]), OURS)
 
 
 def ratios(work: Record, name: str, by: str) -> list[float]:
-    """How many times as fast as the reference a system was, of each round.
-
-    by: seconds or processor_seconds
-    """
+    """Return how many times as fast as the reference a system was in each round, by seconds or
+    processor_seconds."""
     theirs, own = (work["systems"][each][by] for each in (reference(work), name))
     return [a / b for a, b in zip(theirs, own) if a and b]
 
 
 def spread(values: Sequence[float]) -> str:
-    """1.21 (1.18–1.30): the median, the least and the greatest."""
+    """Format the median, the least and the greatest value: 1.21 (1.18–1.30)."""
     if not values:
         return "–"
     return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
-def titled(name: str, system: Record) -> str:
-    more = [part for part in (system["version"], system["detail"]) if part]
-    return f"{name} ({', '.join(more)})" if more else name
-
-
 # -- tables ---------------------------------------------------------------------------------------
-
 
 LEGEND = """\
 ×: how many times as fast as that system, the median of the rounds (least–greatest): by the clock,
@@ -91,7 +80,7 @@ fp32 and the -search of that system."""
 
 
 def tables_of(record: Record) -> str:
-    """Where it was measured, the tables of each workload, and what the columns mean."""
+    """Return the machine, the tables of each workload, and what the columns mean."""
     workloads = [workload_tables(record, name) for name in record["workloads"]]
     return "\n\n".join([setting_of(record), *workloads, LEGEND])
 
@@ -102,7 +91,7 @@ def setting_of(record: Record) -> str:
 
 
 def workload_tables(record: Record, name: str) -> str:
-    """How fast each system is, what is left out, and where the time of ours goes."""
+    """Return the table of speeds, the systems left out, and the table of our phases."""
     work = record["workloads"][name]
     scale = f"beam {record['beam_size']}, {count(record['threads'], 'processor')}"
     parts = [f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}", speed_table(work)]
@@ -114,7 +103,7 @@ def workload_tables(record: Record, name: str) -> str:
 
 
 def headline(record: Record) -> str:
-    """The ratios of ours, in a sentence."""
+    """Return our ratios in a sentence."""
     works = record["workloads"]
     base = reference(next(iter(works.values())))
     figures = [f"{name} {median(ratios(w, OURS, 'seconds')):.2f}" for name, w in works.items()]
@@ -125,7 +114,7 @@ def headline(record: Record) -> str:
 
 
 def speed_table(work: Record) -> str:
-    """A row per system."""
+    """Return a table with a row per system."""
     base, n = reference(work), work["lines"]
     head = ["system", "lines/s", "tokens/s", f"× {base}, clock", "× processor time", "MiB"]
     has_bleu = any(system["bleu"] is not None for system in work["systems"].values())
@@ -133,7 +122,12 @@ def speed_table(work: Record) -> str:
     rows = []
     for name, system in work["systems"].items():
         seconds, memory = median(system["seconds"]), system["memory"]
-        row = [titled(name, system), f"{n / seconds:.1f}", f"{system['n_tokens'] / seconds:.0f}"]
+        more = ", ".join(filter(None, (system["version"], system["detail"])))
+        row = [
+            f"{name} ({more})" if more else name,
+            f"{n / seconds:.1f}",
+            f"{system['n_tokens'] / seconds:.0f}",
+        ]
         row += [spread(ratios(work, name, by)) for by in ("seconds", "processor_seconds")]
         row += ["–" if memory is None else f"{memory / 2**20:.0f}", f"{system['equal']:,}"]
         row += ["–" if system["bleu"] is None else f"{system['bleu']:.1f}"] * has_bleu
@@ -142,7 +136,7 @@ def speed_table(work: Record) -> str:
 
 
 def time_table(work: Record) -> str:
-    """A row per phase, two columns per number type."""
+    """Return a table with a row per phase and two columns per number type."""
     head, totals = ["phase"], ["all"]
     rows: dict[str, list[str]] = {}
     for precision, measured in work["phases"].items():
@@ -158,7 +152,7 @@ def time_table(work: Record) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, the first row its head, whose columns line up on a terminal, too."""
+    """Format a Markdown table with aligned columns; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(n) for cell, n in zip(row, widths)) for row in rows]
     rule = "-|-".join("-" * n for n in widths)
@@ -173,7 +167,7 @@ def count(n: int, thing: str) -> str:
 
 
 def chart_of(record: Record) -> str:
-    """The SVG of the ratios by the clock."""
+    """Draw the ratios by the clock as SVG."""
     groups: dict[str, dict[str, float]] = {}
     for workload, work in record["workloads"].items():
         for name in work["systems"]:
@@ -185,10 +179,10 @@ def chart_of(record: Record) -> str:
 
 
 def bar_chart(title: str, x_label: str, groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Horizontal bars from zero, their values beside them.
+    """Draw horizontal bars from zero with their values.
 
-    `groups`: by the name of a group, its bars; by the name of a bar, how long it is (not
-    negative).  Bars of one name have one colour in all groups.
+    `groups` has the bars of each group, and their lengths, by name.  Bars of one name have one
+    colour in all groups.
     """
     names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
     colours = dict(zip(names, chart.colours(len(names))))

@@ -1,8 +1,7 @@
 """How each system translates lines, from text to text: `python -m benchmarks.systems`, a process.
 
-Standard input has JSON objects, one a line, each of which is answered by one: first a job (what
-`benchmarks.__main__` makes, with a `System`), then lines to translate, again and again.  No package
-is imported before the function of its system runs, so that memory is that of the system alone.
+It answers JSON objects on standard input, one per line: first a job (see `compare`), then lines to
+translate.  Packages are imported by the function of their system, so that memory is its own.
 """
 
 import json
@@ -14,17 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CTRANSLATE2_BATCH = 32  # examples; its fastest here with a worker per processor
+CTRANSLATE2_BATCH = 32  # examples; fastest here with one worker per processor
 TRANSFORMERS_BATCH = 64
 MAX_LENGTH = 250  # tokens of an output
 
 Job = dict[str, Any]
-# Lines and a search to translations and how many tokens these have, the end tokens counted
+# Turns lines and a search into translations and their number of tokens, with end tokens
 Translate = Callable[[list[str], str], tuple[list[str], int]]
 
 
 class System(NamedTuple):
-    """A package of Python and a number type; "" is the one that the package chooses."""
+    """A Python package and a number type; "" lets the package choose."""
 
     kind: str
     precision: str
@@ -44,7 +43,7 @@ SYSTEMS = {
 
 
 def version_of(name: str) -> str:
-    """The version of a system's package, "" if it is not installed or our own."""
+    """Return the version of a system's package, "" if it is not installed or our own."""
     try:
         return version(SYSTEMS[name].kind) if SYSTEMS[name].kind != OURS else ""
     except PackageNotFoundError:
@@ -52,7 +51,7 @@ def version_of(name: str) -> str:
 
 
 def search_of(name: str) -> str:
-    """The -search of onmt_lite that finds what the system finds with the same numbers."""
+    """Return the -search of onmt_lite that reproduces the system."""
     kind = SYSTEMS[name].kind
     if kind == "transformers":
         return "transformers-5" if int(version_of(name).split(".")[0]) >= 5 else kind
@@ -60,7 +59,7 @@ def search_of(name: str) -> str:
 
 
 def onmt_lite(job: Job) -> tuple[Translate, str, str]:
-    """As its command line translates a file, with default options but for what is asked."""
+    """Translate files as the command line does, with default options for the rest."""
     from onmt_lite.config.environment import prepare_environment
 
     prepare_environment()
@@ -76,28 +75,21 @@ def onmt_lite(job: Job) -> tuple[Translate, str, str]:
     src, output = (Path(job["folder"], f"{os.getpid()}.{end}") for end in ("src", "out"))
 
     def translate(lines: list[str], search: str) -> tuple[list[str], int]:
-        limits = {}
+        limits = {"search": search or "opennmt"}
         if length:  # transformers counts the start token
-            limits = dict.fromkeys(
-                ("min_length", "max_length"), length + search.startswith("transformers")
-            )
+            fixed = length + search.startswith("transformers")
+            limits |= {"min_length": fixed, "max_length": fixed}
         counts = [(0, 0)]
         src.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        translator.translate_file(
-            src,
-            output,
-            lambda n_lines, n_tokens: counts.append((n_lines, n_tokens)),
-            search=search or "opennmt",
-            **limits,
-        )
+        translator.translate_file(src, output, lambda *done: counts.append(done), **limits)
         return output.read_text(encoding="utf-8").removesuffix("\n").split("\n"), counts[-1][1]
 
     return translate, f"{precision}, {n} worker{'s' * (n > 1)}", precision
 
 
 def read_parts(job: Job) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
-    """Token ids of the model, and functions from a line to tokens and back, from the files that
-    `workloads.write_formats` has written."""
+    """Read what `workloads.write_formats` wrote: token ids, and functions from a line to tokens
+    and back."""
     folder = Path(job["folder"])
     parts = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
     from sentencepiece import SentencePieceProcessor
@@ -108,12 +100,12 @@ def read_parts(job: Job) -> tuple[dict[str, Any], Callable[..., Any], Callable[.
 
 
 def n_tokens(outputs: Sequence[list[str]], job: Job) -> int:
-    """Of outputs without end tokens; those of a fixed length have none."""
+    """Count tokens with the end tokens, which outputs of a fixed length do not have."""
     return sum(map(len, outputs)) + (0 if job["length"] else len(outputs))
 
 
 def ctranslate2(job: Job) -> tuple[Translate, str, str]:
-    """As its documentation advises for throughput: workers of one thread each, small batches."""
+    """Translate as its documentation advises for throughput: one thread a worker, small batches."""
     from ctranslate2 import Translator
 
     parts, encode, decode = read_parts(job)
@@ -142,7 +134,7 @@ def ctranslate2(job: Job) -> tuple[Translate, str, str]:
 
 
 def transformers(job: Job) -> tuple[Translate, str, str]:
-    """`generate` on batches of lines of about one length."""
+    """Translate by `generate`, in batches of lines of similar length."""
     import torch
     from transformers import GenerationConfig, MarianMTModel
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import sentencepiece as spm
 import torch
 
-from benchmarks.processes import ROOT
 from onmt_lite.checkpoints.huggingface import writer as marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
@@ -24,6 +23,7 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
 from onmt_lite.text.vocab import Vocab
 
+ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "data" / "de-en"
 TEXT = ROOT / "recipes" / "de_en" / "usage.tsv"  # German, TAB, English
 N_LINES = 520  # of it
@@ -31,7 +31,7 @@ N_LINES = 520  # of it
 
 @dataclass(frozen=True)
 class Shape:
-    """A Marian model of random weights, and how many lines are one run."""
+    """Sizes of a Marian model of random weights, and the number of lines of a run."""
 
     layers: int  # of the encoder, and as many of the decoder
     d_model: int
@@ -50,11 +50,10 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Lines and the model that translates them.
+    """Lines and the path of the model that translates them.
 
-    model       a path that onmt_translate -model takes
-    length      tokens of every output; None: as the model ends them
-    references  translations of the lines by people, for BLEU
+    length      number of tokens of every output; None if the model decides
+    references  human translations of the lines, for BLEU
     """
 
     about: str
@@ -70,7 +69,7 @@ class Workload:
 
 
 def make_workload(name: str, options: Namespace, folder: Path) -> Workload:
-    """Random models are written into the folder."""
+    """Make a workload; random models are written to the folder."""
     if name in SHAPES:
         return random_workload(SHAPES[name], folder / name, options.lines)
     lines, references = read_lines(options)
@@ -80,7 +79,7 @@ def make_workload(name: str, options: Namespace, folder: Path) -> Workload:
 
 
 def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
-    """Sources and, if there are any, references.  Blank sources are left out."""
+    """Read sources and, if given, references.  Blank sources are left out."""
     if options.src is None:
         pairs = TEXT.read_text(encoding="utf-8").split("\n")
         return [pair.split("\t")[0] for pair in pairs[:: len(pairs) // N_LINES]][:N_LINES], None
@@ -95,7 +94,7 @@ def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
 
 
 def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Workload:
-    """Write a model into the folder, which is new, and make lines for it."""
+    """Write a model to a new folder, and make lines for it."""
     numbers = random.Random(shape.vocab_size)
     n_words = shape.vocab_size - 3  # beside end, unknown and padding
     lines = [
@@ -113,7 +112,7 @@ def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Work
 
 
 def random_checkpoint(shape: Shape) -> Checkpoint:
-    """A Marian model: the padding token is the last one, has a vector of zeros, and starts."""
+    """Make a Marian model: its last token is for padding, has a vector of zeros, and starts."""
     n = shape.vocab_size
     trained = io.BytesIO()
     spm.SentencePieceTrainer.train(
@@ -142,10 +141,10 @@ def random_checkpoint(shape: Shape) -> Checkpoint:
 
 
 def random_transformer(shape: Shape) -> Transformer:
-    """Weights that are the same in every run, and whose outputs depend on the source.
+    """Make weights that are the same in every run, and whose outputs depend on the source.
 
-    With noise alone a model says one token again and again.  Here the last layer's attention to the
-    source compares positions and passes on what it finds.
+    With noise alone a model repeats one token.  Here the last layer's attention to the source
+    compares positions and passes on what it finds.
     """
     cfg = TransformerConfig(
         shape.vocab_size,
@@ -185,8 +184,8 @@ def random_transformer(shape: Shape) -> Transformer:
 
 
 def write_formats(workload: Workload, folder: Path, wants_ctranslate2: bool) -> None:
-    """Write what the other systems read: parts.json with two sentencepiece models, and, made by its
-    own converter of a Marian directory or of a file of OpenNMT-py, a folder ctranslate2."""
+    """Write what the other systems read: parts.json, two sentencepiece models, and the folder
+    ctranslate2, made by CTranslate2's own converters."""
     checkpoint = load_checkpoint(workload.model)
     parts = {
         "src_tokens": checkpoint.src_vocab.tokens,

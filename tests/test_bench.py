@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main, parse
-from benchmarks.processes import Child, family
+from benchmarks.compare import Child, family
 from benchmarks.report import aligned, chart_of, headline, ratios, speed_table, tables_of
 from benchmarks.workloads import SHAPES, Shape, random_workload
 from onmt_lite import Translator
