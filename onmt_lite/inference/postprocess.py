@@ -96,8 +96,12 @@ class Renderer:
         unk_id = self.checkpoint.tgt_vocab.unk_id
         n_unk = words.count(unk_id) if self.replaces_unk and unk_id is not None else 0
         replaces, sources = n_unk > 0 and not later, list[int]()
-        if replaces or example.reading:
-            sources = self._sources(beam.alignment(finished), len(tokens))
+        if replaces or example.reading:  # the token of the line that each token renders
+            late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
+            places = beam.alignment(finished)
+            # One that is cut off has no token after its last
+            own = [*places[late:], *places[-1:]][: len(tokens)]
+            sources = [place - n_before for place in own]
         if replaces:
             tokens = self._without_unk(words, tokens, sources, example)
         text = self._text(tokens, sources, example)
@@ -148,13 +152,6 @@ class Renderer:
         aligned = Aligned(example.src_tokens, tokens, sources)
         return put_back(example.reading, self.tokenizer.encode, aligned, text, case)
 
-    def _sources(self, places: list[int], n_tokens: int) -> list[int]:
-        """The token of the line that each token of a hypothesis renders."""
-        late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
-        # One that is cut off has no token after its last
-        own = [*places[late:], *places[-1:]][:n_tokens]
-        return [place - n_before for place in own]
-
     def _without_unk(
         self, ids: list[int], tokens: list[str], sources: list[int], example: Example
     ) -> list[str]:
@@ -200,7 +197,7 @@ def notes_of(
             "repeats": loops(best.text, example.line.text),
             found.note: bool(found.note),
         }
-    flags["tgt-not-a-number"] = gold is not None and not is_number(sum(gold))
+    flags["tgt-not-a-number"] = gold is not None and total(gold) is None
     return (*example.notes, *(name for name, holds in flags.items() if holds))
 
 
@@ -226,62 +223,54 @@ def times_running(text: str) -> int:
     return best
 
 
-def is_number(score: float) -> bool:
-    """Whether a sum of log-probabilities is one: -inf is, NaN and infinity are not."""
-    return score < math.inf
-
-
 def total(gold: list[float] | None) -> float | None:
-    """The log-probability of a reference; None if there is none, or it is not a number."""
-    return None if gold is None or not is_number(sum(gold)) else sum(gold)
+    """The log-probability of a reference, which may be -inf; None if there is none, or it is NaN or
+    infinity."""
+    return sum(gold) if gold is not None and sum(gold) < math.inf else None
 
 
 def model_notes(
     options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
 ) -> list[str]:
     """Notes on options that change nothing with this model, on this device."""
-    model, vocab, notes = checkpoint.model, checkpoint.tgt_vocab, list(checkpoint.notes)
+    model, vocab, precision = checkpoint.model, checkpoint.tgt_vocab, options.speed.precision
+    given = {name for name, value in options.given.items() if value}
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    if unknown:
-        notes.append(
-            f"ignore_when_blocking: the model's vocabulary has no {' '.join(map(repr, unknown))}; "
-            "passed over"
-        )
-    given = [name for name, value in options.given.items() if value]
+    tongues, replaced, n = set[str](), set[str](), options.search.max_length
     if checkpoint.languages is None and "normalize" not in options.text.transforms:
-        notes += [
-            f"{name}: without effect; the model has no languages to choose from"
-            for name in ("src_lang", "tgt_lang")
-            if name in given
-        ]
+        tongues = given
     if vocab.unk_id is None:
-        notes += [
-            f"{name}: without effect; the model has no unknown token"
-            for name in ("ban_unk_token", "replace_unk")
-            if name in given
-        ]
-    if "max_length" in given and options.search.max_length > model.max_positions:
-        notes.append(
-            f"max_length {options.search.max_length}: the model stops at {model.max_positions} "
-            "tokens"
-        )
-    if "threads" in given and device.type != "cpu":
-        notes.append(f"threads: without effect; the model runs on {device}")
-    if options.speed.precision != "auto" and not isinstance(model, torch.nn.Module):
-        notes.append("precision: without effect; a table model has no weights")
-    if options.speed.precision == "int8" and precision_of(model) != "int8":
-        notes.append("precision int8: no exact kernel for this processor; the model runs in fp32")
-    return notes
+        replaced = given
+    nothing = "without effect; the model has no"
+    rules = {
+        "ignore_when_blocking: the model's vocabulary has no "
+        f"{' '.join(map(repr, unknown))}; passed over": bool(unknown),
+        f"src_lang: {nothing} languages to choose from": "src_lang" in tongues,
+        f"tgt_lang: {nothing} languages to choose from": "tgt_lang" in tongues,
+        f"ban_unk_token: {nothing} unknown token": "ban_unk_token" in replaced,
+        f"replace_unk: {nothing} unknown token": "replace_unk" in replaced,
+        f"max_length {n}: the model stops at {model.max_positions} tokens": (
+            "max_length" in given and n > model.max_positions
+        ),
+        f"threads: without effect; the model runs on {device}": (
+            "threads" in given and device.type != "cpu"
+        ),
+        "precision: without effect; a table model has no weights": (
+            precision != "auto" and not isinstance(model, torch.nn.Module)
+        ),
+        "precision int8: no exact kernel for this processor; the model runs in fp32": (
+            precision == "int8" and precision_of(model) != "int8"
+        ),
+    }
+    return [*checkpoint.notes, *(note for note, holds in rules.items() if holds)]
 
 
 # -- traces (-dump_beam) ---------------------------------------------------------------------------
 
 
 class Tracer:
-    """Records the searches of some examples of a batch.
-
-    recorder  what the loop calls at each step; None if no example is traced
-    """
+    """Records searches of examples of a batch; the loop calls its `recorder` at each step, which is
+    None if no example is traced."""
 
     def __init__(self, renderer: Renderer, examples: Sequence[Example]):
         self.renderer, self.examples = renderer, examples
@@ -299,8 +288,16 @@ class Tracer:
             [self._row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
             for t, step in enumerate(steps, 1)
         ]
-        endings = distinct([self._ending(hyp, steps, example, beam, found) for hyp in hyps])
-        path = walk(rows, endings[0]) if endings else []
+        # Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already
+        endings = dict[tuple[int, int], Ending]()
+        for hyp in hyps:
+            ending = self._ending(hyp, steps, example, beam, found)
+            endings.setdefault((ending.step, ending.row), ending)
+        path = list[int]()  # of the best, back from its end
+        n_steps, k = next(iter(endings), (0, 0))
+        for t in range(n_steps - 1, -1, -1):
+            path.insert(0, k)
+            k = rows[t][k].parent
         trace = Trace(
             example.line.id,
             example.line.text,
@@ -309,7 +306,7 @@ class Tracer:
             rows,
             [[self._row(other, example) for other in step.others] for step in steps],
             path,
-            endings,
+            list(endings.values()),
             why_it_stopped(beam, len(steps)),
             self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
         )
@@ -339,7 +336,11 @@ class Tracer:
             text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
         length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
         norm = length_norm(beam.plan.length_penalty, beam.plan.alpha, length)
-        row = row_of(hyp, steps)
+        row = next(
+            k
+            for k, row in enumerate(steps[hyp.step - 1].rows)
+            if row.exists and row.key == (hyp.row, hyp.token)
+        )
         return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
 
     def _attention(self, example: Example, steps: list[Step], path: list[int]) -> list[list[float]]:
@@ -351,28 +352,6 @@ class Tracer:
         return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
 
 
-def row_of(hyp: Finished, steps: list[Step]) -> int:
-    """The place of a hypothesis among the rows of its last step."""
-    for k, row in enumerate(steps[hyp.step - 1].rows):
-        if row.key == (hyp.row, hyp.token) and row.exists:
-            return k
-    raise LookupError(f"no row of step {hyp.step} ends as the hypothesis {hyp}")
-
-
-def distinct(endings: list[Ending]) -> list[Ending]:
-    """Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already."""
-    return list({(ending.step, ending.row): ending for ending in reversed(endings)}.values())[::-1]
-
-
-def walk(rows: list[list[Continuation]], ending: Ending) -> list[int]:
-    """The row of a hypothesis at each of its steps, found by the parents."""
-    path, k = [], ending.row
-    for t in range(ending.step - 1, -1, -1):
-        path.append(k)
-        k = rows[t][k].parent
-    return path[::-1]
-
-
 def why_it_stopped(beam: Beam, n_steps: int) -> str:
     """The reason, in words, after the last step."""
     stop, n = beam.plan.stop, len(beam.finished)
@@ -381,13 +360,11 @@ def why_it_stopped(beam: Beam, n_steps: int) -> str:
         return "the model allowed no continuation of any row"
     if n_steps >= beam.limits.max_steps:
         return f"the limit of {n_steps} tokens was reached"
-    if isinstance(stop, TopEnded):
-        best = "the best candidate of a step was one that ended"
-        return f"{have}, which is enough, and {best}"
-    if isinstance(stop, Full):
-        return f"{have}, which is enough"
-    if isinstance(stop, LengthRatio):
-        return f"{have}, and the best of them had the length and score that -ratio expects"
-    if isinstance(stop, Exhausted):
-        return f"{have}, and no row was left"
-    return f"{have}, and no open row could be expected to beat them"
+    reasons = {
+        TopEnded: "which is enough, and the best candidate of a step was one that ended",
+        Full: "which is enough",
+        LengthRatio: "and the best of them had the length and score that -ratio expects",
+        Exhausted: "and no row was left",
+    }
+    why = reasons.get(type(stop), "and no open row could be expected to beat them")
+    return f"{have}, {why}"

@@ -80,11 +80,8 @@ NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a 
 
 @dataclass(frozen=True)
 class Ending:
-    """A hypothesis that finished in a search that was traced.
-
-    norm  the number for its length by which log_prob is divided
-    step  of its last token, from 1; row: its place among the rows of that step
-    """
+    """A hypothesis that finished in a search that was traced: at `step`, from 1, in the row `row`.
+    Its log_prob is divided by `norm`, a number for its length."""
 
     text: str
     tokens: list[str]
@@ -144,7 +141,7 @@ class Found:
 
     hyps        distinct hypotheses, best first; none if the model's output is NaN, or of a job that
                 only scores
-    note        what went wrong in the search; "": nothing
+    note        what went wrong in the search, if anything
     trace       of an example that is traced: the search itself
     n_complete  number of hypotheses before equal ones were left out
     gold        log-probabilities of the reference's tokens, whose sum may be NaN; None without one
@@ -166,16 +163,13 @@ class Translation:
     """The result of one line, best hypothesis first; a blank line has an empty hypothesis.
 
     notes         see `onmt_lite.inference.postprocess`
-    n_src_tokens  tokens of the line as the model reads it
-    n_unknown     tokens of the line that the model does not know
+    n_src_tokens  tokens of the line as the model reads it, of which it does not know n_unknown
     n_gold_tokens  tokens of the reference, the end token counted
-    trace         of a line that was traced: how it was found
     confidence    that the best hypothesis is right, from 0 to 1; None if the model did not make
                   it, or cannot tell (not `calibrated`)
     fields        the other fields of a line of JSONL: an object, as JSON
     src_tokens    to which alignments refer; None if there are none
-    gold_align    of the reference, with -gold_align
-    attn_table    weights of its best hypothesis as lines of the log, with -attn_debug
+    trace, gold_align, attn_table  see `Found`
     n_forced      phrases that the best hypothesis was to hold
     unmet         phrases that it does not hold
     """
@@ -213,14 +207,13 @@ class Translation:
             "hyps": [hyp.to_dict() for hyp in self.hyps],
             "notes": list(self.notes),
         }
-        if self.src_tokens is not None:
-            record["src_tokens"] = self.src_tokens
-        if self.gold_align is not None:
-            record["gold_align"] = self.gold_align
-        if self.n_forced:
-            record["unmet"] = list(self.unmet)
-        if self.n_unknown:
-            record["n_unknown"] = self.n_unknown
+        optional = {
+            "src_tokens": self.src_tokens,
+            "gold_align": self.gold_align,
+            "unmet": list(self.unmet) if self.n_forced else None,
+            "n_unknown": self.n_unknown or None,
+        }
+        record |= {name: value for name, value in optional.items() if value is not None}
         if self.calibrated:
             value = self.confidence
             record["confidence"] = None if value is None else round(value, 4)

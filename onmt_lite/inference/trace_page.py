@@ -81,14 +81,12 @@ def shown(value: object) -> str:
     return html.escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-def read_blocks() -> dict[str, str]:
-    """The blocks by their names, which are comments before them."""
-    text = files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8")
-    _, *parts = re.split(r"<!-- (.*) -->\n", text)
-    return {name: body[:-1] for name, body in zip(parts[::2], parts[1::2])}
-
-
-BLOCKS = read_blocks()
+# The blocks by their names, which are comments before them
+_, *PARTS = re.split(
+    r"<!-- (.*) -->\n",
+    files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8"),
+)
+BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 
 
 # -- one line -------------------------------------------------------------------------------------
@@ -104,8 +102,21 @@ def line_of(trace: Trace, is_first: bool) -> Html:
 
 
 def body_of(trace: Trace) -> Html:
-    two = trace.endings[:2]
-    comparison = fill("comparison", pairs=pairs_of(*two)) if len(two) == 2 else Html()
+    comparison = Html()
+    if len(trace.endings) > 1:
+        comparison = fill("comparison", pairs=pairs_of(*trace.endings[:2]))
+    endings = [
+        fill(
+            "ending",
+            ending=ending,
+            mark=Html(' class="best"' * (rank == 1)),
+            rank=rank,
+            n_tokens=len(ending.tokens),
+            row=name_of(trace, ending.step - 1, ending.row),
+            cut_off="" if ending.ended else " (cut off)",
+        )
+        for rank, ending in enumerate(trace.endings, 1)
+    ]
     beside = any(len(rows) > trace.beam_size for rows in trace.steps)
     heads = ["step", *(f"row {k + 1}" for k in range(trace.beam_size))]
     heads += ["finished beside them"] * beside + ["dropped and blocked"]
@@ -114,25 +125,12 @@ def body_of(trace: Trace) -> Html:
         trace=trace,
         tokens=Html(" ".join(fill("token", text=token) for token in trace.src_tokens)),
         n_steps=len(trace.steps),
-        endings=[ending_of(trace, i, ending) for i, ending in enumerate(trace.endings)],
+        endings=endings,
         why=[fill("paragraph", text=sentence) for sentence in why_second_lost(trace)],
         comparison=comparison,
         heads=[fill("head", name=name) for name in heads],
         steps=[step_of(trace, t, beside) for t in range(len(trace.steps))],
         attention=attention_of(trace) if trace.attention else fill("no attention"),
-    )
-
-
-def ending_of(trace: Trace, i: int, ending: Ending) -> Html:
-    """A finished hypothesis, of which the first is the best."""
-    return fill(
-        "ending",
-        ending=ending,
-        mark=Html(' class="best"' * (i == 0)),
-        rank=i + 1,
-        n_tokens=len(ending.tokens),
-        row=name_of(trace, ending.step - 1, ending.row),
-        cut_off="" if ending.ended else " (cut off)",
     )
 
 
@@ -228,38 +226,32 @@ def name_of(trace: Trace, t: int, k: int) -> str:
 
 def why_second_lost(trace: Trace) -> list[Html]:
     """In sentences for somebody who has never seen a beam search."""
-    best, *others = trace.endings
-    if not others:
+    if len(trace.endings) < 2:
         return [fill("only one")]
-    two = dict(best=best, second=others[0])
-    gap = best.score - others[0].score
-    tie = fill("tie") if gap == 0 else ""
-    winner = Html(fill("winner", gap=gap, **two) + tie)
-    return [winner, length_decides(**two), parting(**two)]
-
-
-def length_decides(best: Ending, second: Ending) -> Html:
-    """The sums, and the effect of dividing them by the length."""
+    best, second = trace.endings[:2]
+    two, gap = dict(best=best, second=second), best.score - second.score
+    winner = [fill("winner", gap=gap, **two), *[fill("tie")] * (gap == 0)]
+    # The sums, and the effect of dividing them by the length
     divided = not best.norm == second.norm == 1.0
-    told = fill("sums by length" if divided else "sums", best=best, second=second)
+    sums = [fill("sums by length" if divided else "sums", **two)]
     if divided and best.log_prob < second.log_prob:
-        told = Html(told + fill("length decides"))
+        sums.append(fill("length decides"))
     if any(abs(ending.penalty) > 1e-4 for ending in (best, second)):
-        told = Html(told + fill("penalties", best=best, second=second))
-    return told
+        sums.append(fill("penalties", **two))
+    return [Html("".join(told)) for told in (winner, sums, parting(best, second))]
 
 
-def parting(best: Ending, second: Ending) -> Html:
+def parting(best: Ending, second: Ending) -> list[Html]:
     """Where the two part, and what each pays from there on."""
     same = 0
     while best.tokens[same : same + 1] == second.tokens[same : same + 1] != []:
         same += 1
     begin = fill("equal start", same=same) if same else fill("differ")
     sums = dict(best=sum(best.log_probs[same:]), second=sum(second.log_probs[same:]))
-    told = fill("parting", begin=begin, number=same + 1, **sums)
+    told = [fill("parting", begin=begin, number=same + 1, **sums)]
     dearest = [min(zip(e.log_probs[same:], e.tokens[same:]), default=None) for e in (second, best)]
     for block, pair in zip(("dearest", "dearest of the winner"), dearest):
         if pair is None:
             break
-        told = Html(told + fill(block, cost=pair[0], token=pair[1]))
+        told.append(fill(block, cost=pair[0], token=pair[1]))
     return told
