@@ -41,20 +41,14 @@ class Aligner:
     def differing(
         self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
     ) -> list[Found]:
-        """The n_best hypotheses with different texts, after unknown tokens are replaced.
-
-        As many are aligned at a time as are wanted, the best first."""
-        texts = [dict[str, Hypothesis]() for _ in examples]
-        n, at, short = config.options.search.n_best, 0, list(range(len(examples)))
-        while short:
-            part = [replace(found[i], hyps=found[i].hyps[at : at + n]) for i in short]
-            aligned = self.hypotheses([examples[i] for i in short], part, config.options)
-            for i, each in zip(short, aligned):
-                for hyp in each.hyps:
-                    texts[i].setdefault(hyp.text, hyp)
-            at += n
-            short = [i for i in short if len(texts[i]) < n and at < len(found[i].hyps)]
-        return [replace(f, hyps=list(own.values())[:n]) for f, own in zip(found, texts)]
+        """The n_best hypotheses with different texts, after unknown tokens are replaced."""
+        n, differing = config.options.search.n_best, []
+        for each in self.hypotheses(examples, found, config.options):
+            texts = dict[str, Hypothesis]()
+            for hyp in each.hyps:
+                texts.setdefault(hyp.text, hyp)
+            differing.append(replace(each, hyps=list(texts.values())[:n]))
+        return differing
 
     def hypotheses(
         self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
@@ -117,14 +111,13 @@ class Aligner:
     ) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its line's own tokens for the T tokens of its
         target and the end token; None if either is missing."""
-        made = self.runner.attend(targets, heads, options.speed.deterministic)
-        return [None if w is None else self._own(e, w) for e, w in zip(targets, made)]
-
-    def _own(self, example: Example, weights: Tensor) -> Tensor | None:
-        """Without the tokens that stand around the line."""
         before, after = self.renderer.checkpoint.src_margins
-        own = weights[:, before + example.n_tag : weights.size(1) - after]
-        return own if own.size(1) else None
+        made = self.runner.attend(targets, heads, options.speed.deterministic)
+        own = [
+            w if w is None else w[:, before + e.n_tag : w.size(1) - after]
+            for e, w in zip(targets, made)
+        ]
+        return [w if w is not None and w.size(1) else None for w in own]
 
     def by_words(self, example: Example, tokens: list[str], text: str, sources: list[int]) -> Pairs:
         """The pairs, of words: of the line, as its tokens make it unless something was taken out,

@@ -81,7 +81,7 @@ def with_phrases(lines: Iterable[Line], forced: Phrases, banned: Phrases) -> Ite
 def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
     """The phrases of one line after the other."""
     if isinstance(phrases, str | None):
-        return repeat(parsed(phrases or ""))
+        return repeat(of_line(name, phrases))
     if not hasattr(phrases, "__iter__"):
         raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
     return (of_line(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
@@ -90,14 +90,9 @@ def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
 def of_line(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
     words = [entry] if isinstance(entry, str) else [] if entry is None else entry
     try:
-        return parsed("\t".join(words))
+        return parse_phrases(from_text("\t".join(words), 0).text)  # without lone surrogates
     except TypeError:
         raise TypeError(f"{name}: expected phrases, got {repr(entry)[:50]}") from None
-
-
-def parsed(phrases: str) -> tuple[str, ...]:
-    """Phrases with TAB between them.  As in lines, lone surrogates are replaced."""
-    return parse_phrases(from_text(phrases, 0).text)
 
 
 def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:

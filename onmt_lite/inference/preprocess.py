@@ -31,9 +31,19 @@ class ExampleMaker:
         """rule: how characters that the model does not know are treated.  OptionError if the
         tokenizer or the model is not made for it."""
         self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
-        self.extractor = None if rule == "model" else build_extractor(checkpoint, rule)
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
+        self.extractor = None
+        if rule == "model":
+            return
+        if SPACER not in "".join(self.tokenizer.encode("a a")):
+            raise OptionError(f"unknown {rule}: needs lines that sentencepiece cuts; leave it out")
+        if rule == "copy" and not checkpoint.attends:
+            raise OptionError("unknown copy: the model has no attention; unknown drop works")
+        unknown = checkpoint.unknown
+        if rule == "drop":
+            unknown = replace(unknown, names=(), numbers=())
+        self.extractor = Extractor(self.tokenizer.encode, checkpoint.src_vocab.lacks, unknown)
 
     def make(
         self,
@@ -153,19 +163,6 @@ class ExampleMaker:
 def is_cut(line: Line | None) -> bool:
     """Whether a reference or prefix that is used has lost its end when it was read."""
     return line is not None and "truncated" in line.notes and INVALID not in line.notes
-
-
-def build_extractor(checkpoint: Checkpoint, rule: UnknownRule) -> Extractor:
-    """OptionError unless the tokenizer is one of characters and the model attends."""
-    tokenizer = next(iter(checkpoint.tokenizers.values()))
-    if SPACER not in "".join(tokenizer.encode("a a")):
-        raise OptionError(f"unknown {rule}: needs lines that sentencepiece cuts; leave it out")
-    if rule == "copy" and not checkpoint.attends:
-        raise OptionError("unknown copy: the model has no attention; unknown drop works")
-    unknown = checkpoint.unknown
-    if rule == "drop":
-        unknown = replace(unknown, names=(), numbers=())
-    return Extractor(tokenizer.encode, checkpoint.src_vocab.lacks, unknown)
 
 
 def encode(

@@ -11,11 +11,9 @@ import math
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from itertools import accumulate, zip_longest
 from string import Formatter
 
 from onmt_lite.inference.records import Ending, Trace, finite
-from onmt_lite.search.beam import Continuation
 
 # OpenNMT-py's keys, and what a row has there
 KEYS = {
@@ -44,7 +42,13 @@ def to_json(traces: Sequence[Trace]) -> str:
 
 def to_html(traces: Sequence[Trace]) -> str:
     """A page with a part for each trace, the first of them open."""
-    lines = [line_of(trace, is_first=i == 0) for i, trace in enumerate(traces)]
+    lines = []
+    for i, trace in enumerate(traces):
+        result, body = Html(" (not translated)"), Html()
+        if trace.endings:
+            result, body = fill("result", best=trace.endings[0]), body_of(trace)
+        parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
+        lines.append(fill("line", open=" open" * (i == 0), **parts))
     return fill("page", style=Html(BLOCKS["style"]), lines=lines) + "\n"
 
 
@@ -92,19 +96,8 @@ BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 # -- one line -------------------------------------------------------------------------------------
 
 
-def line_of(trace: Trace, is_first: bool) -> Html:
-    """The part of one line: result, reasons, steps, attention."""
-    result, body = Html(" (not translated)"), Html()
-    if trace.endings:
-        result, body = fill("result", best=trace.endings[0]), body_of(trace)
-    opened = " open" * is_first
-    return fill("line", trace=trace, number=trace.id + 1, open=opened, result=result, body=body)
-
-
 def body_of(trace: Trace) -> Html:
-    comparison = Html()
-    if len(trace.endings) > 1:
-        comparison = fill("comparison", pairs=pairs_of(*trace.endings[:2]))
+    """Result, reasons, steps and attention of one line."""
     endings = [
         fill(
             "ending",
@@ -127,24 +120,10 @@ def body_of(trace: Trace) -> Html:
         n_steps=len(trace.steps),
         endings=endings,
         why=[fill("paragraph", text=sentence) for sentence in why_second_lost(trace)],
-        comparison=comparison,
         heads=[fill("head", name=name) for name in heads],
         steps=[step_of(trace, t, beside) for t in range(len(trace.steps))],
         attention=attention_of(trace) if trace.attention else fill("no attention"),
     )
-
-
-def pairs_of(best: Ending, second: Ending) -> list[Html]:
-    """The tokens of the two best, side by side."""
-    halves = [
-        [
-            fill("half", token=token, log_prob=log_prob, sum=total)
-            for token, log_prob, total in zip(e.tokens, e.log_probs, accumulate(e.log_probs))
-        ]
-        for e in (best, second)
-    ]
-    pairs = zip_longest(*halves, fillvalue=fill("half", token="", log_prob="", sum=""))
-    return [fill("pair", number=i, best=b, second=s) for i, (b, s) in enumerate(pairs, 1)]
 
 
 def attention_of(trace: Trace) -> Html:
@@ -178,12 +157,16 @@ def step_of(trace: Trace, t: int, has_beside: bool) -> Html:
         ]
         state = "best finished" if is_best else "finished"
         beside = fill("beside", state=state, hypotheses=Html("<hr>".join(hypotheses)))
+    others = trace.others[t]  # continuations that did not become a row, folded
+    n_blocked = sum(other.state == "blocked" for other in others)
+    n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
+    items = [fill("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others]
     return fill(
         "step",
         number=t + 1,
         rows=[row_of(trace, t, row) for row in rows[:k]],
         beside=beside,
-        dropped=dropped_of(trace.others[t]) if trace.others[t] else "",
+        dropped=fill("dropped", shown=n_shown, items=items) if others else "",
     )
 
 
@@ -203,14 +186,6 @@ def contents_of(trace: Trace, t: int, k: int) -> Html:
     state = row.state if row.state != "open" else ""
     why, star = ", ".join(filter(None, (state, row.why))), "\N{BLACK STAR} " * on_path(trace, t, k)
     return fill("contents", row=row, star=star, mark=MARKS[row.state], origin=origin, why=why)
-
-
-def dropped_of(others: list[Continuation]) -> Html:
-    """Continuations that did not become a row, folded."""
-    n_blocked = sum(other.state == "blocked" for other in others)
-    n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
-    items = [fill("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others]
-    return fill("dropped", shown=n_shown, items=items)
 
 
 def on_path(trace: Trace, t: int, k: int) -> bool:
