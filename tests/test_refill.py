@@ -99,7 +99,7 @@ def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full
     ]
     joined: list[int] = []
 
-    def watch(batch: BeamBatch, packed: torch.Tensor) -> None:
+    def watch(batch: BeamBatch) -> None:
         joined.append(max(slot.started for slot in batch.slots))
 
     found = dict(decode(model, waiting, plan, n_slots, watch, n_batches))
@@ -117,7 +117,7 @@ def test_fewer_steps_than_batches_that_shrink():
     waiting = [Sentence([0, 0], Limits(1 + i % 8)) for i in range(32)]
     model, plan = TableModel([source], 3), plan_of(Settings(beam_size=1, max_length=0, banned=(0,)))
     running: list[int] = []
-    for _ in decode(model, waiting, plan, 4, lambda batch, _: running.append(len(batch.slots))):
+    for _ in decode(model, waiting, plan, 4, lambda batch: running.append(len(batch.slots))):
         pass
     assert sum(running) == sum(s.limits.max_steps for s in waiting)
     assert running[: -max(s.limits.max_steps for s in waiting)] == [4] * (len(running) - 8)

@@ -143,13 +143,15 @@ class Beam:
         self.log_probs: list[list[float]] = []
         self.scores: list[list[float]] = []
         self.places: list[list[int]] = []
-        self.n_before = plan.n_before(limits)
+        # Tokens that count in the length of a hypothesis beside its own: start tokens.  Negative if
+        # its prefix does not count; start tokens do not count then, either
+        not_counted = plan.prefix_counts == "nothing" and limits.prefix
+        self.n_before = -len(limits.prefix) if not_counted else plan.n_given
+        self.offset = self.n_before + plan.policy.length_offset
+        self.open_offset = self.n_before + plan.policy.open_length_offset
         self.need = min_finished(plan)
         self.pools = [FinishedPool(plan) for _ in range(plan.n_pools)]
         self.costs = [0.0] * plan.beam_size
-        # Tokens that count in the length of a hypothesis, beside its own
-        self.offset = self.n_before + plan.policy.length_offset
-        self.open_offset = self.n_before + plan.policy.open_length_offset
         self.n_steps = 0  # of the last event
         self.watching = False  # a stop rule must be checked at every step
         self.correction: list[float] | None = None  # scores that the next step must start from

@@ -15,17 +15,16 @@ from onmt_lite.search.constraints import Constraints
 from onmt_lite.search.masks import (
     Forced,
     Masks,
-    Scored,
     StepRules,
     Watched,
     coverage_penalty,
     most_attended,
 )
 from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
-from onmt_lite.search.ranking import Ranked, Ranker, draw, open_places
+from onmt_lite.search.ranking import Ranked, Ranker, Scored, draw, open_places
 from onmt_lite.search.scheduler import Encoded, Scheduler, Slot, SlotTable, Transfer, fill_holes
 
-OnStep = Callable[["BeamBatch", Tensor], object]
+OnStep = Callable[["BeamBatch"], object]
 
 
 @torch.inference_mode()
@@ -41,7 +40,7 @@ def decode(
 
     n_slots    number of sentences that run at once; the others wait, and join when one has ended.
                None: all run, and the batch shrinks.
-    on_step    called after each step with the batch and the numbers of the step, see `Transfer`
+    on_step    called after each step with the batch
     n_batches  batches that share the slots and take turns: while the host reads the numbers of one,
                a GPU is at a step of another
 
@@ -97,12 +96,12 @@ class BeamBatch:
     def run(self, on_step: OnStep | None) -> Iterator[tuple[int, Beam] | None]:
         """Yield sentences whose search is over; None when it is another batch's turn."""
         while self.admit():
-            packed = self.step()
+            self.step()
             yield None
             for beam, event in self.events():
                 beam.advance(event)
             if on_step is not None:
-                on_step(self, packed)
+                on_step(self)
             yield from self.over()
 
     # ---- Sentences leave and join ----
@@ -206,8 +205,8 @@ class BeamBatch:
 
     # ---- A step ----
 
-    def step(self) -> Tensor:
-        """Make a step with all rows; return what the host must know of it, see `Transfer`."""
+    def step(self) -> None:
+        """Make a step with all rows, and begin to tell the host what it must know of it."""
         self.n_steps += 1
         plan, table = self.plan, self.table
         logits, attn = self.model.step(table.tokens.flatten(), self.state)  # (R, V), (R, S)
@@ -238,9 +237,7 @@ class BeamBatch:
         if plan.aligns:
             src_length = self._of_rows(table.src_length)[:, None]  # (R, 1)
             place = most_attended(attn, src_length, plan.src_margins)  # (R,)
-        packed = self.transfer.pack(rows, cost, place, open_scores, candidates)
-        self.transfer.begin(packed)
-        return packed
+        self.transfer.begin(self.transfer.pack(rows, cost, place, open_scores, candidates))
 
     def _remember(self, tokens: Tensor) -> None:
         """Add the newest tokens (B, K) to the history, without start tokens that are not seen."""

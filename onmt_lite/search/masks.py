@@ -73,8 +73,9 @@ class Masks:
 
         self.banned = ids(banned) if banned else None
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
-        self.needs_history = plan.blocks_ngrams or plan.repetition_penalty != 1.0
-        if plan.blocks_ngrams:
+        self.blocks_ngrams = plan.block_ngram_repeat > (0 if plan.policy.ngrams_of_one else 1)
+        self.needs_history = self.blocks_ngrams or plan.repetition_penalty != 1.0
+        if self.blocks_ngrams:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
             exempt[list(plan.exempt_ids)] = True
             self.exempt = exempt.to(device)
@@ -137,7 +138,7 @@ class Masks:
         if rules.held is not None:
             rules.held.forbid(values, norm)
             self._note("phrases", values)
-        if self.plan.blocks_ngrams:  # last: is anything else left?
+        if self.blocks_ngrams:  # last: is anything else left?
             self._block_ngrams(values, scores, history)
             self._note("n-grams", values)
 

@@ -127,21 +127,9 @@ class Plan:
         return self.coverage_penalty != "none"
 
     @property
-    def blocks_ngrams(self) -> bool:
-        """Whether a rule forbids the repetition of n-grams."""
-        return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
-
-    @property
     def n_forced(self) -> int:
         """Number of start tokens after the first: steps that choose nothing."""
         return len(self.sees_start) - 1
-
-    def n_before(self, limits: "Limits") -> int:
-        """Tokens that count in the length of a hypothesis beside its own: start tokens.  Negative
-        if its prefix does not count; start tokens do not count then, either."""
-        if self.prefix_counts == "nothing" and limits.prefix:
-            return -len(limits.prefix)
-        return self.n_given
 
     def first_scores(self) -> list[float]:
         """Scores of the K rows before the first step.

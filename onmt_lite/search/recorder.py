@@ -45,7 +45,7 @@ class Recorder:
     numbers: Collection[int]
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
-    def __call__(self, batch: BeamBatch, packed: Tensor) -> None:
+    def __call__(self, batch: BeamBatch) -> None:
         for b, slot in enumerate(batch.slots):
             step = batch.n_steps - slot.started
             if slot.number in self.numbers and step > 0:  # others take start tokens
@@ -152,24 +152,16 @@ def forbidden(
     beam: Beam, step: int, choice: Choice, alive: list[float], here: Collection[tuple[int, int]]
 ) -> list[Continuation]:
     """Up to K continuations that rules forbade although they would have won."""
-    lowest = min(alive, default=-math.inf)
+    lowest, limits, n = min(alive, default=-math.inf), beam.limits, beam.plan.block_ngram_repeat
+    repeated = "a token" if n == 1 else f"{n} tokens in a row"
     would_win = (choice.totals == -math.inf) & (choice.plain > lowest)  # (K, V)
     totals = choice.plain.masked_fill(~would_win, -math.inf)
-    best = choice.best_of(totals, beam.plan.beam_size, "")
-    return [
-        replace(made, state="blocked", why=rule_against(beam, step, made, choice.masked))
-        for made in best
-        if made.key not in here
-    ]
-
-
-def rule_against(
-    beam: Beam, step: int, made: Continuation, masked: list[tuple[str, Tensor]]
-) -> str:
-    """The first rule that forbade a continuation."""
-    rule = next(rule for rule, mask in masked if mask[made.key])
-    if rule == "forced" and step <= len(beam.limits.prefix):
-        rule = "prefix"
-    n = beam.plan.block_ngram_repeat
-    repeated = "a token" if n == 1 else f"{n} tokens in a row"
-    return "blocked: " + RULES[rule].format(min_end=beam.limits.min_end, repeated=repeated)
+    blocked = []
+    for made in choice.best_of(totals, beam.plan.beam_size, ""):
+        if made.key not in here:
+            rule = next(rule for rule, mask in choice.masked if mask[made.key])  # the first one
+            if rule == "forced" and step <= len(limits.prefix):
+                rule = "prefix"
+            why = RULES[rule].format(min_end=limits.min_end, repeated=repeated)
+            blocked.append(replace(made, state="blocked", why=f"blocked: {why}"))
+    return blocked
