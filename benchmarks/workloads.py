@@ -13,9 +13,9 @@ from typing import Any, cast
 import sentencepiece as spm
 import torch
 
-from onmt_lite.checkpoints.huggingface import writer as marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.writing import marian_directory
 from onmt_lite.export import main as export_main
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import DecoderLayer
@@ -102,7 +102,7 @@ def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Work
         for _ in range(min(shape.n_lines, most or shape.n_lines))
     ]
     folder.mkdir()
-    for file, data in marian_writer.export(random_checkpoint(shape)).files.items():
+    for file, data in marian_directory(random_checkpoint(shape)).files.items():
         (folder / file).write_bytes(data)
     about = (
         f"random weights, {shape.layers}+{shape.layers} layers of {shape.d_model}/{shape.d_ff}, "

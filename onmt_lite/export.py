@@ -73,19 +73,18 @@ def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
 def export(options: ExportOptions) -> None:
     """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
     # Imported late: wrong options must not wait for torch
-    from onmt_lite.checkpoints.huggingface import writer as marian_writer
     from onmt_lite.checkpoints.loading import load_checkpoint
-    from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
+    from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
 
     output = Path(os.path.abspath(options.output))
     _check_free(output)
     checkpoint = load_checkpoint(options.model)
     if options.to == "marian":
-        exported = marian_writer.export(checkpoint)
+        exported = marian_directory(checkpoint)
         written = [output]
         write_whole(exported.files, output.parent, output.name)
     else:
-        exported = opennmt_writer.export(checkpoint, output.stem)
+        exported = opennmt_file(checkpoint, output.stem)
         written = [output.with_name(name) for name in exported.files]
         for path in written:
             _check_free(path)

@@ -11,9 +11,8 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive, native, safetensors
-from onmt_lite.checkpoints.huggingface import writer as marian_writer
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.opennmt import writer as opennmt_writer
+from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
 from tests.support import tiny
@@ -152,7 +151,7 @@ class TestOpenNMT:
     def test_what_it_cannot_hold_is_named(self, tmp_path, tiny_pieces, config, words):
         native.save(tmp_path, tiny.make_model(**config), tiny_pieces)
         with pytest.raises(CheckpointError, match=words):
-            opennmt_writer.export(load_checkpoint(tmp_path), "x")
+            opennmt_file(load_checkpoint(tmp_path), "x")
 
 
 class TestMarian:
@@ -236,7 +235,7 @@ class TestMarian:
     def test_what_it_cannot_hold_is_named(self, tmp_path, tiny_pieces, config, words):
         native.save(tmp_path, tiny.make_model(**config), tiny_pieces)
         with pytest.raises(CheckpointError, match=words):
-            marian_writer.export(load_checkpoint(tmp_path))
+            marian_directory(load_checkpoint(tmp_path))
 
 
 class TestProgram:

@@ -1,14 +1,35 @@
-"""Parts shared by the writers of other toolkits' formats."""
+"""Writes a Transformer as transformers' Marian directory or as OpenNMT-py's file.
 
+The inverse of `huggingface/bart.py` and `opennmt/models.py`.  transformers 4 and 5 read the
+directory (`MarianMTModel`, `MarianTokenizer`).  The `.pt` file of OpenNMT-py 3 holds weights,
+vocabularies, and options of its model builder that have no default (3.5.1: `onmt/model_builder.py`,
+`onmt/utils/parse.py`).
+"""
+
+import argparse
+import io
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.huggingface import bart
+from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
+from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
+from onmt_lite.checkpoints.opennmt import models as opennmt
+from onmt_lite.checkpoints.opennmt.models import DEC, EMBEDDINGS, ENC, MAX_POSITIONS, SRC, TGT
+from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.checkpoints.weights import joined
+from onmt_lite.checkpoints.subwords import SIDES
+from onmt_lite.checkpoints.weights import Parts, joined
 from onmt_lite.errors import CheckpointError
+from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 CAPITALS = (
@@ -17,30 +38,25 @@ CAPITALS = (
 )
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
     """Files of a model by name, the one that readers look for last, and notes for its user."""
 
     files: dict[str, bytes]
     notes: tuple[str, ...]
 
 
-def transformer_of(checkpoint: Checkpoint, target: str) -> Transformer:
-    """The model of a checkpoint.  Raises CheckpointError unless it is one Transformer."""
-    if not isinstance(checkpoint.model, Transformer):
-        kind = type(checkpoint.model).__name__
+def _checked(checkpoint: Checkpoint, target: str, obstacles: Any) -> Transformer:
+    """The model.  CheckpointError unless it is a Transformer without any of the obstacles."""
+    model = checkpoint.model
+    if not isinstance(model, Transformer):
+        kind = type(model).__name__
         raise CheckpointError(f"only a Transformer can be written for {target}, this is a {kind}")
-    return checkpoint.model
-
-
-def refuse(target: str, obstacles: Mapping[str, bool]) -> None:
-    """Raise CheckpointError with the obstacles that are true, if any."""
-    reasons = [name for name, is_there in obstacles.items() if is_there]
-    if reasons:
+    if reasons := [name for name, is_there in obstacles(checkpoint, model.cfg).items() if is_there]:
         raise CheckpointError(f"{target} cannot hold this model: {'; '.join(reasons)}")
+    return model
 
 
-def named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> list[str]:
+def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> list[str]:
     """Rename special tokens.  Raises CheckpointError where two tokens would be equal."""
     tokens = [special.get(i, token) for i, token in enumerate(vocab.tokens)]
     if len(set(tokens)) < len(tokens):
@@ -51,23 +67,312 @@ def named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> li
     return tokens
 
 
-def taken_apart(
-    ours: Mapping[str, Tensor], prefix: str, theirs: str, parts: Mapping[str, tuple[str, ...]]
+def _taken_apart(
+    ours: Mapping[str, Tensor], prefix: str, theirs: str, parts: Parts
 ) -> dict[str, Tensor]:
     """Split and rename the weights of one layer: the inverse of `Weights.renamed`."""
     split: dict[str, Tensor] = {}
     for name, targets in parts.items():
         for kind in ("weight", "bias"):
             stacked = ours.get(joined(prefix, name, kind))
-            if stacked is not None:
-                d_model = ours[joined(prefix, name, "weight")].size(-1)
-                pieces = _split(stacked, len(targets), d_model)
-                split |= {joined(theirs, t, kind): piece for t, piece in zip(targets, pieces)}
+            if stacked is None:
+                continue
+            # Queries, as wide as the model, then keys and values
+            rows, width = stacked.size(0), ours[joined(prefix, name, "weight")].size(-1)
+            sizes = {1: [rows], 2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
+            pieces = stacked.split(sizes[len(targets)])
+            split |= {joined(theirs, t, kind): piece.clone() for t, piece in zip(targets, pieces)}
     return split
 
 
-def _split(stacked: Tensor, n_parts: int, d_model: int) -> list[Tensor]:
-    """Split a stacked weight: queries, as wide as the model, then keys and values."""
-    rows = stacked.size(0)
-    sizes = {1: [rows], 2: [rows // 2] * 2, 3: [d_model] + [(rows - d_model) // 2] * 2}[n_parts]
-    return [part.clone() for part in stacked.split(sizes)]
+# -- Marian ----------------------------------------------------------------------------------------
+
+ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+NORM_EPS = 1e-5
+BEAMS = 5  # what transformers searches with where it is not told; ours is the same
+
+
+def marian_directory(checkpoint: Checkpoint) -> Export:
+    """The files of the directory.  CheckpointError names what Marian cannot hold."""
+    model = _checked(checkpoint, "Marian", _marian_obstacles)
+    weights = {name: w.float() for name, w in _marian_weights(model).items()}
+    # transformers does not open a file that does not say where its tensors come from
+    files = {"model.safetensors": safetensors.dump(weights, {"format": "pt"})}
+    notes = [CAPITALS] * checkpoint.lower_capitals
+    tokenizer = checkpoint.tokenizers.get("sentencepiece")
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        files |= dict.fromkeys(SIDES, tokenizer.processor.serialized_model_proto())
+    elif isinstance(tokenizer, MarianTokenizer):
+        sides = (tokenizer.source, tokenizer.target)
+        files |= {name: side.serialized_model_proto() for name, side in zip(SIDES, sides)}
+    else:
+        notes.append("without pieces: the MarianTokenizer of transformers needs source.spm")
+    for name, table in _marian_tables(checkpoint, model.cfg).items():
+        files[name] = (json.dumps(table, ensure_ascii=False, indent=1) + "\n").encode()
+    return Export(files, tuple(notes))
+
+
+def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    return {
+        "norms before the sublayers": cfg.pre_norm,
+        "a norm on top of encoder and decoder": cfg.final_norm,
+        "a norm on the embeddings": cfg.embedding_norm,
+        f"{cfg.positions} positions": cfg.positions != "concat",
+        "positions that do not start at 0": cfg.position_offset != 0,
+        f"{cfg.relative} relative positions": cfg.relative != "none",
+        "RMS norms": cfg.norm != "layer",
+        f"norms with epsilon {cfg.norm_eps:g}": cfg.norm_eps != NORM_EPS,
+        "linear layers without bias": not (cfg.attn_bias and cfg.ffn_bias),
+        "gated feed-forward layers": cfg.gated_ffn,
+        "sublayers side by side": cfg.parallel_residual,
+        "heads of a width of their own": cfg.head_width != 0,
+        "fewer heads of keys than of queries": cfg.kv_heads not in (0, cfg.heads),
+        "averages in place of self-attention": cfg.dec_self_attn != "dot",
+        "no token for padding or unknown words": None in (tgt.pad_id, tgt.unk_id),
+        "special tokens with other ids in source and target": (
+            (src.eos_id, src.pad_id) != (tgt.eos_id, tgt.pad_id)
+        ),
+        "source lines without the end token": checkpoint.src_end != (tgt.eos_id,),
+    }
+
+
+def _marian_weights(model: Transformer) -> dict[str, Tensor]:
+    cfg, ours = model.cfg, model.state_dict()
+    bias = ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size))
+    theirs = {"final_logits_bias": bias[None]}
+    if cfg.share_embeddings:
+        theirs[SHARED] = ours["tgt_embedding.token.weight"]
+    else:
+        theirs[SOURCE] = ours["src_embedding.token.weight"]
+        theirs[TARGET] = ours["tgt_embedding.token.weight"]
+    if not cfg.tie_output:
+        theirs[HEAD] = ours["output.weight"]
+    for i in range(cfg.enc_layers):
+        layer = f"model.encoder.layers.{i}"
+        theirs |= _taken_apart(ours, f"encoder.{i}", layer, bart.ENCODER_LAYER)
+    for i in range(cfg.dec_layers):
+        layer = f"model.decoder.layers.{i}"
+        theirs |= _taken_apart(ours, f"decoder.{i}", layer, bart.DECODER_LAYER)
+    return theirs
+
+
+def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, dict[str, Any]]:
+    """The JSON files, that of the configuration last."""
+    vocabs = {"vocab.json": checkpoint.src_vocab}
+    if separate := checkpoint.src_vocab.tokens != checkpoint.tgt_vocab.tokens:
+        vocabs["target_vocab.json"] = checkpoint.tgt_vocab
+    tables: dict[str, dict[str, Any]] = {}
+    for name, vocab in vocabs.items():
+        special = {vocab.unk_id: "<unk>", vocab.pad_id: "<pad>", vocab.eos_id: "</s>"}
+        tokens = _named_as(vocab, special, "Marian")
+        tables[name] = {token: i for i, token in enumerate(tokens)}
+    tables["tokenizer_config.json"] = {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": separate,
+        "model_max_length": cfg.max_positions,
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+    ids = {
+        "decoder_start_token_id": checkpoint.start_id,
+        "eos_token_id": checkpoint.eos_id,
+        "pad_token_id": checkpoint.tgt_vocab.pad_id,
+        "forced_eos_token_id": checkpoint.eos_id if checkpoint.forced_eos else None,
+    }
+    tables["generation_config.json"] = ids | {
+        "bad_words_ids": [[i] for i in checkpoint.never_ids] or None,
+        "max_length": cfg.max_positions,
+        "num_beams": BEAMS,
+    }
+    tables[CONFIG] = ids | {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "vocab_size": cfg.src_vocab_size,
+        "decoder_vocab_size": cfg.tgt_vocab_size,
+        "d_model": cfg.d_model,
+        "encoder_layers": cfg.enc_layers,
+        "decoder_layers": cfg.dec_layers,
+        "encoder_attention_heads": cfg.heads,
+        "decoder_attention_heads": cfg.of_decoder.heads,
+        "encoder_ffn_dim": cfg.d_ff,
+        "decoder_ffn_dim": cfg.of_decoder.d_ff,
+        "activation_function": ACTIVATION_NAMES[cfg.activation],
+        "scale_embedding": cfg.scale_embedding,
+        "max_position_embeddings": cfg.max_positions,
+        "share_encoder_decoder_embeddings": cfg.share_embeddings,
+        "tie_word_embeddings": cfg.tie_output,
+    }
+    return tables
+
+
+# -- OpenNMT-py ------------------------------------------------------------------------------------
+
+# By activation and whether it is gated
+ACTIVATIONS_AND_GATES = {
+    ("relu", False): "relu",
+    ("gelu", False): "gelu",
+    ("silu", True): "silu",
+    ("gelu", True): "gated-gelu",
+}
+LAYOUTS = {"interleaved": "SinusoidalInterleaved", "fairseq": "SinusoidalConcat"}
+SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "average"}
+
+
+def opennmt_file(checkpoint: Checkpoint, stem: str) -> Export:
+    """Make STEM.pt, and STEM.model for a model with sentencepiece pieces.
+
+    Raises CheckpointError with all features that OpenNMT-py 3.5.1 lacks.
+    """
+    model = _checked(checkpoint, "OpenNMT-py", _opennmt_obstacles)
+    weights = _opennmt_weights(model)
+    root = {
+        "model": {name: w for name, w in weights.items() if not name.startswith("generator.")},
+        "generator": {
+            name.removeprefix("generator."): w
+            for name, w in weights.items()
+            if name.startswith("generator.")
+        },
+        "vocab": _opennmt_vocabularies(checkpoint),
+        "opt": argparse.Namespace(**_options(model.cfg, bool(checkpoint.src_end))),
+        "optim": None,
+    }
+    data = io.BytesIO()
+    torch.save(root, data)
+    files = {}
+    tokenizer = checkpoint.tokenizers.get("sentencepiece")
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        files[f"{stem}.model"] = tokenizer.processor.serialized_model_proto()
+    files[f"{stem}.pt"] = data.getvalue()
+    return Export(files, _notes(checkpoint, model.cfg, list(files)))
+
+
+def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+    src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
+    vectors = cfg.positions != "none"
+    return {
+        "norms after the sublayers": not cfg.pre_norm,
+        "no norm on top of encoder and decoder": not cfg.final_norm,
+        "a norm on the embeddings": cfg.embedding_norm,
+        "heads of a width of their own": cfg.head_width != 0,
+        "learned positions": cfg.positions == "learned",
+        f"positions computed as {cfg.positions}": cfg.positions == "concat",
+        f"lines of more than {MAX_POSITIONS} tokens": cfg.max_positions > MAX_POSITIONS,
+        "position vectors beside relative positions": vectors and cfg.relative != "none",
+        "embeddings scaled without position vectors": cfg.scale_embedding and not vectors,
+        "position vectors on embeddings that are not scaled": vectors and not cfg.scale_embedding,
+        f"the {'gated ' * cfg.gated_ffn}activation {cfg.activation}": (
+            (cfg.activation, cfg.gated_ffn) not in ACTIVATIONS_AND_GATES
+        ),
+        "relative positions of values that are not those of keys": cfg.relative_values,
+        "heads of the decoder other than the encoder's": cfg.of_decoder.heads != cfg.heads,
+        "d_ff of the decoder other than the encoder's": cfg.of_decoder.d_ff != cfg.d_ff,
+        "no token for padding or unknown words": None
+        in (src.pad_id, src.unk_id, tgt.pad_id, tgt.unk_id),
+        "no start token": tgt.bos_id is None,
+        "source lines that end in another token": checkpoint.src_end not in ((), (src.eos_id,)),
+    }
+
+
+def _opennmt_vocabularies(checkpoint: Checkpoint) -> dict[str, Any]:
+    src, tgt = (
+        _named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py")
+        for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
+    )
+    start = tgt[checkpoint.start_id]
+    return {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start}
+
+
+def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
+    """Options of OpenNMT-py's model builder."""
+    limit = {"rotary": -1, "alibi": -2, "none": 0}.get(cfg.relative, cfg.relative_limit)
+    options: dict[str, Any] = dict(
+        model_task="seq2seq",
+        model_type="text",
+        encoder_type="transformer",
+        decoder_type="transformer",
+        enc_layers=cfg.enc_layers,
+        dec_layers=cfg.dec_layers,
+        hidden_size=cfg.d_model,
+        word_vec_size=cfg.d_model,
+        heads=cfg.heads,
+        num_kv=cfg.kv_heads,
+        transformer_ff=cfg.d_ff,
+        pos_ffn_activation_fn=ACTIVATIONS_AND_GATES[cfg.activation, cfg.gated_ffn],
+        self_attn_type=SELF_ATTENTION[cfg.dec_self_attn],
+        aan_useffn=cfg.dec_self_attn == "average_ffn",
+        add_qkvbias=cfg.attn_bias,
+        add_ffnbias=cfg.ffn_bias,
+        parallel_residual=cfg.parallel_residual,
+        shared_layer_norm=cfg.parallel_residual,
+        layer_norm={"layer": "standard", "rms": "rms"}[cfg.norm],
+        norm_eps=cfg.norm_eps,
+        position_encoding=cfg.positions != "none",
+        position_encoding_type=LAYOUTS.get(cfg.positions, "SinusoidalInterleaved"),
+        max_relative_positions=limit,
+        relative_positions_buckets=cfg.relative_buckets if cfg.relative == "buckets" else 0,
+        rotary_theta=cfg.rotary_theta,
+        rotary_dim=cfg.rotary_dim,
+        rotary_interleave=cfg.rotary_interleave,
+        share_vocab=cfg.share_embeddings,
+        share_embeddings=cfg.share_embeddings,
+        share_decoder_embeddings=cfg.tie_output,
+        # Options of training, which the builder reads too
+        freeze_word_vecs_enc=False,
+        freeze_word_vecs_dec=False,
+        dropout=[0.0],
+        attention_dropout=[0.0],
+        optim="adam",
+        world_size=1,
+        parallel_mode="data_parallel",
+    )
+    if ends_sources:
+        options |= dict(transforms=["suffix"], src_suffix=EOS, tgt_suffix="")
+    if cfg.report_layer:
+        options |= {"alignment_layer": cfg.report_layer - 1, "alignment_heads": cfg.report_heads}
+    return options
+
+
+def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
+    cfg, ours = model.cfg, model.state_dict()
+    relation = opennmt.RELATIONS.get(cfg.relative, {})
+    theirs = {
+        SRC: ours["src_embedding.token.weight"],
+        TGT: ours["tgt_embedding.token.weight"],
+        "generator.weight": ours["output.weight"],
+        # OpenNMT-py's output layer always has a bias
+        "generator.bias": ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size)),
+    }
+    theirs |= _taken_apart(ours, "enc_norm", "encoder", {"": ("layer_norm",)})
+    theirs |= _taken_apart(ours, "dec_norm", "decoder", {"": ("layer_norm",)})
+    for i in range(cfg.enc_layers):
+        theirs |= _taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", opennmt.ENCODER_LAYER | relation)
+    for i in range(cfg.dec_layers):
+        theirs |= _taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", opennmt.DECODER_LAYER | relation)
+        if cfg.parallel_residual:  # a norm that is not used
+            theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
+            if cfg.norm == "layer":
+                theirs[f"{DEC}.{i}.layer_norm_2.bias"] = torch.zeros(cfg.d_model)
+    if cfg.positions != "none":
+        rows = MAX_POSITIONS + cfg.position_offset
+        table = sinusoids(rows, cfg.d_model, cfg.positions)[cfg.position_offset :, None]
+        theirs |= {f"{name}.pe.pe": table for name in EMBEDDINGS.values()}
+    return theirs
+
+
+def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> tuple[str, ...]:
+    """Lines for the YAML of `onmt_translate`, and differences between the two programs."""
+    pieces = files[0] if len(files) > 1 else None
+    transforms = ["sentencepiece"] * (pieces is not None) + ["suffix"] * bool(checkpoint.src_end)
+    lines = [f"transforms: [{', '.join(transforms)}]"] if transforms else []
+    if pieces is not None:
+        lines += [f'src_subword_model: "{pieces}"', f'tgt_subword_model: "{pieces}"']
+    if checkpoint.src_end:
+        lines.append(f'src_suffix: "{EOS}"')
+    lines.append(f"self_attn_type: {SELF_ATTENTION[cfg.dec_self_attn]}")
+    notes = ["in the YAML of onmt_translate:", *(f"  {line}" for line in lines)]
+    if checkpoint.never_ids:
+        never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.never_ids)
+        notes.append(f"OpenNMT-py does not forbid {never} in outputs, as is done here")
+    return tuple(notes + [CAPITALS] * checkpoint.lower_capitals)
