@@ -365,12 +365,9 @@ def fold_weight_norm(weights: Weights) -> Weights:
                 raise CheckpointError(f"{weights.path}: {g_name} does not fit {name}") from None
         elif not (name.endswith(".weight_g") and f"{name[:-1]}v" in weights):
             folded[name] = tensor
-    return Weights({name: _our_layout(w) for name, w in folded.items()}, weights.path)
-
-
-def _our_layout(weight: Tensor) -> Tensor:
-    """Transpose the weight of a convolution: (kernel, in, out) -> (out, kernel, in)."""
-    return weight.permute(2, 0, 1) if weight.dim() == 3 else weight
+    # Convolutions: (kernel, in, out) -> (out, kernel, in)
+    ours = {name: w.permute(2, 0, 1) if w.dim() == 3 else w for name, w in folded.items()}
+    return Weights(ours, weights.path)
 
 
 def fconv_fields(weights: Weights) -> dict[str, Any]:

@@ -104,9 +104,8 @@ def _alignment(opt: Description, n_layers: int) -> dict[str, int]:
     layer = opt.number("alignment_layer", n_layers)
     if not -n_layers <= layer < n_layers:
         return {}
-    return dict(
-        report_layer=layer % n_layers + 1, report_heads=max(0, opt.number("alignment_heads", 0))
-    )
+    heads = max(0, opt.number("alignment_heads", 0))
+    return dict(report_layer=layer % n_layers + 1, report_heads=heads)
 
 
 def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
@@ -151,8 +150,7 @@ def _positions(weights: Weights, opt: Description) -> tuple[dict[str, Tensor], d
 # -- Recurrent models ------------------------------------------------------------------------------
 
 OF_RNN = (
-    (r"encoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"encoder.embedding.\1"),
-    (r"decoder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"decoder.embedding.\1"),
+    (r"(en|de)coder\.embeddings\.make_embedding\.emb_luts\.0\.(\w+)", r"\1coder.embedding.\2"),
     (r"encoder\.(rnn|bridge)\.(.*)", r"encoder.\1.\2"),
     (r"decoder\.rnn\.layers\.(.*)", r"decoder.cells.\1"),  # with input feed
     (r"decoder\.rnn\.(\w+)_l(\d+)", r"decoder.cells.\2.\1"),  # without
@@ -170,39 +168,34 @@ OF_RNN = (
 
 def build_rnn(weights: Weights, opt: Description) -> Rnn:
     """Build a recurrent model, by its weights, and by options for what no weight shows."""
-    fields = rnn_fields(weights, opt)
-    return build(lambda: Rnn(RnnConfig(**fields)), weights.by_rules(OF_RNN), opt.path)
-
-
-def rnn_fields(weights: Weights, opt: Description) -> dict[str, Any]:
-    """Read the structure off the names of the weights, the sizes off their shapes."""
     attention = read_attention(weights, "decoder.attn", opt, "global_attention")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     first = "layers.0.weight_hh" if input_feed else "weight_hh_l0"
     layers = "layers.{}." if input_feed else "weight_hh_l{}"
-    return dict(
-        **weights.table_sizes(SRC, TGT),
-        d_model=weights.shape(f"decoder.rnn.{first}")[1],
-        enc_layers=weights.count("encoder.rnn.weight_hh_l{}"),
-        dec_layers=weights.count(f"decoder.rnn.{layers}"),
-        cell=_cell(weights),
-        bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
-        bridge="encoder.bridge.0.weight" in weights,
-        input_feed=input_feed,
-        attention=attention,
-        normaliser=read_normaliser(opt),
-        context_gate=_gate(weights, opt),
-    )
-
-
-def _cell(weights: Weights) -> Cell:
-    """Tell LSTM from GRU: four stacked gates, or three."""
     rows, d = weights.shape("encoder.rnn.weight_hh_l0")
     if rows not in (3 * d, 4 * d):
         raise CheckpointError(
             f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
         )
-    return "lstm" if rows == 4 * d else "gru"
+    gate = "none"  # all kinds have the same weights
+    if "decoder.context_gate.context_gate.gate.weight" in weights:
+        gate = opt.get("context_gate")
+        if gate not in ("source", "target", "both"):
+            raise CheckpointError(f"{opt.path}: context_gate {shown(gate)} is none of its kinds")
+    fields: dict[str, Any] = dict(
+        **weights.table_sizes(SRC, TGT),
+        d_model=weights.shape(f"decoder.rnn.{first}")[1],
+        enc_layers=weights.count("encoder.rnn.weight_hh_l{}"),
+        dec_layers=weights.count(f"decoder.rnn.{layers}"),
+        cell="lstm" if rows == 4 * d else "gru",
+        bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
+        bridge="encoder.bridge.0.weight" in weights,
+        input_feed=input_feed,
+        attention=attention,
+        normaliser=read_normaliser(opt),
+        context_gate=gate,
+    )
+    return build(lambda: Rnn(RnnConfig(**fields)), weights.by_rules(OF_RNN), opt.path)
 
 
 def read_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
@@ -228,23 +221,10 @@ def read_normaliser(opt: Description) -> Normaliser:
     return opt.choice("global_attention_function", choices, "softmax")
 
 
-def _gate(weights: Weights, opt: Description) -> Gate:
-    """Read the kind of the context gate off the options: all kinds have the same weights."""
-    if "decoder.context_gate.context_gate.gate.weight" not in weights:
-        return "none"
-    kind = opt.get("context_gate")
-    if kind not in ("source", "target", "both"):
-        raise CheckpointError(f"{opt.path}: context_gate {shown(kind)} is none of its kinds")
-    return cast(Gate, kind)
-
-
 # -- Convolutional models --------------------------------------------------------------------------
 
 OF_CNN = (
-    (
-        r"(en|de)coder\.embeddings\.make_embedding\.emb_luts\.0\.weight",
-        r"\1coder.embedding.token.weight",
-    ),
+    (r"(en|de)coder\.embeddings\.\w+\.emb_luts\.0\.weight", r"\1coder.embedding.token.weight"),
     (r"(en|de)coder\.embeddings\.make_embedding\.pe\.pe", r"\1coder.embedding.position"),
     (r"(en|de)coder\.linear\.(\w+)", r"\1coder.inward.\2"),
     (r"encoder\.cnn\.layers\.(\d+)\.conv\.(\w+)", r"encoder.convolutions.\1.\2"),
@@ -257,7 +237,18 @@ OF_CNN = (
 def build_cnn(weights: Weights, opt: Description) -> Convolution:
     """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
     weights = fold_averages(weights)
-    fields = cnn_fields(weights)
+    names = [f"{table}.pe.pe" for table in EMBEDDINGS.values()]
+    has_positions = any(name in weights for name in names)  # on both sides or on none
+    src_positions, tgt_positions = (weights.shape(n)[0] if has_positions else 0 for n in names)
+    fields: dict[str, Any] = dict(
+        **weights.table_sizes(SRC, TGT),
+        encoder=read_layers(weights, "encoder.cnn.layers.{}.conv.weight", lambda i: False),
+        decoder=read_layers(weights, "decoder.conv_layers.{}.conv.weight", lambda i: True),
+        bottleneck=False,
+        src_positions=src_positions,
+        tgt_positions=tgt_positions,
+        scale_embedding=has_positions,
+    )
     return build(
         lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(OF_CNN), weights.path
     )
@@ -278,7 +269,11 @@ def fold_averages(weights: Weights) -> Weights:
             is_table = name.endswith(".pe.pe") and tensor.dim() == 3
             folded[name] = tensor.flatten(0, 1) if is_table else tensor  # (P, 1, E) -> (P, E)
         elif part == "V_avg":
-            folded[f"{base}.weight"] = _fold(weights, base)
+            # Weight norm: g V / ||V|| per output; (out, in, kernel, 1) -> (out, kernel, in)
+            if weights.shape(f"{base}.g_avg", 1) != weights.shape(name, 4)[:1]:
+                raise CheckpointError(f"{weights.path}: {base}.g_avg does not fit {base}.V_avg")
+            v, g = weights.numbers(name)[..., 0].transpose(1, 2), weights.numbers(f"{base}.g_avg")
+            folded[f"{base}.weight"] = v * (g / v.flatten(1).norm(dim=1))[:, None, None]
         elif part == "b_avg":
             folded[f"{base}.bias"] = tensor
         elif part not in ("weight", "bias", "V", "g", "b", "g_avg"):
@@ -286,39 +281,10 @@ def fold_averages(weights: Weights) -> Weights:
     return Weights(folded, weights.path)
 
 
-def _fold(weights: Weights, base: str) -> Tensor:
-    """Weight norm: g V / ||V|| per output channel; (out, in, kernel, 1) -> (out, kernel, in)."""
-    n_out, *_ = weights.shape(f"{base}.V_avg", 4)
-    if weights.shape(f"{base}.g_avg", 1) != (n_out,):
-        raise CheckpointError(f"{weights.path}: {base}.g_avg does not fit {base}.V_avg")
-    v, g = (weights.numbers(f"{base}.{part}") for part in ("V_avg", "g_avg"))
-    v = v[..., 0].transpose(1, 2)
-    return v * (g / v.flatten(1).norm(dim=1))[:, None, None]
-
-
-def cnn_fields(weights: Weights) -> dict[str, Any]:
-    """Read the sizes off the tensors, with averages folded."""
-    names = [f"{table}.pe.pe" for table in EMBEDDINGS.values()]
-    has_positions = any(name in weights for name in names)  # on both sides or on none
-    src_positions, tgt_positions = (weights.shape(n)[0] if has_positions else 0 for n in names)
-    return dict(
-        **weights.table_sizes(SRC, TGT),
-        encoder=read_layers(weights, "encoder.cnn.layers.{}.conv.weight", lambda i: False),
-        decoder=read_layers(weights, "decoder.conv_layers.{}.conv.weight", lambda i: True),
-        bottleneck=False,
-        src_positions=src_positions,
-        tgt_positions=tgt_positions,
-        scale_embedding=has_positions,
-    )
-
-
 def read_layers(
     weights: Weights, pattern: str, attends: Callable[[int], bool]
 ) -> tuple[Layer, ...]:
-    """Read widths and kernels off the convolutions (2 out, kernel, in) named by `pattern`.
-
-    pattern  the name, with {} for the number of the layer
-    """
+    """Read widths and kernels off the convolutions (2 out, kernel, in), {} being their number."""
     shapes = [weights.shape(pattern.format(i), 3) for i in range(weights.count(pattern))]
     return tuple(Layer(rows // 2, kernel, attends(i)) for i, (rows, kernel, _) in enumerate(shapes))
 
@@ -335,15 +301,8 @@ OF_COPYING = (
 )
 
 
-def copies(weights: Weights) -> bool:
-    return "generator.linear_copy.weight" in weights
-
-
 def split_copying(weights: Weights) -> Weights:
-    """Take the weights of copying out of `weights`, and rename the rest to those of a plain model.
-
-    Returns the weights of copying.
-    """
+    """Take the weights of copying out of `weights`, whose rest becomes those of a plain model."""
     copying = {}
     for name in list(weights.tensors):
         tensor = weights.tensors.pop(name)
@@ -369,23 +328,17 @@ def with_copying(
             f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
             "fit the kind of model"
         )
-    table = copy_table(src_vocab, tgt_vocab)
+    # Target id of each source id (Vsrc,), the unknown token where the target lacks the word
+    table = torch.tensor(tgt_vocab.encode(src_vocab.tokens))
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
-    kind = None
-    if has_attention:
-        options = ("copy_attn_type", "global_attention")
-        kind = read_attention(copying, ATTENTION, opt, *options)
+    options = ("copy_attn_type", "global_attention")
+    kind = read_attention(copying, ATTENTION, opt, *options) if has_attention else None
+    vocabulary = cast(Head, model.output)
 
     def make() -> CopyHead:
         d = vocabulary.in_features
         attention = None if kind is None else AttentionWeights(d, kind, read_normaliser(opt))
         return CopyHead(vocabulary, table, *special, attention)
 
-    vocabulary = cast(Head, model.output)
     model.output = build(make, copying.by_rules(OF_COPYING), copying.path)
     return model
-
-
-def copy_table(src_vocab: Vocab, tgt_vocab: Vocab) -> Tensor:
-    """Target id of each source id (Vsrc,); the unknown token where the target lacks the word."""
-    return torch.tensor(tgt_vocab.encode(src_vocab.tokens))

@@ -25,10 +25,9 @@ from onmt_lite.models.family import Family
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-Build = Callable[[Weights, Description], Family]
-
+PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 # By encoder_type and decoder_type
-FAMILIES: dict[tuple[str, str], Build] = {
+FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], Family]] = {
     ("transformer", "transformer"): opennmt.build_transformer,
     ("rnn", "rnn"): opennmt.build_rnn,
     ("brnn", "rnn"): opennmt.build_rnn,
@@ -42,75 +41,50 @@ def recognises(path: Path) -> bool:
 
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint, one of another toolkit or of a kind that is not read refused by name."""
-    root = _check_root(archive.load(path), path)
+    root = archive.load(path)
+    if not isinstance(root, dict) or not {"opt", "vocab"} <= set(root):
+        raise CheckpointError(
+            f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py; "
+            "of fairseq, give the directory that holds it with its dict.*.txt"
+        )
+    root.pop("optim", None)  # which is larger than the model
     opt = Description(root["opt"], path)
-    family = _choose_family(opt)
+    build = FAMILIES[_check_kind(opt)]
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
     for name, table, vocab in (("encoder", SRC, src_vocab), ("decoder", TGT, tgt_vocab)):
         rows, _ = weights.shape(table)
         if rows != len(vocab):
             raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
-    version = _version(root["vocab"])
+    copies = "generator.linear_copy.weight" in weights
+    copying = opennmt.split_copying(weights) if copies else None
+    model: Any = build(weights, opt)
+    both = opt.number("layers", -1) > 0  # overrides both sides'
+    for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
+        opt.agree("layers" if both else name, n)
+    if copying is not None:
+        model = opennmt.with_copying(model, copying, opt, src_vocab, tgt_vocab)
+    used = opt.get("transforms")
+    ends = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
+    if isinstance(root["vocab"], list):
+        version = "0.x"
+    else:  # fields of torchtext before 3, then lists of tokens
+        listed = isinstance(root["vocab"]["src"], list)
+        version = "3" if listed and isinstance(root["vocab"]["src"][0], str) else "1 or 2"
     return Checkpoint(
-        _build(family, weights, opt, src_vocab, tgt_vocab),
+        model,
         src_vocab=src_vocab,
         tgt_vocab=tgt_vocab,
         tokenizers={"space": SpaceTokenizer(only_spaces=version == "3")},
         start_id=start_id,
-        src_end=_source_end(opt, src_vocab),
+        src_end=(src_vocab.eos_id,) if ends and src_vocab.eos_id is not None else (),
         toolkit="opennmt",
         version=version,
     )
 
 
-def _version(vocab: Any) -> str:
-    """Tell the version by the vocabularies: lists of tokens, before 3.0 fields of torchtext."""
-    if isinstance(vocab, list):
-        return "0.x"
-    src = vocab["src"]
-    of_tokens = isinstance(src, list) and all(isinstance(token, str) for token in src[:1])
-    return "3" if of_tokens else "1 or 2"
-
-
-def _build(
-    family: Build, weights: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
-) -> Family:
-    """Build the model, with a head that copies if the checkpoint has copy attention."""
-    copying = opennmt.split_copying(weights) if opennmt.copies(weights) else None
-    model = family(weights, opt)
-    _check_layers(model.cfg, opt)
-    if copying is None:
-        return model
-    return opennmt.with_copying(model, copying, opt, src_vocab, tgt_vocab)
-
-
-def _check_layers(cfg: Any, opt: Description) -> None:
-    """Raise CheckpointError where layers are missing.  Option `layers` overrides both sides'."""
-    both = opt.number("layers", -1) > 0
-    for name, n in (("enc_layers", cfg.enc_layers), ("dec_layers", cfg.dec_layers)):
-        opt.agree("layers" if both else name, n)
-
-
-def _source_end(opt: Description, src_vocab: Vocab) -> tuple[int, ...]:
-    """The end token, for a model trained with that token as suffix of its sources."""
-    used = opt.get("transforms")
-    suffixed = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
-    return (src_vocab.eos_id,) if suffixed and src_vocab.eos_id is not None else ()
-
-
-def _check_root(root: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(root, dict) or not {"opt", "vocab"} <= set(root):
-        raise CheckpointError(
-            f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py; "
-            "of fairseq, give the directory that holds it with its dict.*.txt"
-        )
-    parts = ("opt", "vocab", "model", "generator")  # without the state of the optimiser
-    return {name: root[name] for name in parts if name in root}
-
-
-def _choose_family(opt: Description) -> Build:
-    """Choose the builder of a model.  Raises CheckpointError for kinds that are not supported."""
+def _check_kind(opt: Description) -> tuple[str, str]:
+    """The types of encoder and decoder.  CheckpointError for a model that is not read."""
     kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
     encoder, decoder = (kind[:30] for kind in kinds)
     reasons = {
@@ -124,7 +98,7 @@ def _choose_family(opt: Description) -> Build:
         f"a model with {encoder!r} encoder and {decoder!r} decoder": kinds not in FAMILIES,
     }
     refuse_kinds(f"{opt.path}: OpenNMT-py:", reasons)
-    return FAMILIES[kinds]
+    return kinds
 
 
 def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
@@ -160,9 +134,6 @@ def _read_beside(path: Path) -> dict[str, Tensor]:
 
 # -- Vocabularies ----------------------------------------------------------------------------------
 
-PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
-SPECIAL = dict(pad=PAD, bos=BOS, eos=EOS, unk=UNK)
-
 
 def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     """Read the source and target vocabulary, and the id that starts the decoder."""
@@ -173,8 +144,8 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     if stored.get("src_feats"):
         raise CheckpointError(f"{path}: OpenNMT-py: a model with word features, which is not read")
     src, tgt = (
-        Vocab.named(checked_tokens(_find_tokens(stored[side], path), path), **SPECIAL)
-        for side in ("src", "tgt")
+        Vocab.named(tokens, pad=PAD, bos=BOS, eos=EOS, unk=UNK)
+        for tokens in (_find_tokens(stored[side], path) for side in ("src", "tgt"))
     )
     start = stored.get("decoder_start_token", BOS)
     if not isinstance(start, str) or start not in tgt.ids:
@@ -188,7 +159,7 @@ def _find_tokens(stored: Any, path: Path) -> list[str]:
     """Find the list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
     for _ in range(8):  # deeper than any version holds it
         if isinstance(stored, list) and stored and isinstance(stored[0], str):
-            return stored
+            return checked_tokens(stored, path)
         if isinstance(stored, list):
             if len(stored) != 1 and all(map(_is_pair, stored)):
                 raise CheckpointError(
