@@ -37,7 +37,6 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
 MAX_DICT = 256 << 20
-Build = Callable[[Weights, Description], EncoderDecoder]
 SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
 
@@ -57,15 +56,19 @@ def load(path: Path) -> Checkpoint:
     root.pop("last_optimizer_state", None)
     options = _options(root, files[0])
     weights = Weights(archive.tensors(root.pop("model"), files[0]), files[0])
-    family = _choose_family(weights, options)
+    build_model: Callable[[Weights, Description], EncoderDecoder] = build_transformer
+    if "encoder.convolutions.0.weight_v" in weights:
+        build_model = build_fconv
+    elif "encoder.layers.0.fc1.weight" not in weights:
+        name = shown(options.get("arch") or options.get("_name") or "unknown")
+        raise CheckpointError(f"{files[0]}: fairseq: architecture {name}, which is not read")
     src, tgt = _read_dictionaries(path, options)
     for side, vocab in (("encoder", src), ("decoder", tgt)):
         rows, _ = weights.shape(f"{side}.embed_tokens.weight")
         if rows != len(vocab):
             raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {side} knows {rows}")
-    model = family(weights, options)
     return Checkpoint(
-        model,
+        build_model(weights, options),
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={"space": SpaceTokenizer()},
@@ -106,18 +109,7 @@ def _plain(value: Any) -> Any:
     return value.get("_content", value.get("_val"))
 
 
-def _choose_family(weights: Weights, options: Description) -> Build:
-    """By a weight that only this family has."""
-    if "encoder.layers.0.fc1.weight" in weights:
-        return build_transformer
-    if "encoder.convolutions.0.weight_v" in weights:
-        return build_fconv
-    name = options.get("arch") or options.get("_name") or "unknown"
-    raise CheckpointError(f"{weights.path}: fairseq: architecture {shown(name)}, which is not read")
-
-
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
-    """Read the dictionaries of source and target."""
     names = ("source_lang", "target_lang")
     files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
     if all(options.get(name) is None for name in names):
@@ -177,7 +169,7 @@ def _read_line(line: bytes, where: str) -> tuple[str, bool]:
 # -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------
 
 SRC, TGT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-OFFSET = 2  # positions count from behind the pad token's id
+OFFSET = PAD + 1  # of positions
 # Computed tables, format versions, and copies that the encoder's fast path keeps
 NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
@@ -195,12 +187,28 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
     _check_transformer(weights, options)
     weights.drop(NOT_WEIGHTS)
     _rename_old(weights)
-    d_model = weights.shape(SRC)[1]
-    ours, positions = _positions(weights, options, d_model)
-    switches = _switches(weights, options)
-    ours |= _embeddings(weights)
+    ours, positions = _positions(weights, options, weights.shape(SRC)[1])
+    pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
+    if len(pre_norm) == 2:
+        raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
+    switches = dict(
+        pre_norm=pre_norm.pop(),
+        final_norm="encoder.layer_norm.weight" in weights,
+        embedding_norm="encoder.layernorm_embedding.weight" in weights,
+        heads=options.number("encoder_attention_heads", 8),
+        dec_heads=options.number("decoder_attention_heads", 8),
+        activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
+        scale_embedding=not options.flag("no_scale_embedding"),
+        norm_eps=1e-5,
+        **positions,
+    )
+    ours["src_embedding.token.weight"] = weights.take(SRC)
+    ours["tgt_embedding.token.weight"] = table = weights.take(TGT)
+    names = ("decoder.output_projection.weight", "decoder.embed_out")  # or the table itself
+    output = next((weights.take(name) for name in names if name in weights), table)
+    ours["output.weight"] = output
     ours |= read_stacks(weights, "")
-    model = finished(ours, weights, options.path, norm_eps=1e-5, **switches, **positions)
+    model = finished(ours, weights, options.path, **switches)
     options.agree("encoder_layers", model.cfg.enc_layers)
     options.agree("decoder_layers", model.cfg.dec_layers)
     return model
@@ -232,33 +240,6 @@ def _rename_old(weights: Weights) -> None:
                 weights.tensors[match[1] + norms[int(match[3])] + match[4]] = weights.take(name)
 
 
-def _switches(weights: Weights, options: Description) -> dict[str, Any]:
-    pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
-    if len(pre_norm) == 2:
-        raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
-    return dict(
-        pre_norm=pre_norm.pop(),
-        final_norm="encoder.layer_norm.weight" in weights,
-        embedding_norm="encoder.layernorm_embedding.weight" in weights,
-        heads=options.number("encoder_attention_heads", 8),
-        dec_heads=options.number("decoder_attention_heads", 8),
-        activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
-        scale_embedding=not options.flag("no_scale_embedding"),
-    )
-
-
-def _embeddings(weights: Weights) -> dict[str, Tensor]:
-    """Both tables and the output layer, which has had three names."""
-    tgt = weights.take(TGT)
-    names = ("decoder.output_projection.weight", "decoder.embed_out")
-    output = next((weights.take(name) for name in names if name in weights), tgt)
-    return {
-        "src_embedding.token.weight": weights.take(SRC),
-        "tgt_embedding.token.weight": tgt,
-        "output.weight": output,
-    }
-
-
 def _positions(
     weights: Weights, options: Description, d_model: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -285,7 +266,6 @@ def _positions(
 
 # -- Convolutional models (`fconv`) ----------------------------------------------------------------
 
-PAD = 1  # in every fairseq dictionary; positions are counted from the one after it
 MAX_SPEC = 10_000  # characters of a description of layers
 LAYER = r"\((\d{1,4}),(\d{1,4})(?:,(\d{1,4}))?\)"
 LAYERS = re.compile(r"\[((?:\(\d{1,4},\d{1,4}(?:,\d{1,4})?\),?)+)\](?:\*(\d{1,3}))?")
@@ -306,7 +286,18 @@ RULES = (
 def build_fconv(weights: Weights, options: Description) -> Convolution:
     """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
     weights = fold_weight_norm(weights)
-    fields = fconv_fields(weights)
+    attention = "decoder.attention.{}.in_projection.weight"
+    fields: dict[str, Any] = dict(
+        **weights.table_sizes(SRC, TGT),
+        encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
+        decoder=read_layers(
+            weights, "decoder.convolutions.{}.weight", lambda i: attention.format(i) in weights
+        ),
+        d_out=weights.shape("decoder.fc2.weight")[0],
+        src_positions=weights.shape("encoder.embed_positions.weight")[0],
+        tgt_positions=weights.shape("decoder.embed_positions.weight")[0],
+        position_offset=OFFSET,
+    )
     model = build(
         lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(RULES), weights.path
     )
@@ -316,11 +307,17 @@ def build_fconv(weights: Weights, options: Description) -> Convolution:
 
 
 def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
-    """Raise CheckpointError where the options, if present, contradict the weights."""
+    """Raise CheckpointError where a text such as `[(8, 3)] * 2 + [(9, 1)]`, which fairseq runs as
+    Python, contradicts the weights."""
     if options.get(name) is None:
         return
-    said = _listed(options.text(name))
-    if not said:
+    spec = options.text(name)
+    terms = spec.replace(" ", "").split("+") if len(spec) <= MAX_SPEC else []
+    matches = [LAYERS.fullmatch(term) for term in terms]
+    said: list[tuple[str, str, str]] = []  # width, kernel, residual or ""
+    for match in matches:
+        said += re.findall(LAYER, match[1]) * int(match[2] or 1) if match else []
+    if not said or None in matches:
         raise CheckpointError(f"{options.path}: fairseq: {name} is not understood")
     # No weight shows a residual over several layers
     if any(residual not in ("", "1") for _, _, residual in said):
@@ -330,20 +327,6 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
         )
     if [(int(d), int(kernel)) for d, kernel, _ in said] != [(x.d, x.kernel) for x in layers]:
         raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
-
-
-def _listed(spec: str) -> list[tuple[str, str, str]]:
-    """(width, kernel, residual or "") of each layer in a text such as `[(8, 3)] * 2 + [(9, 1)]`.
-
-    fairseq runs it as Python.  Empty where it is anything else.
-    """
-    layers: list[tuple[str, str, str]] = []
-    for term in spec.replace(" ", "").split("+") if len(spec) <= MAX_SPEC else [""]:
-        match = LAYERS.fullmatch(term)
-        if match is None:
-            return []
-        layers += re.findall(LAYER, match[1]) * int(match[2] or 1)
-    return layers
 
 
 def fold_weight_norm(weights: Weights) -> Weights:
@@ -368,21 +351,3 @@ def fold_weight_norm(weights: Weights) -> Weights:
     # Convolutions: (kernel, in, out) -> (out, kernel, in)
     ours = {name: w.permute(2, 0, 1) if w.dim() == 3 else w for name, w in folded.items()}
     return Weights(ours, weights.path)
-
-
-def fconv_fields(weights: Weights) -> dict[str, Any]:
-    """Read the sizes off the tensors, with weight norm folded and in our layout."""
-    src, tgt = "encoder.embed_positions.weight", "decoder.embed_positions.weight"
-    return dict(
-        **weights.table_sizes("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
-        decoder=read_layers(
-            weights,
-            "decoder.convolutions.{}.weight",
-            lambda i: f"decoder.attention.{i}.in_projection.weight" in weights,
-        ),
-        d_out=weights.shape("decoder.fc2.weight")[0],
-        src_positions=weights.shape(src)[0],
-        tgt_positions=weights.shape(tgt)[0],
-        position_offset=PAD + 1,
-    )
