@@ -9,7 +9,7 @@ import re
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -72,15 +72,6 @@ SHORTLIST = "shortlist in decoder.yml: without effect; the search considers all 
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
-class Files(NamedTuple):
-    """What a model consists of: its file and the vocabularies of source and target."""
-
-    model: Path
-    source: Path
-    target: Path
-    decoder: Description
-
-
 def recognises(path: Path) -> bool:
     if path.is_dir():
         return (path / DECODER).is_file() or any(path.glob("*.npz"))
@@ -89,27 +80,34 @@ def recognises(path: Path) -> bool:
 
 def load(path: Path) -> Checkpoint:
     """CheckpointError for a model of another kind, or a damaged one."""
-    files = _find(path)
-    if files.decoder.real("word-penalty", 0.0):
-        raise CheckpointError(f"{files.decoder.path}: a word-penalty, which is not supported")
-    arrays = read_npz(files.model)
+    file, source, target, decoder = _find(path)
+    if decoder.real("word-penalty", 0.0):
+        raise CheckpointError(f"{decoder.path}: a word-penalty, which is not supported")
+    arrays = read_npz(file)
     if OPTIONS not in arrays:
-        raise CheckpointError(f"{files.model}: not a model of Marian: it has no {OPTIONS}")
+        raise CheckpointError(f"{file}: not a model of Marian: it has no {OPTIONS}")
     text = bytes(arrays.pop(OPTIONS).to(torch.uint8).flatten().tolist()).rstrip(b"\0")
-    options = Description(_parse(text, files.model), files.model)
+    options = Description(_parse(text, file), file)
     _check_kind(options)
-    model = _build(options, Weights(_renamed(arrays, files.model), files.model))
+    model = _build(options, Weights(_renamed(arrays, file), file))
 
     cfg = model.cfg
-    n_src, n_tgt = _said_sizes(options)
-    tgt = _read_tokens(files.target, cfg.tgt_vocab_size - 1, n_tgt)
-    tgt_vocab = src_vocab = _vocab([*tgt, START], files.target)
-    if files.source != files.target or not cfg.share_embeddings:
-        if len(_names(files.decoder, "vocabs")) == 1 and not cfg.share_embeddings:
-            raise CheckpointError(f"{files.decoder.path}: names one vocabulary of a model with two")
-        src = _read_tokens(files.source, cfg.src_vocab_size - cfg.share_embeddings, n_src)
-        src_vocab = _vocab([*src, START][: cfg.src_vocab_size], files.source)
-    tokenizers, missing = _tokenizers(files, tgt)
+    sizes = options.get("dim-vocabs") or [0]  # 0 where the options do not say
+    if not isinstance(sizes, list) or not all(map(is_size, sizes)):
+        raise CheckpointError(f"{file}: dim-vocabs is not a list of sizes")
+    tgt = _read_tokens(target, cfg.tgt_vocab_size - 1, sizes[-1])
+    tgt_vocab = src_vocab = _vocab([*tgt, START], target)
+    if source != target or not cfg.share_embeddings:
+        if len(_names(decoder, "vocabs")) == 1 and not cfg.share_embeddings:
+            raise CheckpointError(f"{decoder.path}: names one vocabulary of a model with two")
+        src = _read_tokens(source, cfg.src_vocab_size - cfg.share_embeddings, sizes[0])
+        src_vocab = _vocab([*src, START][: cfg.src_vocab_size], source)
+    if source.suffix == target.suffix == ".spm":  # vocabularies that cut lines themselves
+        cutters = MarianTokenizer(*(read_pieces(str(side)) for side in (source, target)))
+        tokenizers: dict[str, Tokenizer] = {"sentencepiece": cutters}
+        missing: tuple[str, ...] = ()
+    else:
+        tokenizers, missing = pieces_beside([file.parent], tgt, SIDES)
     assert src_vocab.eos_id is not None
     return Checkpoint(
         model,
@@ -120,7 +118,7 @@ def load(path: Path) -> Checkpoint:
         src_end=(src_vocab.eos_id,),
         never_ids=(len(tgt),),
         missing=missing,
-        notes=(SHORTLIST,) if files.decoder.get("shortlist") else (),
+        notes=(SHORTLIST,) if decoder.get("shortlist") else (),
         toolkit="marian-npz",
         version=options.label("version"),
     )
@@ -129,9 +127,8 @@ def load(path: Path) -> Checkpoint:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _find(path: Path) -> Files:
-    """What decoder.yml names, or else what lies there.  CheckpointError where that is not one
-    model with its vocabularies."""
+def _find(path: Path) -> tuple[Path, Path, Path, Description]:
+    """Model, vocabularies of source and target, and decoder.yml, which may name them."""
     folder = path if path.is_dir() else path.parent
     said = folder / DECODER
     decoder = Description(_parse(read_whole(said, MAX_YAML), said) if said.is_file() else {}, said)
@@ -153,7 +150,7 @@ def _find(path: Path) -> Files:
         for file in (model, source, target):
             if not file.is_file():
                 raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
-        return Files(model, source, target, decoder)
+        return model, source, target, decoder
     found = [path] if path.is_file() else sorted(path.glob("*.npz"))
     words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
     words = words or sorted(folder.glob("*.spm"))
@@ -165,7 +162,7 @@ def _find(path: Path) -> Files:
             f"{path}: {names or 'nothing'}: not one .npz file with one vocabulary for each side; "
             f"name them in a {DECODER}"
         )
-    return Files(found[0], sources[0], targets[0], Description({}, said))
+    return found[0], sources[0], targets[0], Description({}, said)
 
 
 def _names(decoder: Description, key: str) -> list[str]:
@@ -180,14 +177,6 @@ def _parse(data: bytes, path: Path) -> Any:
 
 
 # -- vocabulary and tokens ------------------------------------------------------------------------
-
-
-def _said_sizes(options: Description) -> tuple[int, int]:
-    """How many tokens the model's options give source and target; 0 where they do not say."""
-    sizes = options.get("dim-vocabs") or [0]
-    if not isinstance(sizes, list) or not all(is_size(n) for n in sizes):
-        raise CheckpointError(f"{options.path}: dim-vocabs is not a list of sizes")
-    return sizes[0], sizes[-1]
 
 
 def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
@@ -207,9 +196,19 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
 
 
 def _read_ids(path: Path) -> dict[int, str]:
-    """Every key is text as it stands, also what YAML takes for a number, a truth or nothing."""
+    """Every key is text as it stands, also what YAML takes for a number, a truth or nothing.
+
+    Events are read and no nodes: the C loader follows the nesting of these until the stack is full.
+    """
+    scalars, n = [], 0  # keys and values in turn, and how much of the only table was seen
     try:
-        scalars = _read_scalars(read_whole(path, MAX_YAML))
+        for event in yaml.parse(read_whole(path, MAX_YAML), Loader=LOADER):
+            if isinstance(event, yaml.ScalarEvent):
+                scalars.append(event.value)
+            elif n < len(TABLE) and isinstance(event, TABLE[n]):
+                n += 1
+            else:
+                raise ValueError("not one table of texts")
         tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
         if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
             raise ValueError("an id or a token twice")
@@ -218,35 +217,11 @@ def _read_ids(path: Path) -> dict[int, str]:
     return dict(zip(ids, tokens))
 
 
-def _read_scalars(data: bytes) -> list[str]:
-    """Keys and values, in turn, of the only table.  ValueError for YAML that has more than that.
-
-    Events are read and no nodes: the C loader follows the nesting of these until the stack is full.
-    """
-    scalars, n = [], 0
-    for event in yaml.parse(data, Loader=LOADER):
-        if isinstance(event, yaml.ScalarEvent):
-            scalars.append(event.value)
-        elif n < len(TABLE) and isinstance(event, TABLE[n]):
-            n += 1
-        else:
-            raise ValueError("not one table of texts")
-    return scalars
-
-
 def _vocab(tokens: list[str], path: Path) -> Vocab:
     vocab = Vocab.named(tokens, eos=EOS, bos=START, unk=UNK)
     if vocab.eos_id is None:
         raise CheckpointError(f"{path}: it lacks the end token {EOS}")
     return vocab
-
-
-def _tokenizers(files: Files, tokens: list[str]) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
-    """Vocabularies that are sentencepiece models cut lines themselves."""
-    if files.source.suffix == files.target.suffix == ".spm":
-        src, tgt = (read_pieces(str(file)) for file in (files.source, files.target))
-        return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
-    return pieces_beside([files.model.parent], tokens, SIDES)
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -293,6 +268,10 @@ def _build(options: Description, weights: Weights) -> Transformer:
     learned = "Wpos" in weights
     if learned:
         ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.take("Wpos")
+    name = "transformer-guided-alignment-layer"  # from 1; 0 for the last one
+    said = options.get(name)
+    quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
+    align_layer = 0 if said in (None, "last") else int(said) if quoted else options.number(name)
     layers = {side: options.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
     for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         ours |= weights.layers(side + ".{}", side, layers[side], parts, first=1)
@@ -314,18 +293,8 @@ def _build(options: Description, weights: Weights) -> Transformer:
         max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
         activation=options.choice("transformer-ffn-activation", ACTIVATIONS),
         norm_eps=1e-5,
-        align_layer=_align_layer(options),
+        align_layer=align_layer,
     )
-
-
-def _align_layer(options: Description) -> int:
-    """From 1; 0 for the last one."""
-    name = "transformer-guided-alignment-layer"
-    said = options.get(name)
-    if said in (None, "last"):
-        return 0
-    quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
-    return int(said) if quoted else options.number(name)
 
 
 def _tables(weights: Weights) -> dict[str, Tensor]:
@@ -333,11 +302,10 @@ def _tables(weights: Weights) -> dict[str, Tensor]:
     for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
         if name in weights:
             weights.shape(name)
-    both = weights.take("Wemb") if "Wemb" in weights else None
-    src, tgt = (
-        both if both is not None else weights.take(f"{side}_Wemb")
-        for side in ("encoder", "decoder")
-    )
+    if "Wemb" in weights:
+        src = tgt = weights.take("Wemb")
+    else:
+        src, tgt = (weights.take(f"{side}_Wemb") for side in ("encoder", "decoder"))
     ours = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
     ours["output.weight"] = tgt
     for name in OUTPUTS:

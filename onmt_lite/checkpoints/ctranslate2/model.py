@@ -34,11 +34,7 @@ TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, tor
 
 
 def read_variables(path: Path) -> tuple[int, dict[str, Tensor]]:
-    """The binary version, and all variables as float32 or, where these are no weights, as stored.
-
-    Aliases are the variables that they name.  CheckpointError for another kind of model, and for
-    a file that is not what its own sizes say.
-    """
+    """The binary version, and all variables: weights as float32, other numbers as stored."""
     with open(path, "rb") as stream:
         try:
             return _Fields(stream, path.stat().st_size).model()
@@ -73,7 +69,7 @@ class _Fields:
             if name in variables:
                 raise ValueError(f"it has {name[:80]!r} twice")
             variables[name] = self.variable(name)
-        variables = _without_scales(variables)
+        variables = _without_scales(variables)  # which aliases share
         aliases = {self.text(): self.text() for _ in range(self.count("aliases"))}
         if self.left:
             raise ValueError("longer than its fields")
@@ -116,10 +112,7 @@ class _Fields:
 
 
 def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The numbers that 8 and 16 bits stand for: each row divided by its scale, or all by one.
-
-    Done before aliases are looked at: those share the weight and its scale.
-    """
+    """The numbers that 8 and 16 bits stand for: each row divided by its scale, or all by one."""
     found = {}
     for name, stored in variables.items():
         scale = variables.get(f"{name}_scale")
@@ -186,7 +179,12 @@ def build_model(
 ) -> tuple[Transformer, bool]:
     """The model, and whether its decoder starts from zeros."""
     sides = _switches(variables, path)
-    weights = Weights({_named(n): v for n, v in variables.items() if v.dim()}, path)
+    arrays = {}
+    for name, variable in variables.items():
+        if variable.dim():  # encoder/layer_norm/gamma -> encoder.layer_norm.weight
+            scope, _, last = name.rpartition("/")
+            arrays[f"{scope}.{LAST.get(last, last)}".replace("/", ".")] = variable
+    weights = Weights(arrays, path)
     if sides["decoder"].flag("alibi"):
         raise CheckpointError(f"{path}: a model with ALiBi in its decoder alone, which is not read")
     src, tgt = (_side(side, weights, said) for side, said in sides.items())
@@ -234,12 +232,6 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
             if values.setdefault(switch, value) != value:
                 raise CheckpointError(f"{path}: layers differ in {switch}, which is not read")
     return {side: Description(values, path) for side, values in sides.items()}
-
-
-def _named(name: str) -> str:
-    """encoder/layer_norm/gamma -> encoder.layer_norm.weight"""
-    scope, _, last = name.rpartition("/")
-    return f"{scope}.{LAST.get(last, last)}".replace("/", ".")
 
 
 def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
@@ -339,7 +331,12 @@ def _inputs_and_output(
             positions[short] = weights.take(f"{side}.position_encodings.weight")
     n = min(map(len, positions.values()), default=MAX_POSITIONS)
     ours |= {f"{short}_embedding.position": table[:n] for short, table in positions.items()}
-    _scale_outputs(ours, sides["decoder"])
+    # What scales the decoder's states goes into their last norm, or else into the output layer
+    factor = sides["decoder"].real("scale_outputs", 1.0)
+    normed = "dec_norm.weight" in ours
+    for name in ("dec_norm.weight", "dec_norm.bias") if normed else ("output.weight",):
+        if factor != 1 and name in ours:
+            ours[name] = ours[name] * factor
     return ours, dict(scale_embedding=scaled, max_positions=n)
 
 
@@ -351,16 +348,6 @@ def _scale(said: Description, d_model: int) -> float:
     if type(scale) is float:
         return scale
     return 1.0 if scale == 0 else d_model**0.5
-
-
-def _scale_outputs(ours: dict[str, Tensor], said: Description) -> None:
-    """What scales the decoder's states goes into their last norm, or else into the output layer."""
-    factor = said.real("scale_outputs", 1.0)
-    normed = "dec_norm.weight" in ours
-    if factor != 1:
-        for name in ("dec_norm.weight", "dec_norm.bias") if normed else ("output.weight",):
-            if name in ours:
-                ours[name] = ours[name] * factor
 
 
 def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> None:

@@ -86,13 +86,14 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     # Models of transformers want the end token, and leave it to the caller
     wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.flag("add_source_eos", None)
-    assert tgt.eos_id is not None
+    language_starts = languages is not None and languages.target == "start"
+    start = "eos_token" if language_starts else "decoder_start_token"  # the first is never used
     return Checkpoint(
         model,
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
-        start_id=_start_id(config, tgt, zero_start, languages),
+        start_id=len(tgt) - 1 if zero_start else _id(tgt, config, start),
         src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos", None) else (),
         src_end=(_id(src, config, "eos_token"),) if adds_end else (),
         text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
@@ -113,7 +114,12 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
         if "decoder_start_token" not in config:  # none is said by null
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return Description(config, path)
-    flags = _read_flags(path, variables)
+    values = {name: variables.pop(name) for name in sorted(OLD_FLAGS & variables.keys())}
+    for name, flag in values.items():
+        if flag.numel() != 1:
+            file = path.with_name(MODEL)
+            raise CheckpointError(f"{file}: {name} has the shape {list(flag.shape)}")
+    flags = Description({name: flag.item() for name, flag in values.items()}, path)
     config = OLD_TOKENS | described(path).values
     config["add_source_bos"] = flags.flag("with_source_bos")
     config["add_source_eos"] = flags.flag("with_source_eos")
@@ -122,17 +128,6 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
     if flags.flag("user_decoder_start_tokens"):
         config["decoder_start_token"] = None
     return Description(config, path)
-
-
-def _read_flags(path: Path, variables: dict[str, Tensor]) -> Description:
-    """Take the flags of old files out of the variables.  CheckpointError unless each is one
-    number."""
-    flags = {name: variables.pop(name) for name in sorted(OLD_FLAGS & variables.keys())}
-    for name, flag in flags.items():
-        if flag.numel() != 1:
-            file = path.with_name(MODEL)
-            raise CheckpointError(f"{file}: {name} has the shape {list(flag.shape)}")
-    return Description({name: flag.item() for name, flag in flags.items()}, path)
 
 
 def _read_vocabularies(
@@ -182,7 +177,10 @@ def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages |
     package of Argos Translate, what each of its translations begins with."""
     tokens = dict(enumerate(tgt))
     held = not config.get("add_source_eos")
-    if prefix := _prefix(folder.parent / PACKAGE, tgt):
+    package = folder.parent / PACKAGE
+    if prefix := described(package).text("target_prefix", ""):
+        if prefix not in tgt:
+            raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
         return Languages({prefix: tgt.index(prefix)}, "none", default=Direction("", prefix))
     texts = language_ids(tokens, OF_LANGUAGE)
     if len(texts) > 1:
@@ -196,24 +194,6 @@ def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages |
         return Languages(ids, "after", "start", default, held)
     last = tokenizer.flag("legacy_behaviour", False)
     return Languages(ids, "after" if last else "before", "forced", default, held)
-
-
-def _prefix(package: Path, tgt: list[str]) -> str:
-    """The token that metadata.json says; "" for none."""
-    prefix = described(package).text("target_prefix", "")
-    if prefix and prefix not in tgt:
-        raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
-    return prefix
-
-
-def _start_id(
-    config: Description, tgt: Vocab, zero_start: bool, languages: Languages | None
-) -> int:
-    if zero_start:
-        return len(tgt) - 1
-    if languages is not None and languages.target == "start":
-        return _id(tgt, config, "eos_token")  # never used
-    return _id(tgt, config, "decoder_start_token")
 
 
 def _id(vocab: Vocab, config: Description, name: str) -> int:
