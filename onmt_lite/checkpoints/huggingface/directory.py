@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -44,22 +44,15 @@ ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     "quick_gelu": "gelu_sigmoid",
 }
 IDS = (
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "suppress_tokens",
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
+    *("bad_words_ids", "suppress_tokens"),
 )
 # What a family's description need not say
+OF_FAIRSEQ: dict[str, Any] = dict(eos_token_id=2, pad_token_id=1)
 USUAL: dict[str, dict[str, Any]] = {
-    "m2m_100": dict(
-        eos_token_id=2, pad_token_id=1, scale_embedding=True, activation_function="relu"
-    ),
-    "mbart": dict(
-        eos_token_id=2, pad_token_id=1, scale_embedding=False, activation_function="gelu"
-    ),
-    "t5": dict(eos_token_id=1, pad_token_id=0),
-    "mt5": dict(eos_token_id=1, pad_token_id=0),
+    "m2m_100": OF_FAIRSEQ | dict(scale_embedding=True, activation_function="relu"),
+    "mbart": OF_FAIRSEQ | dict(scale_embedding=False, activation_function="gelu"),
+    **dict.fromkeys(("t5", "mt5"), dict(eos_token_id=1, pad_token_id=0)),
 }
 
 
@@ -71,7 +64,6 @@ class Directory:
     """
 
     def __init__(self, path: Path, check: LanguageCheck):
-        """CheckpointError where a file is not what its name says."""
         self.path, self.check = path, check
         own = read_json(path / CONFIG)
         self.family = Description(own, path / CONFIG).text("model_type", "unknown")
@@ -84,22 +76,33 @@ class Directory:
             self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
 
-    @property
-    def version(self) -> str:
-        return self.config.label("transformers_version")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the files ask for, but is given by an option alone."""
-        n = self.generation.number("num_return_sequences", 1)
-        return (
-            (f"num_return_sequences {n} of {GENERATION}: without effect; -n_best {n} gives them",)
-            if n > 1
-            else ()
+    def weights_file(self) -> Path:
+        """The file of the weights or the index of their shards.  CheckpointError for neither."""
+        for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
+            if (self.path / name).is_file():
+                return self.path / name
+        other = by_name(self.path)
+        only = f", only {other}, which is not read" if other else ""
+        raise CheckpointError(
+            f"{self.path}: the directory has neither {' nor '.join(WEIGHTS)}{only}"
         )
 
     def weights(self) -> Weights:
-        return Weights(read_weights(self.path), self.path)
+        """All tensors, each once.  CheckpointError where a file is missing or damaged."""
+        file = self.weights_file()
+        if file.suffix != ".json":
+            return Weights(_read_part(file), self.path)
+        where = read_json(file).get("weight_map")
+        if not isinstance(where, dict) or not all(type(name) is str for name in where.values()):
+            raise CheckpointError(f"{file}: has no weight_map")
+        tensors: dict[str, Tensor] = {}
+        for name in sorted(set(where.values())):
+            if Path(name).name != name or not (self.path / name).is_file():
+                raise CheckpointError(f"{file}: there is no file {name[:100]!r} beside it")
+            tensors |= _read_part(self.path / name)
+        if set(tensors) != set(where):
+            raise CheckpointError(f"{file}: its shards do not hold what it lists")
+        return Weights(tensors, self.path)
 
     def check_special_tokens(self, *names: str) -> None:
         """CheckpointError where the two configurations differ in one of these ids."""
@@ -139,8 +142,15 @@ def checkpoint(
     if not 0 <= start < len(tgt):
         raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
     eos = token_id(config, "eos_token_id")
+    forced: Any = config.get("forced_eos_token_id")
+    if forced not in (None, eos, [eos]):
+        raise CheckpointError(f"{config.path}: forces tokens other than the end")
+    n = directory.generation.number("num_return_sequences", 1)
+    note = f"num_return_sequences {n} of {GENERATION}: without effect; -n_best {n} gives them"
     usual = dict(
-        never_ids=banned_ids(config, len(tgt)), notes=directory.notes, toolkit="transformers"
+        never_ids=banned_ids(config, len(tgt)),
+        notes=(note,) if n > 1 else (),
+        toolkit="transformers",
     )
     return Checkpoint(
         model,
@@ -149,8 +159,8 @@ def checkpoint(
         tokenizers={**cutters, "space": SpaceTokenizer()},
         start_id=start,
         src_end=(eos,),
-        forced_eos=_forces_eos(config, eos),
-        version=directory.version,
+        forced_eos=forced is not None,
+        version=config.label("transformers_version"),
         **{**usual, **others},
     )
 
@@ -170,44 +180,6 @@ def banned_ids(config: Description, vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted({token for (token,) in words}))
 
 
-def _forces_eos(config: Description, eos: int) -> bool:
-    """Whether the last token of an output that reaches max_length becomes the end token."""
-    forced: Any = config.get("forced_eos_token_id")
-    if forced not in (None, eos, [eos]):
-        raise CheckpointError(f"{config.path}: forces tokens other than the end")
-    return forced is not None
-
-
-def weights_file(path: Path) -> Path:
-    """Find the file of the weights or the index of their shards.  CheckpointError for neither."""
-    for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
-        if (path / name).is_file():
-            return path / name
-    other = by_name(path)
-    only = f", only {other}, which is not read" if other else ""
-    raise CheckpointError(f"{path}: the directory has neither {' nor '.join(WEIGHTS)}{only}")
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors by name, each once.  CheckpointError where a file is missing or damaged."""
-    file = weights_file(path)
-    return _read_shards(path, file) if file.suffix == ".json" else _read_part(file)
-
-
-def _read_shards(path: Path, index: Path) -> dict[str, Tensor]:
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not all(type(name) is str for name in where.values()):
-        raise CheckpointError(f"{index}: has no weight_map")
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(set(where.values())):
-        if Path(name).name != name or not (path / name).is_file():
-            raise CheckpointError(f"{index}: there is no file {name[:100]!r} beside it")
-        tensors |= _read_part(path / name)
-    if set(tensors) != set(where):
-        raise CheckpointError(f"{index}: its shards do not hold what it lists")
-    return tensors
-
-
 def _read_part(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return safetensors.read(path)
@@ -219,20 +191,11 @@ def _read_part(path: Path) -> dict[str, Tensor]:
 ALONE = "added_tokens.json"
 
 
-class Added(NamedTuple):
-    """A token beside the pieces; one that is not special is cut out of lines before all else."""
-
-    text: str
-    special: bool
-
-
 class Words:
     """What a directory says of its words."""
 
     def __init__(self, directory: Directory, pattern: str):
-        """pattern: of an added token that the family has.
-
-        CheckpointError where no file says how lines are cut, or the file is damaged."""
+        """pattern: of an added token that the family has."""
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.unk_token = _text_of(directory.tokenizer.get("unk_token") or "<unk>")
         file = next((name for name in PIECES if (self.path / name).is_file()), None)
@@ -253,17 +216,12 @@ class Words:
     def fast(self) -> dict[str, Any]:
         return described(self.path / FAST).values
 
-    @cached_property
-    def added(self) -> dict[int, Added]:
-        """Added tokens by id, of the first file that lists some of the family's."""
-        for file in (TOKENIZER, FAST, ALONE):
-            added = self._added_in(file)
-            if any(re.fullmatch(self.pattern, token.text) for token in added.values()):
-                return added
-        return self._added_in(TOKENIZER)
+    def _added_in(self, file: str) -> dict[int, tuple[str, bool]]:
+        """Texts by id of tokens beside the pieces, and whether they are special: those that are not
+        are cut out of lines before all else.
 
-    def _added_in(self, file: str) -> dict[int, Added]:
-        """A table by id, a list of tables, or a table by text."""
+        A file has a table by id, a list of tables, or a table by text.
+        """
         try:
             if file == TOKENIZER:
                 listed = (self.directory.tokenizer.get("added_tokens_decoder") or {}).items()
@@ -272,22 +230,32 @@ class Words:
             else:
                 texts = described(self.path / ALONE).values
                 listed = [(i, {"content": text}) for text, i in texts.items()]
-            return {
-                _id_of(i): Added(_text_of(token["content"]), bool(token.get("special", True)))
-                for i, token in listed
-            }
+            added = {}
+            for i, token in listed:
+                # The name of an entry in JSON is a text
+                number = int(i) if type(i) is str and i.isdecimal() else i
+                if type(number) is not int:
+                    raise ValueError("an id that is no whole number")
+                added[number] = (_text_of(token["content"]), bool(token.get("special", True)))
+            return added
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(
                 f"{self.path / file}: added tokens whose ids are no whole numbers, or without text"
             ) from None
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
-        """The pieces by id, and the added tokens.  CheckpointError where both claim an id."""
-        for i, token in self.added.items():
-            if tokens.setdefault(i, token.text) != token.text:
+        """The pieces by id, and added tokens of the first file that lists some of the family's.
+
+        CheckpointError where both claim an id.
+        """
+        for file in (TOKENIZER, FAST, ALONE, TOKENIZER):
+            added = self._added_in(file)
+            if any(re.fullmatch(self.pattern, text) for text, _ in added.values()):
+                break
+        for i, (text, _) in added.items():
+            if tokens.setdefault(i, text) != text:
                 raise CheckpointError(
-                    f"{self.path}: the added token {token.text[:50]!r} has the id of "
-                    f"{tokens[i][:50]!r}"
+                    f"{self.path}: the added token {text[:50]!r} has the id of {tokens[i][:50]!r}"
                 )
         return tokens
 
@@ -319,7 +287,7 @@ class Words:
 
     def tokenizer(self, silent: Sequence[str] = ()) -> PieceTokenizer:
         """`silent`: tokens that are no text in an output."""
-        cut = [token.text for token in self._added_in(TOKENIZER).values() if not token.special]
+        cut = [text for text, special in self._added_in(TOKENIZER).values() if not special]
         return PieceTokenizer(self.processor, cut, silent)
 
 
@@ -335,15 +303,6 @@ def default_language(description: Description, name: str, known: Mapping[str, in
     if not isinstance(code, str):
         return ""
     return next((c for c in (code, code.strip("_")) if c in known), "")
-
-
-def _id_of(value: Any) -> int:
-    """An id, which a table of JSON has as text where it is the name of an entry."""
-    if type(value) is str and value.isdecimal():
-        return int(value)
-    if type(value) is not int:
-        raise ValueError("an id that is no whole number")
-    return value
 
 
 def _text_of(token: Any) -> str:

@@ -3,12 +3,7 @@
 from pathlib import Path
 
 from onmt_lite.checkpoints.huggingface import bart, t5
-from onmt_lite.checkpoints.huggingface.directory import (
-    CONFIG,
-    Directory,
-    LanguageCheck,
-    weights_file,
-)
+from onmt_lite.checkpoints.huggingface.directory import CONFIG, Directory, LanguageCheck
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
@@ -29,32 +24,21 @@ def recognises(path: Path) -> bool:
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
     """Load a directory; raises what `check` raises too, see `Directory`."""
     directory = Directory(path, check)
-    if what := _other_kind(directory):
+    names = [directory.tokenizer.get("tokenizer_class"), directory.model.get("tokenizer_class")]
+    texts = [n for n in (*names, directory.model.get("_name_or_path")) if isinstance(n, str)]
+    small = any("small100" in text.lower().replace("-", "") for text in texts)
+    files = [name for name in QUANTISED if (path / name).is_file()]
+    what = ""
+    if directory.model.get("quantization_config") is not None or files:
+        what = "a quantised model; give the one it was made from"
+    elif small or (path / "tokenization_small100.py").is_file():  # M2M100 by its type
+        what = "SMaLL-100, which wants the target language before the source"
+    elif directory.family not in FAMILIES:
+        what = f"a model of type {directory.family[:50]!r}, which is not read"
+    if what:
         raise CheckpointError(
             f"{path / CONFIG}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "
             "read, in float32, float16 or bfloat16"
         )
-    weights_file(path)  # whether there are weights, before the rest is looked at
+    directory.weights_file()  # whether there are weights, before the rest is looked at
     return FAMILIES[directory.family](directory)
-
-
-def _other_kind(directory: Directory) -> str:
-    """What the model is, in words, where it is none that is read; else ""."""
-    files = [name for name in QUANTISED if (directory.path / name).is_file()]
-    if directory.model.get("quantization_config") is not None or files:
-        return "a quantised model; give the one it was made from"
-    if _is_small_100(directory):
-        return "SMaLL-100, which wants the target language before the source"
-    if directory.family not in FAMILIES:
-        return f"a model of type {directory.family[:50]!r}, which is not read"
-    return ""
-
-
-def _is_small_100(directory: Directory) -> bool:
-    """M2M100 by its type; its tokenizer tells."""
-    if (directory.path / "tokenization_small100.py").is_file():
-        return True
-    names = [directory.tokenizer.get("tokenizer_class"), directory.model.get("tokenizer_class")]
-    names.append(directory.model.get("_name_or_path"))
-    texts = (name for name in names if isinstance(name, str))
-    return any("small100" in text.lower().replace("-", "") for text in texts)
