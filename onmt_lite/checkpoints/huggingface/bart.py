@@ -138,11 +138,23 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
 def load_marian(directory: Directory) -> Checkpoint:
     """CheckpointError for a directory that is damaged."""
     path, config = directory.path, directory.config
-    _check_variant(directory)
+    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
+    for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
+        if directory.model.flag(name):
+            raise CheckpointError(f"{config.path}: a Marian model with {name}, which is not read")
     directory.check(None)
-    model = _read_marian(directory, directory.weights())
-    vocabs = _read_vocabularies(directory, model)
-    start = config.number("decoder_start_token_id", config.number("pad_token_id"))
+    weights = directory.weights()
+    positions, tables, rows = _marian_positions(config, weights)
+    switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
+    model = read_transformer(directory, weights, tables, **switches)
+    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
+    src = tgt = read_vocab(path / "vocab.json", model.cfg.src_vocab_size, eos, pad)
+    other = path / "target_vocab.json"
+    if directory.tokenizer.flag("separate_vocabs", other.is_file()):
+        tgt = read_vocab(other, model.cfg.tgt_vocab_size, eos, pad)
+    elif model.cfg.src_vocab_size != model.cfg.tgt_vocab_size:
+        raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
+    start = config.number("decoder_start_token_id", pad)
     cutters = {}
     missing = [path / name for name in SIDES if not (path / name).exists()]
     if path / SIDES[0] not in missing:
@@ -150,35 +162,19 @@ def load_marian(directory: Directory) -> Checkpoint:
         cutters["sentencepiece"] = MarianTokenizer(*pieces)
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(f"{config.path}: forces tokens other than the end")
-    never = banned_ids(config, len(vocabs[1]))
-    if start == config.number("pad_token_id"):
-        never = tuple(sorted({*never, start}))
+    never = {*banned_ids(config, len(tgt)), *([start] if start == pad else [])}
     return checkpoint(
         directory,
         model,
-        vocabs,
+        (src, tgt),
         cutters,
         start,
-        never_ids=never,
+        never_ids=tuple(sorted(never)),
         never_in_softmax=True,
         missing=tuple(map(str, missing)),
         notes=(),
         toolkit="marian",
     )
-
-
-def _check_variant(directory: Directory) -> None:
-    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
-    config = directory.model
-    for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
-        if config.flag(name):
-            raise CheckpointError(f"{config.path}: a Marian model with {name}, which is not read")
-
-
-def _read_marian(directory: Directory, weights: Weights) -> Transformer:
-    positions, tables, rows = _marian_positions(directory.config, weights)
-    switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
-    return read_transformer(directory, weights, tables, **switches)
 
 
 def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
@@ -198,19 +194,6 @@ def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[
     return "learned", tables, min(src.size(0), tgt.size(0))
 
 
-def _read_vocabularies(directory: Directory, model: Transformer) -> tuple[Vocab, Vocab]:
-    path, config, cfg = directory.path, directory.config, model.cfg
-    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
-    separate = (path / "target_vocab.json").is_file()
-    separate = directory.tokenizer.flag("separate_vocabs", separate)
-    src = read_vocab(path / "vocab.json", cfg.src_vocab_size, eos, pad)
-    if separate:
-        return src, read_vocab(path / "target_vocab.json", cfg.tgt_vocab_size, eos, pad)
-    if cfg.src_vocab_size != cfg.tgt_vocab_size:
-        raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
-    return src, src
-
-
 def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
     """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
     tokens = [f"<unused {i}>" for i in range(size)]
@@ -225,8 +208,8 @@ def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
         raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
     if not {eos, pad} <= taken:
         raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
-    found = Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad)
-    return Vocab(tokens, eos_id=eos, pad_id=pad, unk_id=found.ids.get("<unk>"))
+    unk = tokens.index("<unk>") if "<unk>" in tokens else None
+    return Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad, unk_id=unk)
 
 
 # -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
@@ -241,87 +224,48 @@ OF_MBART = r"([a-z]{2,3}_[A-Z]{2})"
 
 def load_m2m_100(directory: Directory) -> Checkpoint:
     """M2M100 and NLLB.  CheckpointError for a directory that is damaged."""
-    own_vocab = (directory.path / "vocab.json").is_file()
-    words = Words(directory, OF_M2M100 if own_vocab else OF_NLLB)
-    if own_vocab:
-        lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
-        named = directory.tokenizer.choice("language_codes", lists, "m2m100")
-        tokens = _own_ids(directory)
-        others = [f"__{code}__" for code in usual_codes(named)]
-    else:
-        tokens = _fairseq_ids(words)
+    file = directory.path / "vocab.json"
+    if not file.is_file():
+        words = Words(directory, OF_NLLB)
+        last = directory.tokenizer.flag("legacy_behaviour", False)
         others = [*usual_codes("nllb"), "<mask>"]
-    tokens = _with_languages(tokens, words, others)
-    last = not own_vocab and directory.tokenizer.flag("legacy_behaviour", False)
-    languages = _languages(directory, words, tokens, "after" if last else "before", "forced")
-    weights = directory.weights()
-    weights.drop(r"model\.(encoder|decoder)\.(embed_positions\.weights|version)")
-    rows = directory.config.number("max_position_embeddings", 1024)
-    model = read_transformer(
-        directory,
-        weights,
-        {},
-        pre_norm=True,
-        positions="fairseq",
-        position_offset=OFFSET,
-        max_positions=min(rows, MAX_POSITIONS),
-    )
-    return _checkpoint(directory, model, words, tokens, languages)
+        return _load(words, _fairseq_ids(words), others, "after" if last else "before", "forced")
+    words, ids = Words(directory, OF_M2M100), read_json(file)
+    lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
+    codes = usual_codes(directory.tokenizer.choice("language_codes", lists, "m2m100"))
+    tokens = {i: text for text, i in ids.items() if type(i) is int}
+    if set(tokens) != set(range(len(ids))):
+        raise CheckpointError(f"{file}: its ids are not 0, 1, ... once each")
+    return _load(words, tokens, [f"__{code}__" for code in codes], "before", "forced")
 
 
 def load_mbart(directory: Directory) -> Checkpoint:
     """mBART of 25 or of 50 languages.  CheckpointError for a directory that is damaged."""
     words = Words(directory, OF_MBART)
-    of_25 = _is_of_25(directory, words)
-    codes = usual_codes("mbart25") + ([] if of_25 else usual_codes("mbart50"))
-    tokens = _with_languages(_fairseq_ids(words), words, [*codes, "<mask>"])
+    codes = [usual_codes("mbart25"), usual_codes("mbart50")]
+    # The tokenizer's class tells, or else whether its tokens are too few for 50 languages
+    named = [d.get("tokenizer_class") for d in (directory.tokenizer, directory.config)]
+    name = next((n for n in named if isinstance(n, str) and n.startswith("MBart")), None)
+    if name is not None:
+        of_25 = not name.startswith("MBart50")
+    else:
+        n_others = directory.config.number("vocab_size") - len(words.pieces)
+        of_25 = n_others < len(codes[0] + codes[1])
+    others = [*codes[0], *([] if of_25 else codes[1]), "<mask>"]
     starts = of_25 and directory.config.get("forced_bos_token_id") is None
-    languages = _languages(
-        directory,
+    return _load(
         words,
-        tokens,
+        _fairseq_ids(words),
+        others,
         "after" if of_25 else "before",
         "start" if starts else "forced",
     )
-    weights = directory.weights()
-    src, tgt = (weights.take(f"model.{s}.embed_positions.weight") for s in ("encoder", "decoder"))
-    model = read_transformer(
-        directory,
-        weights,
-        {"src_embedding.position": src, "tgt_embedding.position": tgt},
-        pre_norm=True,
-        embedding_norm=True,
-        positions="learned",
-        position_offset=OFFSET,
-        max_positions=src.size(0) - OFFSET,
-    )
-    return _checkpoint(directory, model, words, tokens, languages)
-
-
-def _is_of_25(directory: Directory, words: Words) -> bool:
-    """What the tokenizer's class says, or else whether its tokens are too few for 50 languages."""
-    for described in (directory.tokenizer, directory.config):
-        name = described.get("tokenizer_class")
-        if isinstance(name, str) and name.startswith("MBart"):
-            return not name.startswith("MBart50")
-    n_others = directory.config.number("vocab_size") - len(words.pieces)
-    return n_others < len(usual_codes("mbart25") + usual_codes("mbart50"))
 
 
 def usual_codes(name: str) -> list[str]:
     """Languages in the order of their ids, for directories that do not list them."""
     lists = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_bytes())
     return lists[name].split()
-
-
-def _own_ids(directory: Directory) -> dict[int, str]:
-    """The tokens of vocab.json by id."""
-    path = directory.path / "vocab.json"
-    ids = read_json(path)
-    tokens = {i: text for text, i in ids.items() if type(i) is int}
-    if set(tokens) != set(range(len(ids))):
-        raise CheckpointError(f"{path}: its ids are not 0, 1, ... once each")
-    return tokens
 
 
 def _fairseq_ids(words: Words) -> dict[int, str]:
@@ -331,55 +275,57 @@ def _fairseq_ids(words: Words) -> dict[int, str]:
     return dict(enumerate([*SPECIAL, *words.pieces[FIRST_PIECE:]]))
 
 
-def _with_languages(tokens: dict[int, str], words: Words, others: list[str]) -> dict[int, str]:
-    """All tokens by id.  `others` follow the pieces where no file says their ids."""
+def _load(
+    words: Words,
+    tokens: dict[int, str],
+    others: list[str],
+    source: Literal["before", "after"],
+    target: Literal["forced", "start"],
+) -> Checkpoint:
+    """The model of a family whose tokens, and places of its languages, are known.
+
+    others: tokens that follow the pieces where no file says their ids
+    """
+    directory = words.directory
     tokens = words.with_added(tokens)
     if not language_ids(tokens, words.pattern):
         tokens |= dict(enumerate(others, len(tokens)))
-    return tokens
-
-
-def _checkpoint(
-    directory: Directory,
-    model: Transformer,
-    words: Words,
-    tokens: dict[int, str],
-    languages: Languages,
-) -> Checkpoint:
-    starts = () if languages.target == "start" else ("decoder_start_token_id",)
-    directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
-    vocab = words.vocab(tokens, model.vocab_size, languages.ids.values())
-    cutters, start = {"sentencepiece": words.tokenizer()}, _start(directory)
-    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
-
-
-def _start(directory: Directory) -> int:
-    config = directory.config
-    return token_id(config, "decoder_start_token_id", token_id(config, "eos_token_id"))
-
-
-def _languages(
-    directory: Directory,
-    words: Words,
-    tokens: dict[int, str],
-    source: Literal["before", "after"],
-    target: Literal["forced", "start"],
-) -> Languages:
-    """The languages and the directory's defaults, checked before weights are read."""
     ids = language_ids(tokens, words.pattern)
+    config = directory.config
+    start = token_id(config, "decoder_start_token_id", token_id(config, "eos_token_id"))
     default = Direction(
         default_language(directory.tokenizer, "src_lang", ids),
-        _default_target(directory, ids, target == "start"),
+        _default_target(directory, ids, start, target == "start"),
     )
     languages = Languages(ids, source, target, default)
     directory.check(languages)
-    return languages
+    weights = directory.weights()
+    tables: dict[str, Tensor] = {}
+    if words.pattern == OF_MBART:
+        for side, name in (("src", "encoder"), ("tgt", "decoder")):
+            table = weights.take(f"model.{name}.embed_positions.weight")
+            tables[f"{side}_embedding.position"] = table
+        rows = len(tables["src_embedding.position"]) - OFFSET
+        switches: dict[str, Any] = dict(
+            positions="learned", embedding_norm=True, max_positions=rows
+        )
+    else:
+        weights.drop(r"model\.(encoder|decoder)\.(embed_positions\.weights|version)")
+        rows = min(config.number("max_position_embeddings", 1024), MAX_POSITIONS)
+        switches = dict(positions="fairseq", max_positions=rows)
+    model = read_transformer(
+        directory, weights, tables, pre_norm=True, position_offset=OFFSET, **switches
+    )
+    starts = () if target == "start" else ("decoder_start_token_id",)
+    directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
+    vocab = words.vocab(tokens, model.vocab_size, ids.values())
+    cutters = {"sentencepiece": words.tokenizer()}
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
 
 
-def _default_target(directory: Directory, ids: dict[str, int], starts: bool) -> str:
+def _default_target(directory: Directory, ids: dict[str, int], start: int, starts: bool) -> str:
     """The language that every output begins with or, where that is so, the decoder starts with."""
     config, codes = directory.config, {i: code for code, i in ids.items()}
-    start = _start(directory)
     if config.get("forced_bos_token_id") is not None:
         forced = token_id(config, "forced_bos_token_id")
         if forced not in codes:
