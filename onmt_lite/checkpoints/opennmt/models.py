@@ -11,7 +11,7 @@ from onmt_lite.checkpoints.weights import Weights, build, finished, layout_of
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 from onmt_lite.models.family import AttentionWeights, CopyHead, Family, Head, Normaliser, Score
-from onmt_lite.models.rnn import Cell, Gate, Rnn, RnnConfig
+from onmt_lite.models.rnn import Rnn, RnnConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 
