@@ -65,12 +65,12 @@ def print_models(options: TranslateOptions) -> None:
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.record import describe
     from onmt_lite.checkpoints.shipped import model_paths
-    from onmt_lite.config.cli import print_out
+    from onmt_lite.config.files import write_out
     from onmt_lite.inference.loading import fit, read_own
 
     own = read_own(options)
     models = [(fit(load_checkpoint(p), options, own), p) for p in model_paths(options.model.model)]
-    print_out("\n".join(describe(model, str(path)) for model, path in models))
+    write_out("\n".join(describe(model, str(path)) for model, path in models))
 
 
 def train() -> int:

@@ -17,7 +17,8 @@ from onmt_lite.config.cli import run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import missing, refuse
 from onmt_lite.config.sources import Program, Resolved, load
-from onmt_lite.errors import FileError, OptionError
+from onmt_lite.errors import OptionError, refused
+from onmt_lite.text.whole import replace_files
 
 USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH
@@ -100,33 +101,17 @@ def _check_free(path: Path) -> None:
 
 
 def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
-    """Write all files into `parent`, or into a new directory there, or none.  Raises FileError.
-
-    They are written into a directory beside, which then gets its name, or whose files move out of
-    it, the last of them last.
-    """
-    name = directory or next(reversed(files))
-    part = parent / f".{name}.{os.getpid()}.part"
-    moved: list[Path] = []
+    """Write all files into `parent`, or into a new directory there, or none.  Raises FileError."""
+    if directory is None:
+        replace_files(parent, files)
+        return
+    part = parent / f".{directory}.{os.getpid()}.part"  # which then gets the name
     try:
-        part.mkdir()
-        for file, data in files.items():
-            with open(part / file, "wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-        if directory is not None:
+        with refused(f"write {parent / directory}"):
+            part.mkdir()
+        replace_files(part, files)
+        with refused(f"write {parent / directory}"):
             os.rename(part, parent / directory)
-            return
-        for file in files:
-            os.rename(part / file, parent / file)
-            moved.append(parent / file)
-    except BaseException as error:
-        for path in moved:
-            path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FileError(f"cannot write {parent / name}: {error.strerror}") from None
-        raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

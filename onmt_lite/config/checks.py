@@ -60,6 +60,11 @@ CUTTING = {
 }
 
 
+def cutting(v: Values) -> str:
+    """Return the first transform that cuts lines; "" for none."""
+    return next((name for name in v.transforms if name in SUBWORDS), "")
+
+
 def preset(v: Values) -> Preset:
     return PRESETS[v.search]
 
@@ -101,7 +106,6 @@ def wrong_text(v: Values) -> Iterator[str]:
     if v.model_weights and len(v.model_weights) != n_models:
         weights = f"{len(v.model_weights)} weights for {n_models} models"
         yield f"model_weights: {weights}; give one for each"
-    yield from wrong_transforms(v)
     cutters = ", ".join(SUBWORDS)
     twice = any(v.transforms.count(name) > 1 for name in PERFORMED + REWRITING)
     if twice or len({*v.transforms} & {*SUBWORDS}) > 1:
@@ -111,9 +115,30 @@ def wrong_text(v: Values) -> Iterator[str]:
     if cutting(v) and v.detokenizer != "auto":
         both = f"transforms {cutting(v)} and detokenizer both say how output is joined"
         yield f"{both}; leave detokenizer out"
-    yield from ends_that_are_cut(v)
-    yield from wrong_kwargs(v)
-    yield from missing_subword_models(v)
+    for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
+        try:
+            parse_kwargs(v[name])
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def wrong_transforms(v: Values) -> Iterator[str]:
+    known = PERFORMED + REWRITING + OF_TRAINING
+    for name in v.transforms:
+        if name in NOT_PERFORMED:
+            yield f"transforms: {name} is not performed; {NOT_PERFORMED[name]}"
+        elif name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            there = f"there are {', '.join(PERFORMED + REWRITING)}"
+            hint = f"did you mean {near[0]}?" if near else there
+            yield f"transforms: {name[:50]!r} is unknown; {hint}"
+    # End tokens that would be cut like the line around which they stand
+    early = v.transforms[: v.transforms.index(cutting(v))] if cutting(v) else ()
+    for name in sorted({"prefix", "suffix"}.intersection(early)):
+        for side in ("src", "tgt"):
+            if END in v[f"{side}_{name}"].split():
+                problem = f"{side}_{name}: {END} would be cut like text"
+                yield f"{problem}; put {name} after {cutting(v)} in transforms"
 
 
 def missing_subword_models(v: Values) -> Iterator[str]:
@@ -131,42 +156,6 @@ def missing_subword_models(v: Values) -> Iterator[str]:
         why = " to read -tgt" if reads_target else ""
         remedy = "give it, or share_vocab if it is the same file"
         yield f"{used} needs tgt_subword_model{why}; {remedy}"
-
-
-def cutting(v: Values) -> str:
-    """Return the first transform that cuts lines; "" for none."""
-    return next((name for name in v.transforms if name in SUBWORDS), "")
-
-
-def wrong_transforms(v: Values) -> Iterator[str]:
-    known = PERFORMED + REWRITING + OF_TRAINING
-    for name in v.transforms:
-        if name in NOT_PERFORMED:
-            yield f"transforms: {name} is not performed; {NOT_PERFORMED[name]}"
-        elif name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            there = f"there are {', '.join(PERFORMED + REWRITING)}"
-            hint = f"did you mean {near[0]}?" if near else there
-            yield f"transforms: {name[:50]!r} is unknown; {hint}"
-
-
-def ends_that_are_cut(v: Values) -> Iterator[str]:
-    """End tokens that would be cut like the line around which they stand."""
-    cutter = cutting(v)
-    early = v.transforms[: v.transforms.index(cutter)] if cutter else ()
-    for name in sorted({"prefix", "suffix"}.intersection(early)):
-        for side in ("src", "tgt"):
-            if END in v[f"{side}_{name}"].split():
-                problem = f"{side}_{name}: {END} would be cut like text"
-                yield f"{problem}; put {name} after {cutter} in transforms"
-
-
-def wrong_kwargs(v: Values) -> Iterator[str]:
-    for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
-        try:
-            parse_kwargs(v[name])
-        except ValueError as error:
-            yield f"{name}: {error}"
 
 
 def wrong_files(v: Values) -> Iterator[str]:
@@ -248,14 +237,9 @@ def wrong_job(v: Values) -> Iterator[str]:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def holds_objects(v: Values) -> bool:
-    """Return whether an input is JSON objects."""
-    data = build(DataOptions, v)
-    return any(map(data.is_jsonl, filter(None, (data.src, data.tgt))))
-
-
 RULES: tuple[Rule, ...] = (
-    *map(refuse_all, (wrong_text, wrong_files, wrong_search, wrong_job)),
+    *map(refuse_all, (wrong_text, wrong_transforms, missing_subword_models)),
+    *map(refuse_all, (wrong_files, wrong_search, wrong_job)),
     # Nothing is searched
     idle(
         " ".join([*SEARCHED, "with_score"]),
@@ -312,7 +296,7 @@ RULES: tuple[Rule, ...] = (
     # Input and output
     idle(
         "text_field",
-        lambda v: not holds_objects(v),
+        lambda v: not any(map(build(DataOptions, v).is_jsonl, filter(None, (v.src, v.tgt)))),
         "the input is text; for objects give -input_format jsonl",
     ),
     needs("with_score", one_of("output_format", "text")),

@@ -1,6 +1,5 @@
 """What every program does around its work: help, errors, signals, exit codes."""
 
-import errno
 import os
 import platform
 import shlex
@@ -14,10 +13,10 @@ from typing import TypeVar
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, pending, stop_on_signals
-from onmt_lite.config.files import check_paths, save
+from onmt_lite.config.files import check_paths, write_out
 from onmt_lite.config.help import help_on, help_text, json_schema, markdown_table
 from onmt_lite.config.sources import Program, Resolved, split_argv
-from onmt_lite.errors import FileError, OnmtLiteError, OptionError
+from onmt_lite.errors import OnmtLiteError, OptionError
 
 T = TypeVar("T")
 ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
@@ -40,14 +39,14 @@ def run_program(
     try:
         stop_on_signals()
         if told := tell(argv, program):
-            print_out(told + "\n")
+            write_out(told + "\n")
             return 0
         loaded, resolved = load(argv)
         if resolved.values["print_config"]:
-            print_out(resolved.to_yaml())
+            write_out(resolved.to_yaml())
         elif (path := resolved.values["save_config"]) is not None:
             check_paths(list(files_named(program, resolved)), [("save_config", path)])
-            save(resolved.to_yaml(), path)
+            write_out(resolved.to_yaml(), path)
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -86,7 +85,7 @@ def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
 
 
 def tell(argv: Sequence[str], program: Program) -> str:
-    """Return what the command line asks the program about itself; then nothing else is done.
+    """Return what the command line asks the program about itself, which is then all that it does.
     Raises OptionError for a wrong question."""
     asked = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
@@ -136,20 +135,6 @@ def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str
         elif name == "config":
             paths = [find_config(path) for path in paths]
         yield from ((name, path) for path in paths)
-
-
-def print_out(text: str) -> None:
-    """Print to standard output.  Raises FileError, and Interrupted if nobody reads a pipe."""
-    if sys.stdout is None:
-        raise FileError("cannot write standard output: it is closed")
-    try:
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # whatever the locale
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is lost anyway
-        if error.errno == errno.EPIPE:
-            raise Interrupted(signal.SIGPIPE) from None
-        raise FileError(f"cannot write standard output: {error.strerror}") from None
 
 
 def _one_line(problem: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-Handler = Callable[[int, Any], None]
 
 
 class Console:
@@ -71,15 +70,13 @@ def stop_on_signals() -> None:
     handle_signals(stop)
 
 
-def handle_signals(handler: Handler) -> dict[int, Any]:
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     """Handle the signals from now on, unless they are ignored: nohup means it.  Return the handlers
     so far."""
-    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    taken: dict[int, Any] = {
-        n: before for n, before in handlers.items() if before is not signal.SIG_IGN
-    }
-    for signum in taken:
-        signal.signal(signum, handler)
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {number: h for number, h in handlers.items() if h is not signal.SIG_IGN}
+    for number in taken:
+        signal.signal(number, handler)
     return taken
 
 

@@ -159,53 +159,43 @@ def may_have_gpu() -> bool:
 
 
 def cpu_quotas(root: Path) -> Iterator[float]:
-    """Yield the processor seconds per second that control groups grant, of version 2 and 1."""
-    for folder in control_groups(root, ""):
-        with suppress(OSError, ValueError):  # "max 100000" is no limit
-            quota, period = map(int, read(folder / "cpu.max").split())
-            yield quota / period
-    for folder in control_groups(root, "cpu"):
-        with suppress(OSError, ValueError):
-            quota = int(read(folder / "cpu.cfs_quota_us"))
-            if quota > 0:  # -1 is no limit
-                yield quota / int(read(folder / "cpu.cfs_period_us"))
+    """Yield the processor seconds per second that control groups grant."""
+    for controller, *files in (["", "cpu.max"], ["cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        for folder in control_groups(root, controller):
+            with suppress(OSError, ValueError):  # "max 100000" is no limit, nor is -1
+                quota, period = map(int, " ".join(read(folder / file) for file in files).split())
+                if quota > 0:
+                    yield quota / period
 
 
 def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of main memory that control groups grant, of version 2 and 1, and the bytes
-    in use, without cached files, which the kernel takes back."""
-    versions = (
+    """Yield the bytes of main memory that control groups grant, and the bytes in use, without
+    cached files, which the kernel takes back."""
+    for controller, limit, usage, kept in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    )
-    for controller, limit, usage, kept in versions:
+    ):
         for folder in control_groups(root, controller):
             with suppress(OSError, ValueError):  # "max" is no limit
                 granted, used = int(read(folder / limit)), 0
                 with suppress(OSError, ValueError):
                     used = int(read(folder / usage))
                     stat = read(folder / "memory.stat").strip().split("\n")
-                    fields = dict(line.split() for line in stat)
-                    used -= int(fields.get(kept, 0))
+                    used -= int(dict(line.split() for line in stat).get(kept, 0))
                 yield granted, used
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of the groups above it, as in a
-    container only the upper ones may be mounted.
-
-    controller  of version 1, such as cpu; "" is version 2
-    """
+    container only the upper ones may be mounted: of a controller of version 1, or "", version 2."""
     with suppress(OSError, ValueError):
         for line in read(root / "proc/self/cgroup").split("\n"):
             _, names, path = line.split(":", 2)
-            if controller not in names.split(","):
-                continue
-            mounts = [names, controller] if controller else ["", "unified"]
-            group = Path(path.lstrip("/"))
-            for mount in dict.fromkeys(mounts):
-                for part in (group, *group.parents):
-                    yield root / "sys/fs/cgroup" / mount / part
+            if controller in names.split(","):
+                group = Path(path.lstrip("/"))
+                for mount in [names, controller] if controller else ["", "unified"]:
+                    for part in (group, *group.parents):
+                        yield root / "sys/fs/cgroup" / mount / part
 
 
 def read(path: Path) -> str:

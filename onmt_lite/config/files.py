@@ -1,5 +1,4 @@
-"""Files named on the command line: which are streams, which must not be written to, and how text
-is written to one at once."""
+"""Files named on the command line: which are streams, and which must not be written to."""
 
 import contextlib
 import errno
@@ -69,8 +68,7 @@ def replaces_a_file(output: str) -> bool:
 
 def rereads(src: str) -> bool:
     """Return whether `src` can be read again from its start: no stream, no device."""
-    there = os.path.exists(src) and not os.path.isdir(src)
-    return src != "-" and not is_device(src) and (os.path.isfile(src) or not there)
+    return replaces_a_file(src) or os.path.isdir(src)
 
 
 def parts_of(output: str) -> str:
@@ -132,10 +130,8 @@ class Stream:
             self._close()
 
     def append(self, data: bytes) -> None:
-        """Write all of it, now: what waits in a buffer may fail when nobody sees.
-
-        Raises FileError, and Interrupted if nobody reads a pipe any more.
-        """
+        """Write all of it, now: what waits in a buffer may fail when nobody sees.  Raises
+        FileError, and Interrupted if nobody reads a pipe any more."""
         try:
             self.file.flush()  # what the program itself has printed
             write_all(self.file.fileno(), data)
@@ -154,8 +150,9 @@ class Stream:
             self.file.close()
 
 
-def save(text: str, path: str) -> None:
-    """Write all of a file, or leave what is there; to a stream as it is.  Raises FileError."""
+def write_out(text: str, path: str = "-") -> None:
+    """Write all of a file, or leave what is there; to a stream as it is.  Raises FileError, and
+    Interrupted if nobody reads a pipe."""
     data = text.encode("utf-8", "backslashreplace")  # whatever the locale
     if replaces_a_file(path):
         with refused(f"write {path}"):

@@ -8,17 +8,17 @@ Other values get a note, or are refused if the output would not be what was aske
 import functools
 import re
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ALL = None  # values that ask for nothing
 SWITCHED_OFF = ("false", "")
 ONE_PROCESS = (
     "without effect here; gpu names the GPUs, such as -gpu 0 1, and each has a process of its own"
 )
+NO_FEATURES = "models with word features are not read; leave it out"
 NOT_QUANTISED = "without effect here; weights are held in the type of -precision"
 NOTHING = "nothing here does the same; -help lists all"
 FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
@@ -28,23 +28,16 @@ FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
 class Foreign:
     """An option of another program that has nothing to do here, taken so that its files load.
 
-    off      values that ask for nothing, as words of a command line; None: all do
-    says     what a note says of any other value
-    refused  other values are refused, and `says` is the reason and the remedy
-    unless   an option and a value of it with which they are noted instead
-    renamed  our option that has the same values
-    switch   our option and its value that a switch stands for if it is on
-
     An entry for an option that we have too says which values are as if it were not given, and what
     to add to the message about a wrong value.
     """
 
-    off: tuple[str, ...] | None
-    says: str = "without effect here"
-    refused: bool = False
-    unless: tuple[str, str] | None = None
-    renamed: str = ""
-    switch: tuple[str, Any] | None = None
+    off: tuple[str, ...] | None  # values that ask for nothing, as words; None: all do
+    says: str = "without effect here"  # what a note says of any other value
+    refused: bool = False  # other values are refused; `says` is the reason and the remedy
+    unless: tuple[str, str] | None = None  # an option and a value with which they are noted instead
+    renamed: str = ""  # our option that has the same values
+    switch: tuple[str, Any] | None = None  # our option and its value if the switch is on
 
     def asks_for(self, words: str) -> bool:
         """Return whether the value would have an effect in the other program."""
@@ -59,29 +52,30 @@ def _plain(words: str) -> str:
         return words
 
 
-# -- of OpenNMT-py -------------------------------------------------------------------------------
-
-
 def _each(table: str, says: str = "without effect here", **more: Any) -> dict[str, Foreign]:
     """Read `option value, option value`: each option with the value that asks for nothing."""
     pairs = (pair.partition(" ") for pair in table.split(", "))
     return {name: Foreign((value,), says, **more) for name, _, value in pairs}
 
 
-def _refused(says: str, table: str) -> dict[str, Foreign]:
-    return _each(table, f"{says}; leave it out", refused=True)
-
-
-def _of_training(transform: str, table: str) -> dict[str, Foreign]:
-    """Options of a transform that does nothing in a translation: without effect if `transforms`
-    name it, else refused."""
-    says = "for training only; leave it out"
-    return _each(table, says, refused=True, unless=("transforms", transform))
-
-
+# Options of a transform that does nothing in a translation: without effect if `transforms` name it,
+# else refused
+OF_TRANSFORMS = {
+    "bart": "permute_sent_ratio 0, rotate_ratio 0, insert_ratio 0, random_ratio 0, mask_ratio 0, "
+    "mask_length subword, poisson_lambda 3, replace_length -1",
+    "switchout": "switchout_temperature 1",
+    "tokendrop": "tokendrop_temperature 1",
+    "tokenmask": "tokenmask_temperature 1",
+    "clean": "src_eq_tgt false, same_char false, same_word false, scripts_ok Latin Common, "
+    "scripts_nok, src_tgt_ratio 2, avg_tok_min 3, avg_tok_max 20, langid",
+    "inlinetags": "tags_dictionary_path, tags_corpus_ratio 0.1, max_tags 12, "
+    "paired_stag ｟ph_#_beg｠, paired_etag ｟ph_#_end｠, isolated_tag ｟ph_#_std｠, "
+    "src_delimiter ｟fuzzy｠",
+    "response_patterns": "response_patterns Response : ｟newline｠",
+}
 FOREIGN = {
     # Transforms that are not performed, or only in training
-    **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(ALL)),
+    **dict.fromkeys(("src_seq_length", "tgt_seq_length"), Foreign(None)),
     **_each(
         "src_lang, tgt_lang, reversible_tokenization joiner, doc_length 200, max_context 1, "
         "termbase_path, src_spacy_language_model, tgt_spacy_language_model, "
@@ -94,25 +88,11 @@ FOREIGN = {
         "src_term_stoken ｟src_term_start｠, tgt_term_stoken ｟tgt_term_start｠, "
         "tgt_term_etoken ｟tgt_term_end｠, term_source_delimiter ｟fuzzy｠, fuzzy_token ｟fuzzy｠"
     ),
-    **_of_training(
-        "bart",
-        "permute_sent_ratio 0, rotate_ratio 0, insert_ratio 0, random_ratio 0, mask_ratio 0, "
-        "mask_length subword, poisson_lambda 3, replace_length -1",
-    ),
-    **_of_training("switchout", "switchout_temperature 1"),
-    **_of_training("tokendrop", "tokendrop_temperature 1"),
-    **_of_training("tokenmask", "tokenmask_temperature 1"),
-    **_of_training(
-        "clean",
-        "src_eq_tgt false, same_char false, same_word false, scripts_ok Latin Common, scripts_nok, "
-        "src_tgt_ratio 2, avg_tok_min 3, avg_tok_max 20, langid",
-    ),
-    **_of_training(
-        "inlinetags",
-        "tags_dictionary_path, tags_corpus_ratio 0.1, max_tags 12, paired_stag ｟ph_#_beg｠, "
-        "paired_etag ｟ph_#_end｠, isolated_tag ｟ph_#_std｠, src_delimiter ｟fuzzy｠",
-    ),
-    **_of_training("response_patterns", "response_patterns Response : ｟newline｠"),
+    **{
+        name: replace(option, unless=("transforms", transform))
+        for transform, table in OF_TRANSFORMS.items()
+        for name, option in _each(table, "for training only; leave it out", refused=True).items()
+    },
     # Subwords are drawn in training; the best ones are what a translation reads
     **dict.fromkeys(("src_subword_nbest", "tgt_subword_nbest"), Foreign(("1", "0"))),
     **_each("src_subword_alpha 0, tgt_subword_alpha 0"),
@@ -132,16 +112,17 @@ FOREIGN = {
     "fp32": Foreign(SWITCHED_OFF, "", switch=("precision", "fp32")),
     "fp16": Foreign(SWITCHED_OFF, "", switch=("precision", "fp16")),
     "fast": Foreign(SWITCHED_OFF, "without effect here; every search is batched"),
-    "shard_size": Foreign(ALL),  # memory does not grow with the file
+    "shard_size": Foreign(None),  # memory does not grow with the file
     "profile": Foreign(SWITCHED_OFF, "without effect here; -report_time says how long it took"),
     # What is read
-    **_refused(
-        "only text is translated",
+    **_each(
         "data_type text, src_dir, sample_rate 16000, window_size 0.02, window_stride 0.01, "
         "window hamming, image_channel_size 3",
+        "only text is translated; leave it out",
+        refused=True,
     ),
-    **_refused("models with word features are not read", "n_src_feats 0, src_feats_defaults"),
-    "src_feats": Foreign(("", "{}"), "models with word features are not read; leave it out", True),
+    **_each("n_src_feats 0, src_feats_defaults", NO_FEATURES, refused=True),
+    "src_feats": Foreign(("", "{}"), NO_FEATURES, refused=True),
     "dynamic_dict": Foreign(SWITCHED_OFF, "without effect here; the model says whether it copies"),
     # How long an output may be
     "max_sent_length": Foreign((), "here it is max_length", renamed="max_length"),
@@ -159,9 +140,6 @@ FOREIGN = {
         ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
     ),
 }
-
-
-# -- of other tools ------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -1,5 +1,4 @@
-"""Options described: what -help prints, the tables of the documentation, and the JSON Schema
-(draft 2020-12) of a program's YAML files, for editors that check them."""
+"""Options described: what -help prints, the tables of the documentation, and the JSON Schema."""
 
 import difflib
 import json
@@ -25,7 +24,7 @@ BAR = "\\|"  # a bar inside a cell of a Markdown table
 UNSET = (None, (), "")  # defaults that go without saying
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-BOUNDS = {"min": "minimum", "max": "maximum", "above": "exclusiveMinimum"}
+LIMITS = {"min": "minimum", "max": "maximum", "above": "exclusiveMinimum"}
 
 
 def by_group(options: Options) -> dict[str, list[Option]]:
@@ -36,12 +35,9 @@ def by_group(options: Options) -> dict[str, list[Option]]:
     return groups
 
 
-# -- what -help prints ----------------------------------------------------------------------------
-
-
 def help_text(options: Options, usage: str, columns: int = 80) -> str:
     """All options, group by group, for a terminal of so many columns."""
-    width = _width(columns)
+    width = max(NARROWEST, min(columns, WIDEST))
     listings = [_listing(title, group, width) for title, group in by_group(options).items()]
     end = "-help NAME ... describes options and groups, with examples: -help beam_size sampling"
     paragraphs = ["\n".join(_wrap(text, width)) for text in (*usage.split("\n\n"), end)]
@@ -53,7 +49,7 @@ def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
 
     Any word of a group's title names the group; if an option has the same name, both are shown.
     """
-    width, groups = _width(columns), by_group(options)
+    width, groups = max(NARROWEST, min(columns, WIDEST)), by_group(options)
     parts: list[str] = []
     problems = []
     for name in (word.lstrip("-").lower() for word in names):
@@ -119,25 +115,16 @@ def example(option: Option, options: Options) -> tuple[str, list[str]]:
     return command, [f"{name}: {dump(parse_words(options[name], words))}" for name, words in given]
 
 
-# -- the tables of the documentation --------------------------------------------------------------
-
-
 def markdown_table(options: Options) -> str:
     """A table for each group, under its title."""
     lines = []
     for title, members in by_group(options).items():
         lines += ["", f"### {title}", "", "| option | default | meaning |", "|---|---|---|"]
-        lines += map(_row, members)
+        for option in members:
+            default = "" if option.default in UNSET else f"`{_show(option.default)}`"
+            cells = (f"`{head_of(option)}`", default, description(option, with_default=False))
+            lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
     return "\n".join(lines[1:])
-
-
-def _row(option: Option) -> str:
-    default = "" if option.default in UNSET else f"`{_show(option.default)}`"
-    cells = (f"`{head_of(option)}`", default, description(option, with_default=False))
-    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
-
-
-# -- parts of both --------------------------------------------------------------------------------
 
 
 def head_of(option: Option) -> str:
@@ -167,10 +154,6 @@ def _show(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _width(columns: int) -> int:
-    return max(NARROWEST, min(columns, WIDEST))
-
-
 def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> list[str]:
     """Lines of the text, indented by so many columns, the first one by `first`."""
     return textwrap.wrap(
@@ -183,21 +166,21 @@ def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> l
     )
 
 
-# -- the JSON Schema -----------------------------------------------------------------------------
-
-
 def json_schema(program: Program) -> str:
-    """Return the schema as JSON.  It takes the values that the program takes, except that in JSON
-    5.0 is a whole number, too."""
+    """Return the JSON Schema (draft 2020-12) of a program's YAML files, for editors that check
+    them.  It takes the values that the program takes, except that in JSON 5.0 is a whole number."""
     options = program.options.items()
     known = {name: _property(option) for name, option in options if name not in META_NAMES}
     for name, other in program.foreign.items():
-        if name in known:
-            known[name] = _with_foreign(known[name], other)
+        if name in known:  # values that ask for nothing there, besides those of ours
+            own = known[name]
+            known[name] = {**own, "anyOf": [*own["anyOf"], {"enum": _values(other)}]}
         elif other.renamed:
             known[name] = {**known[other.renamed], "description": f"{other.says}."}
         else:
-            known[name] = _foreign(other, only_off=other.refused or name in META_NAMES)
+            known[name] = {"description": f"An option of OpenNMT-py: {other.says or 'taken'}."}
+            if other.refused or name in META_NAMES:
+                known[name]["enum"] = _values(other)
     schema = {
         "$schema": DRAFT,
         "title": f"Options of {program.name}",
@@ -210,38 +193,22 @@ def json_schema(program: Program) -> str:
 
 def _property(option: Option) -> Schema:
     """null is as if the line were not there."""
-    shapes = _shapes(option)
-    if option.many:
-        shapes.append({"type": "array", "items": _either(shapes[:])})
-    found = {"description": description(option, with_default=False)}
-    if option.default not in (None, ()):
-        found["default"] = option.default
-    return {**found, **_either([*shapes, {"type": "null"}])}
-
-
-def _shapes(option: Option) -> list[Schema]:
-    """The types of one value."""
+    one: Schema = {"type": TYPES[option.kind]}
     if option.choices:
         # YAML reads true if a choice is "true", and 20 for "20"
         switches = [word == "true" for word in option.choices if word in ("true", "false")]
         numbers = [int(word) for word in option.choices if word.isdecimal()]
-        return [{"enum": [*option.choices, *switches, *numbers]}]
-    found: Schema = {"type": TYPES[option.kind]}
-    found |= {BOUNDS[key]: bound for key, bound in option.bounds.items() if bound is not None}
-    if option.kind is str:
-        found["pattern"] = f"^({option.form[0]})$" if option.form[1] else "^[^\\u0000]*$"
-    return [found, {"type": "object"}] if option.table else [found]
-
-
-def _foreign(other: Foreign, only_off: bool) -> Schema:
-    """An option of another program: any value, or only those that ask for nothing."""
-    found: Schema = {"description": f"An option of OpenNMT-py: {other.says or 'taken'}."}
-    return {**found, "enum": _values(other)} if only_off else found
-
-
-def _with_foreign(own: Schema, other: Foreign) -> Schema:
-    """An option of ours for which another program has values that ask for nothing."""
-    return {**own, **_either([*own.pop("anyOf"), {"enum": _values(other)}])}
+        one = {"enum": [*option.choices, *switches, *numbers]}
+    elif option.kind is str:
+        one["pattern"] = f"^({option.form[0]})$" if option.form[1] else "^[^\\u0000]*$"
+    else:
+        one |= {LIMITS[key]: bound for key, bound in option.bounds.items() if bound is not None}
+    shapes = [one, {"type": "array", "items": one}] if option.many else [one]
+    shapes += [{"type": "object"}] if option.table else []
+    found: Schema = {"description": description(option, with_default=False)}
+    if option.default not in (None, ()):
+        found["default"] = option.default
+    return {**found, "anyOf": [*shapes, {"type": "null"}]}
 
 
 def _values(other: Foreign) -> list[Any]:
@@ -257,7 +224,3 @@ def _values(other: Foreign) -> list[Any]:
             with suppress(ValueError):
                 found.append(json.loads(word))
     return [*found, *([value] for value in found if value not in (None, []))]
-
-
-def _either(shapes: list[Schema]) -> Schema:
-    return {"anyOf": shapes} if len(shapes) > 1 else shapes[0]

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
@@ -28,9 +29,6 @@ BOUNDS = {
 DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
 
 Group = TypeVar("Group")
-
-
-# -- declarations ---------------------------------------------------------------------------------
 
 
 def opt(default: Any, help: str, **more: Any) -> Any:
@@ -91,35 +89,23 @@ META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
 
 @dataclass(frozen=True)
 class Option:
-    """A declared option.
-
-    group     the title of the group that help shows it in
-    kind      bool, int, float or str: the type of one value
-    many      takes a list of values
-    choices   values of a text
-    min, max  inclusive bounds of a number; `above` is an exclusive one
-    form      a pattern that the whole text must match, and how messages describe it
-    table     a text that YAML may hold as a table, which becomes the text that Python would write
-    value     what help calls a value; FILE and PATH name what is on disk
-    example   the words after the option in the example of -help NAME
-    remark    what help says besides, such as what the option needs
-    """
+    """A declared option."""
 
     name: str
-    group: str
-    kind: type
+    group: str  # the title of the group that help shows it in
+    kind: type  # of one value: bool, int, float or str
     default: Any
     help: str
-    many: bool = False
-    choices: tuple[str, ...] = ()
-    min: float | None = None
+    many: bool = False  # takes a list of values
+    choices: tuple[str, ...] = ()  # values of a text
+    min: float | None = None  # bounds of a number, inclusive
     max: float | None = None
-    above: float | None = None
-    form: tuple[str, str] = (".*", "")
-    table: bool = False
-    value: str = ""
-    example: str = ""
-    remark: str = ""
+    above: float | None = None  # a bound, exclusive
+    form: tuple[str, str] = (".*", "")  # what a text must match, and how messages describe that
+    table: bool = False  # a text; a table in YAML becomes what Python would write
+    value: str = ""  # what help calls a value; FILE and PATH name what is on disk
+    example: str = ""  # the words after the option in the example of -help NAME
+    remark: str = ""  # what help says besides, such as what the option needs
 
     @property
     def is_path(self) -> bool:
@@ -139,18 +125,12 @@ class Option:
         limits = [f"{BOUNDS[k][0]} {v:g}" for k, v in self.bounds.items() if v is not None]
         return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
 
-    def inside(self, value: float) -> bool:
-        bounds = self.bounds.items()
-        return all(bound is None or BOUNDS[name][1](value, bound) for name, bound in bounds)
-
 
 def options_of(
     groups: tuple[type[Any], ...], remark: Callable[[str], str] = lambda name: ""
 ) -> dict[str, Option]:
-    """Return the options of all groups by name, in order.  Each group has a `title`.
-
-    remark  what help says besides about the option of a name
-    """
+    """Return the options of all groups by name, in order.  Each group has a `title`, and `remark`
+    says what help adds about the option of a name."""
     found: dict[str, Option] = {}
     for group in groups:
         hints = typing.get_type_hints(group, include_extras=True)
@@ -234,6 +214,8 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_one(option: Option, value: Any) -> Any:
+    if isinstance(value, PurePath):
+        value = str(value)
     wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
     if option.choices:
         if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
@@ -252,10 +234,12 @@ def _check_one(option: Option, value: Any) -> Any:
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
             raise wrong
-    elif isinstance(value, float) and not math.isfinite(value):
+    elif option.kind is float and not math.isfinite(value):
         raise wrong
-    elif isinstance(value, (int, float)) and not option.inside(value):
-        raise wrong
+    elif option.kind is not bool:
+        for name, bound in option.bounds.items():
+            if bound is not None and not BOUNDS[name][1](value, bound):
+                raise wrong
     return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
 
 

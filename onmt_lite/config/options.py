@@ -15,7 +15,7 @@ from onmt_lite.config.search_options import (
     SamplingOptions,
     SearchOptions,
 )
-from onmt_lite.config.sources import Defaults, Program, Resolved, Resolver, load
+from onmt_lite.config.sources import Program, Resolved, Resolver, load
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.search.model_defaults import read_decoder, read_defaults
 from onmt_lite.search.presets import PRESETS, SWITCHES
@@ -60,7 +60,8 @@ class TranslateOptions:
     def of(cls, **given: Any) -> "TranslateOptions":
         """From keyword arguments.  Raises OptionError with every problem."""
         resolver = Resolver(PROGRAM)
-        resolver.keywords(given)
+        for name, value in given.items():
+            resolver.put(name, value, "keyword argument")
         return build_options(resolver.result())
 
     def updated(self, **given: Any) -> "TranslateOptions":
@@ -93,7 +94,7 @@ def help_besides(name: str) -> str:
     return ". ".join(filter(None, sentences))
 
 
-def preset_defaults(given: Mapping[str, Any]) -> Defaults:
+def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     """The defaults of the system whose search is asked for, then those that the model brings."""
     name = given.get("search", "opennmt")
     preset = PRESETS[name]
@@ -102,7 +103,7 @@ def preset_defaults(given: Mapping[str, Any]) -> Defaults:
         defaults |= preset.sampling_defaults
     if preset.one_limit and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
-    own: Defaults = []
+    own: list[tuple[Mapping[str, Any], str]] = []
     models, drawn = given.get("model", ()), given.get("do_sample")
     if preset.asks_model == "transformers":
         own = read_defaults(models, drawn, lambda n, value: check(OPTIONS[n], value))

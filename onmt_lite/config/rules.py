@@ -28,18 +28,15 @@ Clauses = dict[str, Condition]  # conditions that must all hold, by the words th
 class Rule:
     """One entry of a table of rules.
 
-    serious  refused: the program ends with this message
-             idle: the options `names` have no effect, and a note says why if they were given
-             noted: the message is a note
-    names    options, each of which is `v.option` in turn
-    help     what the help on these options says about the rule
+    refused: the program ends with this message.  idle: the options `names` have no effect, and a
+    note says why if they were given.  noted: the message is a note.
     """
 
     serious: Literal["refused", "idle", "noted"]
     holds: Condition
     says: Says
-    names: tuple[str, ...] = ()
-    help: str = ""
+    names: tuple[str, ...] = ()  # options, each of which is `v.option` in turn
+    help: str = ""  # what the help on these options says about the rule
 
     def messages(self, v: Values) -> list[str]:
         """Return what to say about these values; nothing unless the rule holds."""

@@ -8,7 +8,6 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,8 +27,6 @@ from onmt_lite.config.option import (
 from onmt_lite.config.rules import Rule, notes, refusals
 from onmt_lite.errors import OptionError
 
-Given = Mapping[str, Any]
-Defaults = list[tuple[Mapping[str, Any], str]]  # values, and what they are defaults of
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
@@ -42,39 +39,28 @@ PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A program, as far as its options go.
-
-    usage     what follows the command in the help
-    rules     about options that do not go together
-    foreign   options of another program that its YAML files may hold
-    remark    what to say about a name that no option has; None for nothing
-    defaults  from the given values, the defaults that depend on them; the last ones win
-    quoted    whether quotes around a value in YAML make no difference
-    """
+    """A program, as far as its options go."""
 
     name: str
-    usage: str
+    usage: str  # what follows the command in the help
     options: Mapping[str, Option]
-    rules: Sequence[Rule] = ()
-    foreign: Mapping[str, Foreign] = field(default_factory=dict)
-    remark: Callable[[str], str | None] = lambda name: None
-    defaults: Callable[[Given], Defaults] = lambda given: []
-    quoted: bool = False
+    rules: Sequence[Rule] = ()  # about options that do not go together
+    foreign: Mapping[str, Foreign] = field(default_factory=dict)  # of another program, in YAML too
+    remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
+    # From the given values, defaults that depend on them and what they belong to; the last ones win
+    defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
+    quoted: bool = False  # whether quotes around a value in YAML make no difference
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Values of all options, with where each came from: default, FILE:LINE, command line.
-
-    `notes` names options without effect, and what became of options of other programs.
-    """
+    """Values of all options, with where each came from."""
 
     values: dict[str, Any]
-    origins: dict[str, str]
-    notes: tuple[str, ...] = ()
+    origins: dict[str, str]  # default, FILE:LINE, command line, keyword argument
+    notes: tuple[str, ...] = ()  # options without effect, and what became of foreign ones
 
     def build(self, group: type[Group]) -> Group:
-        """The dataclass of one group."""
         return build(group, self.values)
 
     def given(self) -> dict[str, Any]:
@@ -83,8 +69,7 @@ class Resolved:
         return {n: v for n, v in self.values.items() if n not in META_NAMES and n not in usual}
 
     def to_yaml(self) -> str:
-        """A configuration that gives these values again, the origins as comments."""
-        # A file's name may hold a line feed, and an origin must stay a comment
+        """A configuration that gives these values again, the origins as comments of one line."""
         return "".join(
             f"{name}: {dump(self.values[name])}  # {' '.join(origin.split())}\n"
             for name, origin in self.origins.items()
@@ -127,8 +112,6 @@ class Resolver:
         self.problems: list[str] = []
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
-    # -- sources ----------------------------------------------------------------------------------
-
     def yaml_file(self, path: str) -> None:
         path = find_config(path)
         read = check_quoted if self.program.quoted else check
@@ -160,25 +143,30 @@ class Resolver:
                 words = configs
             self.put(name, words, "command line", parse_words)
 
-    def keywords(self, given: Mapping[str, Any]) -> None:
-        for name, value in given.items():
-            self.put(name, _without_paths(value), "keyword argument")
-
     def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
         """Take a value, or the words of a command line; None is as if it were not there."""
-        known, typed = self.foreign.get(name), read is parse_words
-        if raw is None and (name in self.options or known):
+        known, ours, typed = self.foreign.get(name), name in self.options, read is parse_words
+        if raw is None and (ours or known):
             return
         words = as_words(raw or True) if typed else as_words(raw)
+        asks = known is not None and known.asks_for(words)
         # What "not given" is in the other program; nobody types "" to say nothing
-        if known and name in self.options and not known.asks_for(words) and (words or not typed):
+        if known and ours and not asks and (words or not typed):
             self.values[name], self.origins[name] = self.options[name].default, "default"
-        elif name in META_NAMES and name in self.options and not typed:
+        elif name in META_NAMES and ours and not typed:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
-        elif not self._take_foreign(name, raw, words, origin, read):
+        elif known and known.switch and words == "true":
+            self._note(name, words, origin)
+            self._take(*known.switch, origin, check)
+        elif ours or known is None:
             self._take(name, raw, origin, read)
-
-    # -- options ----------------------------------------------------------------------------------
+        elif known.renamed and asks:
+            self._note(name, words, origin)
+            self._take(known.renamed, raw, origin, read)
+        elif asks:
+            self.asked[name] = words, origin
+        else:  # what was said before counts no more
+            self.asked.pop(name, None)
 
     def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
         if name not in self.options:
@@ -206,67 +194,29 @@ class Resolver:
             return f"unknown option {shown}; -help lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
-    def _take_foreign(self, name: str, raw: Any, words: str, origin: str, read: Read) -> bool:
-        """Take an option of another program; return whether nothing is left to do for it."""
-        known = self.foreign.get(name)
-        if known is None:
-            return False
-        if known.switch and words == "true":
-            name_here, value = known.switch
-            self._note(name, words, known.says, origin)
-            self._take(name_here, value, origin, check)
-            return True
-        if name in self.options:
-            return False
-        if known.renamed and known.asks_for(words):
-            self._note(name, words, known.says, origin)
-            self._take(known.renamed, raw, origin, read)
-        elif known.asks_for(words):
-            self.asked[name] = words, origin
-        else:  # what was said before counts no more
-            self.asked.pop(name, None)
-        return True
-
-    def _note(self, name: str, words: str, says: str, origin: str) -> None:
-        if says:
+    def _note(self, name: str, words: str, origin: str) -> None:
+        if says := self.foreign[name].says:
             shown = "" if words == "true" else f" {words[:50]}"
             self.notes[name] = f"{name}{shown}: {says} ({origin})"
 
-    # -- the result -------------------------------------------------------------------------------
-
     def result(self) -> Resolved:
         """Return all values, checked by the rules.  Raises OptionError with every problem."""
-        self._apply_defaults()
-        self._judge_foreign()
-        self.problems += refusals(self.program.rules, self.values)
-        if self.problems:
-            raise OptionError(*self.problems)
-        said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
-        return Resolved(self.values, self.origins, tuple(said))
-
-    def _apply_defaults(self) -> None:
-        """Apply defaults that depend on what was given."""
         given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
         for found, origin in self.program.defaults(given):
             for name in found.keys() - given.keys():
                 self.values[name], self.origins[name] = found[name], f"default {origin}"
-
-    def _judge_foreign(self) -> None:
-        """Refuse or note options of another program, once for each."""
         for name, (words, origin) in self.asked.items():
             known = self.foreign[name]
             excused = known.unless and known.unless[1] in self.values[known.unless[0]]
             if known.refused and not excused:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
             else:
-                self._note(name, words, known.says, origin)
-
-
-def _without_paths(value: Any) -> Any:
-    """Turn paths into text, those in a list too."""
-    if isinstance(value, (list, tuple)):
-        return [_without_paths(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+                self._note(name, words, origin)
+        self.problems += refusals(self.program.rules, self.values)
+        if self.problems:
+            raise OptionError(*self.problems)
+        said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
+        return Resolved(self.values, self.origins, tuple(said))
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
@@ -297,7 +247,7 @@ def load(argv: Sequence[str], program: Program) -> Resolved:
 # -- YAML files ----------------------------------------------------------------------------------
 
 
-def read_yaml(path: str, is_text: IsText = lambda name, kind: False) -> list[tuple[str, Any, int]]:
+def read_yaml(path: str, is_text: IsText) -> list[tuple[str, Any, int]]:
     """Return (key, value, line) of each option in the file.
 
     Raises ValueError, naming file and line, for a file that is not YAML and for YAML that no

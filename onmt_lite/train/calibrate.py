@@ -26,7 +26,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.record import Checkpoint, Confidence, mean_log_prob
-from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.rules import Values, missing, refuse_all
@@ -134,7 +135,7 @@ def calibrate(options: CalibrateOptions) -> None:
     ]
     curve = fit(points)
     native.describe(path, config, checkpoint.unknown, curve, checkpoint.split_longer)
-    print_out(
+    write_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half of "
         f"the lines at {curve.threshold:.3f} per token are right\n{table(points, curve)}"
         f"attention: {config or 'unchanged'}; finds {n_found} of {n_shared} words that both sides "

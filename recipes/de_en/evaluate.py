@@ -19,7 +19,8 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.api import Translator
-from onmt_lite.config.cli import print_out, run_program
+from onmt_lite.config.cli import run_program
+from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import refuse
 from onmt_lite.config.sources import Program, Resolved, load
@@ -205,7 +206,7 @@ def evaluate(options: EvaluateOptions) -> None:
         chrf = sacrebleu.corpus_chrf(outputs, references).score
         empty = sum(not output.strip() for output in outputs)
         loops = sum(bool(LOOP.search(output)) for output in outputs)
-        print_out(
+        write_out(
             f"{name:30} {len(pairs):5} lines  BLEU {bleu:4.1f}  chrF {chrf:4.1f}  "
             f"empty {empty}  loops {loops}\n"
         )
@@ -213,7 +214,7 @@ def evaluate(options: EvaluateOptions) -> None:
         pairs = list(copying(kind, options.strings, Random(f"{options.seed} {kind}")))
         outputs = translated(translator, pairs, kind, options.output)
         n = sum(copies(string, output) for (_, string), output in zip(pairs, outputs, strict=True))
-        print_out(f"{kind:30} {len(pairs):5} lines  copied {n}\n")
+        write_out(f"{kind:30} {len(pairs):5} lines  copied {n}\n")
 
 
 def translated(
