@@ -159,7 +159,8 @@ def read_table(path: Path) -> list[Row]:
     with refused(f"read {path}"):
         _, *lines = path.read_text(encoding="utf-8").split("\n")[:-1] or [""]
         values = [[float(v) if v else None for v in line.split(",")] for line in lines]
-        return [Row(**dict(zip(Row._fields, row, strict=True))) for row in values]
+        named = [dict(zip(Row._fields, row, strict=True)) for row in values]
+    return [Row(**row) for row in named]  # type: ignore[arg-type]
 
 
 # -- the state ------------------------------------------------------------------------------------
