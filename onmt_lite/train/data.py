@@ -1,13 +1,11 @@
 """Text to learn from: files of pairs, held-out pairs, pieces, and the batches of each epoch."""
 
-import gzip
 import io
 import itertools
 import multiprocessing
 import re
 import threading
 import unicodedata
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.config.console import ignore_signals
-from onmt_lite.errors import DataError, FileError, OptionError
+from onmt_lite.errors import DataError, OptionError, refused
+from onmt_lite.text.lines import text_stream
 from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation
@@ -97,15 +96,11 @@ def read_lines(path: Path | str) -> list[str]:
 
     Raises FileError if the file cannot be read, DataError if its content is not text.
     """
-    try:
-        data = Path(path).read_bytes()
-        if data.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FileError(f"cannot read {path}: {reason}") from None
-    if b"\0" in data[:4096]:
-        raise DataError(f"{path} is not text; give UTF-8 text, plain or gzip")
+    with refused(f"read {path}"):
+        file = open(path, "rb")
+    with file:
+        stream = text_stream(file.fileno(), str(path))
+        data = b"".join(iter(lambda: stream.read(2**20), b""))
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
