@@ -19,7 +19,17 @@ from typing import IO, NamedTuple, cast
 
 from onmt_lite.errors import DataError, FileError
 
+CHUNK = 1 << 16
+MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
+WINDOW_LINES = 1024
+MAX_WINDOW_BYTES = 4 << 20
+MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
+BOM = b"\xef\xbb\xbf"
+MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
+GZIP = b"\x1f\x8b"
+STANDARD_INPUT = "standard input"
 CAPITALS = "capitals"  # the note of a line that was read in small letters
+INVALID = "invalid-json"  # the note of a line that is no object with a text
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,7 @@ class Line:
     banned: tuple[str, ...] = ()
 
 
-# -- bytes -----------------------------------------------------------------------------------------
-
-
-GZIP = b"\x1f\x8b"
-STANDARD_INPUT = "standard input"
+# -- bytes ----------------------------------------------------------------------------------------
 
 
 class Stream:
@@ -75,7 +81,6 @@ class Stream:
         return head
 
     def waits(self) -> bool:
-        """Whether `read` would return at once."""
         return bool(self._seen) or self._waits()
 
 
@@ -85,7 +90,6 @@ def text_stream(fd: int, name: str) -> Stream:
     Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
     of the input in messages.
     """
-
     ready = select.poll()  # unlike select, it takes any descriptor
     ready.register(fd, select.POLLIN)
 
@@ -98,13 +102,19 @@ def text_stream(fd: int, name: str) -> Stream:
             except OSError as error:
                 raise FileError(f"cannot read {name}: {error.strerror}") from None
 
-    def waits() -> bool:
-        return bool(ready.poll(0))  # a regular file is always ready
+    def unpack(size: int) -> bytes:
+        try:
+            return unpacked.read1(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
+            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
 
-    stream = Stream(read, waits)
+    stream = Stream(read, lambda: bool(ready.poll(0)))  # a regular file is always ready
     packed = stream.peek().startswith(GZIP)
     if packed:
-        stream = Stream(_unpacker(stream, name), stream.waits)
+        # GzipFile calls `read` alone
+        unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], stream))
+        stream = Stream(unpack, stream.waits)
     kind = kind_of(stream.peek())
     if kind is not None:
         shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
@@ -112,22 +122,7 @@ def text_stream(fd: int, name: str) -> Stream:
     return stream
 
 
-def _unpacker(packed: Stream, name: str) -> Callable[[int], bytes]:
-    file = cast(IO[bytes], packed)  # GzipFile calls `read` alone
-    unpacked = gzip.GzipFile(mode="rb", fileobj=file)
-
-    def read(size: int) -> bytes:
-        try:
-            return unpacked.read1(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
-            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
-
-    return read
-
-
-# -- file types, told by their first bytes ---------------------------------------------------------
-
+# -- file types that are not UTF-8 text, told by their first bytes --------------------------------
 
 LOOKED_AT = 4096  # bytes
 
@@ -152,17 +147,18 @@ KINDS = {
     rb"\A%PDF-\d\.\d": Kind("a PDF file", "take its text out first: pdftotext {} -"),
 }
 UTF_16 = "convert it: iconv -f {} -t utf-8 {{}}"
-BINARY = Kind("binary data, with NUL bytes", "give lines of text")
-
 # Control characters that no text has
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
+# Encodings of Western Europe; the first one is chosen if several fit equally well
+WESTERN = ("latin1", "windows-1252", "cp850")
+LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
+SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
+WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
 
 
 def remedy(kind: Kind, name: str, packed: bool = False) -> str:
     """Tell how to convert data of a kind; `packed`: its file `name` is gzip data that holds it."""
-    text = kind.remedy
-    if packed:
-        text = re.sub(r"(iconv .*) {}", r"zcat {} | \1", text)
+    text = re.sub(r"(iconv .*) {}", r"zcat {} | \1", kind.remedy) if packed else kind.remedy
     return text.replace("{}", name)
 
 
@@ -185,15 +181,9 @@ def kind_of(head: bytes) -> Kind | None:
         if high.count(0) > 0.75 * len(high) and low and 0 not in low:
             return Kind("UTF-16 without a byte order mark", UTF_16.format(name))
     n_controls = len(head) - len(head.translate(None, CONTROLS))
-    binary = b"\0\0\0\0" in head or n_controls >= max(8, len(head) / 32)
-    return BINARY if binary else None
-
-
-# Encodings of Western Europe; the first one is chosen if several fit equally well
-WESTERN = ("latin1", "windows-1252", "cp850")
-LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
-SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
-WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
+    if b"\0\0\0\0" in head or n_controls >= max(8, len(head) / 32):
+        return Kind("binary data, with NUL bytes", "give lines of text")
+    return None
 
 
 def guess_encoding(data: bytes) -> str:
@@ -210,16 +200,7 @@ def guess_encoding(data: bytes) -> str:
     return best if len(others) < n_ascii and shares[best] > 0.9 else ""
 
 
-# -- lines -----------------------------------------------------------------------------------------
-
-
-CHUNK = 1 << 16
-MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
-WINDOW_LINES = 1024
-MAX_WINDOW_BYTES = 4 << 20
-MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
-BOM = b"\xef\xbb\xbf"
-MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
+# -- lines ----------------------------------------------------------------------------------------
 
 
 class LineReader:
@@ -331,11 +312,8 @@ def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
 
 def from_text(text: str, number: int) -> Line:
     """Make a line of a string.  Lone surrogates, which UTF-8 cannot encode, are replaced."""
-    try:
-        text.encode("utf-8")
-        return Line(number, text)
-    except UnicodeEncodeError:
-        return Line(number, text.encode("utf-8", "replace").decode("utf-8"), ("invalid-utf8",))
+    valid = text.encode("utf-8", "replace").decode("utf-8")
+    return Line(number, valid, () if valid == text else ("invalid-utf8",))
 
 
 def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
@@ -370,10 +348,8 @@ def in_capitals(text: str) -> bool:
     return text.replace("ß", "").isupper() and n_letters > 3
 
 
-# -- lines that are JSON objects -------------------------------------------------------------------
+# -- lines that are JSON objects, one field of which is the text to translate ---------------------
 
-
-INVALID = "invalid-json"  # the note of a line that is no object with a text
 MAX_DEPTH = 200  # arrays and objects in one another; not all readers take 1,000
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no encoding has
 
@@ -382,34 +358,27 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
     """Make a line of a JSON object: its text is that of `field`, its `fields` are the others.
 
     Any other line has no text, and the note `invalid-json`; so has a line that is `cut`, whose
-    object lacks its end.
+    object lacks its end, and one that cannot be written as JSON again: with NaN, Infinity, numbers
+    that are too large for a float or whole ones of more than 4,300 digits, which Python does not
+    read.
     """
     line = to_line(raw, number, cut)
+    text, fields = None, "{}"
     try:
-        text, fields = read_object(line.text, field)
+        record = json.loads(line.text)
+        if isinstance(record, dict) and depth(record) <= MAX_DEPTH + 1:
+            value = record.pop(field, None)
+            fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
+            text = value
     except (ValueError, RecursionError):
-        text, fields = None, "{}"
+        pass
+    # Half a character becomes \\udXXX, its escape in JSON too
+    fields = fields.encode("utf-8", "backslashreplace").decode("utf-8")
     if cut or not isinstance(text, str):
         return Line(number, "", (*line.notes, INVALID), fields)
     whole = HALF_A_CHARACTER.sub("\ufffd", text)
     notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
     return Line(number, whole, notes, fields)
-
-
-def read_object(text: str, field: str) -> tuple[object, str]:
-    """Read an object: the value of `field`, None if it has none, and the other fields as JSON.
-
-    Raises ValueError or RecursionError unless `text` is one object whose other fields can be
-    written as JSON again: NaN, Infinity, numbers that are too large for a float and whole numbers
-    of more than 4,300 digits, which Python does not read, cannot.
-    """
-    record = json.loads(text)
-    if not isinstance(record, dict) or depth(record) > MAX_DEPTH + 1:
-        raise ValueError("no object, or a deep one")
-    value = record.pop(field, None)
-    fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    # Half a character becomes \\udXXX, its escape in JSON too
-    return value, fields.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def depth(value: object) -> int:
