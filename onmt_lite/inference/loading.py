@@ -32,12 +32,10 @@ from onmt_lite.text.transforms import (
     Cut,
     Join,
     Punctuation,
-    Rewrite,
-    RewritingTokenizer,
-    Steps,
     TransformTokenizer,
     pieces_cutter,
     pieces_joiner,
+    rewriting,
     uppercase,
 )
 from onmt_lite.text.vocab import Vocab
@@ -112,7 +110,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     if options.text.detokenizer != "auto":
         name = f"{name}, output joined by {options.text.detokenizer}"
     if any(options.text.rewriting):
-        tokenizer = RewritingTokenizer(tokenizer, *_steps(options))
+        tokenizer = _rewriting(tokenizer, options)
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
 
 
@@ -174,21 +172,20 @@ def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
     return tuple(vocab.ids[token] for token in tokens)
 
 
-def _steps(options: TranslateOptions) -> tuple[Steps, Steps]:
-    """The rewriting steps of source lines and of target lines."""
+def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformTokenizer:
+    """The tokenizer, which gets lines as they are rewritten; the output stays as it is."""
     text = options.text
     wide, controls = text.pre_replace_unicode_punct, text.post_remove_control_chars
     settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
-    def steps(lang: str) -> Steps:
-        do: dict[str, Rewrite] = {
-            "normalize": Punctuation(lang, *settings),
-            "uppercase": uppercase,
-        }
-        before, after = text.rewriting
-        return Steps(tuple(do[name] for name in before), tuple(do[name] for name in after))
+    def cutter(cut: Cut, lang: str) -> Cut:
+        do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
+        before, after = ([do[name] for name in names] for names in text.rewriting)
+        return rewriting(cut, before, after)
 
-    return steps(options.model.src_lang), steps(options.model.tgt_lang)
+    cut = cutter(tokenizer.encode, options.model.src_lang)
+    cut_target = cutter(tokenizer.encode_target, options.model.tgt_lang)
+    return TransformTokenizer(cut, cut_target, tokenizer.decode)
 
 
 # -- transforms -----------------------------------------------------------------------------------

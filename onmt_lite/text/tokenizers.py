@@ -24,13 +24,11 @@ class Tokenizer(Protocol):
 
 
 class SpaceTokenizer:
-    """Splits a line that holds tokens at white space.
-
-    only_spaces  at spaces alone, as OpenNMT-py 3: others, such as a no-break space, are inside of
-                 a token; not at the ends of a line
-    """
+    """Splits a line that holds tokens at white space."""
 
     def __init__(self, only_spaces: bool = False):
+        """only_spaces: at spaces alone, as OpenNMT-py 3: others, such as a no-break space, are
+        inside of a token; not at the ends of a line."""
         self.only_spaces = only_spaces
 
     def encode(self, text: str) -> list[str]:
@@ -70,11 +68,7 @@ class SentencePieceTokenizer:
 
 
 class PieceTokenizer(SentencePieceTokenizer):
-    """Pieces of a sentencepiece model, between tokens that are cut out of the line before.
-
-    cut     tokens of their own, wherever they stand; the text between two is a line of its own
-    silent  tokens that are no text in an output; other tokens that are no pieces are none either
-    """
+    """Pieces of a sentencepiece model, between tokens that are cut out of the line before."""
 
     def __init__(
         self,
@@ -82,16 +76,16 @@ class PieceTokenizer(SentencePieceTokenizer):
         cut: Sequence[str] = (),
         silent: Sequence[str] = (),
     ):
+        """cut: tokens of their own, wherever they stand; the text between two is a line of its own.
+        silent: tokens that are no text in an output, as are others that are no pieces."""
         super().__init__(processor)
         self.cut, self.silent = frozenset(cut), frozenset(silent)
         longest_first = sorted(self.cut, key=len, reverse=True)
         self.cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str) -> list[str]:
-        if not self.cut:
-            return super().encode(text)
         tokens: list[str] = []
-        for part in self.cuts.split(text):
+        for part in self.cuts.split(text) if self.cut else [text]:
             tokens += [part] if part in self.cut else super().encode(part)
         return tokens
 
@@ -112,11 +106,8 @@ class PieceTokenizer(SentencePieceTokenizer):
 
 
 class MarianTokenizer:
-    """Pieces of two sentencepiece models, one per language.
-
-    `>>xxx<<` at the start of a source line is a token of its own: it names the language that a
-    model with several is to translate into.
-    """
+    """Pieces of two sentencepiece models, one per language.  `>>xxx<<` at the start of a source
+    line is a token of its own: it names the language to translate into."""
 
     SPECIAL = ("</s>", "<unk>", "<pad>")
 
@@ -179,23 +170,17 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
         elif token in (CAPITALS_BEGIN, CAPITALS_END):
             capitals = token == CAPITALS_BEGIN
         else:
-            restored.append(_in_case(unescaped(token), mark, capital, capitals))
+            text = token
+            if PLACEHOLDER not in token:  # `％0020` is U+0020
+                text = ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)
+            if capital:
+                first = len(mark) if text.startswith(mark) else 0  # index of the first letter
+                text = text[:first] + text[first : first + 1].upper() + text[first + 1 :]
+            elif capitals:
+                text = text.upper()
+            restored.append(text)
             capital = capital and token == mark  # a mark alone has no letter to turn
     return restored
-
-
-def unescaped(token: str) -> str:
-    """Replace escapes: `％0020` is U+0020."""
-    if PLACEHOLDER in token:
-        return token
-    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)
-
-
-def _in_case(token: str, mark: str, capital: bool, capitals: bool) -> str:
-    if not capital:
-        return token.upper() if capitals else token
-    first = len(mark) if token.startswith(mark) else 0  # index of the first letter
-    return token[:first] + token[first : first + 1].upper() + token[first + 1 :]
 
 
 DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {

@@ -16,12 +16,12 @@ spells them; its transforms never write the output back, and neither is that don
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sentencepiece as spm
 
-from onmt_lite.text.tokenizers import LINE_BREAKS, Tokenizer
+from onmt_lite.text.tokenizers import LINE_BREAKS
 
 NEWLINE = "｟newline｠"  # a line break of the text inside a line
 
@@ -62,23 +62,18 @@ class Affixes:
         return tokens
 
 
+@dataclass(frozen=True)
 class TransformTokenizer:
-    """Adds and removes text affixes, cuts with `cut` or `cut_target`, and joins with `join`.
+    """Cuts lines with their text affixes, and joins tokens without any affixes.
 
-    `encode` returns the tokens of the line without token affixes; the attributes `src` and `tgt`
-    have these.
+    `encode` returns the tokens of the line without token affixes, which `src` and `tgt` have.
     """
 
-    def __init__(
-        self,
-        cut: Cut,
-        cut_target: Cut,
-        join: Join,
-        src: Affixes = Affixes(),
-        tgt: Affixes = Affixes(),
-    ):
-        self.cut, self.cut_target, self.join = cut, cut_target, join
-        self.src, self.tgt = src, tgt
+    cut: Cut
+    cut_target: Cut
+    join: Join
+    src: Affixes = Affixes()
+    tgt: Affixes = Affixes()
 
     def encode(self, text: str) -> list[str]:
         return self.cut(self.src.add_to(text.strip())) if text.strip() else []
@@ -190,7 +185,6 @@ class Punctuation:
 
 
 def replaced(text: str, rules: Rules) -> str:
-    """The text after these replacements, one after the other."""
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
@@ -202,32 +196,15 @@ def uppercase(text: str) -> str:
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Rewriting of lines of one side: of text before they are cut, and of tokens afterwards."""
+def rewriting(cut: Cut, before: Sequence[Rewrite], after: Sequence[Rewrite]) -> Cut:
+    """Cut lines that are rewritten as text before, and as tokens after."""
 
-    before: tuple[Rewrite, ...]
-    after: tuple[Rewrite, ...]
-
-    def tokens(self, text: str, cut: Callable[[str], list[str]]) -> list[str]:
-        """Cut a line, rewritten before and after."""
-        for rewrite in self.before:
+    def rewritten(text: str) -> list[str]:
+        for rewrite in before:
             text = rewrite(text)
         tokens = cut(text)
-        for rewrite in self.after:
+        for rewrite in after:
             tokens = rewrite(" ".join(tokens)).split()
         return tokens
 
-
-class RewritingTokenizer:
-    """Another tokenizer, which gets lines as they are rewritten; the output stays as it is."""
-
-    def __init__(self, tokenizer: Tokenizer, src: Steps, tgt: Steps):
-        self.tokenizer, self.src, self.tgt = tokenizer, src, tgt
-        self.decode = tokenizer.decode
-
-    def encode(self, text: str) -> list[str]:
-        return self.src.tokens(text.strip(), self.tokenizer.encode)
-
-    def encode_target(self, text: str) -> list[str]:
-        return self.tgt.tokens(text.strip(), self.tokenizer.encode_target)
+    return rewritten
