@@ -29,24 +29,20 @@ DOUBTFUL = math.log(0.02)
 
 @dataclass(frozen=True)
 class Held:
-    """Constraints of one step, on the device: N of rows, Z sentences with forced phrases.
+    """Constraints of one step, on the device: N of rows.
 
     forbidden (N, 2)  rows of the batch, and tokens that may not follow
     bound (N, 4)      rows of the batch; whether they join the next token; whether that must go on
                       with their last word, or must not; whether unlikely tokens may not follow
     goes_on (2, V)    see `Surfaces`; with words of the sentences' own
-    steered (Z,)      places of sentences in the batch
-    banks (Z, K)      of their rows
-    wanted (N, 4)     index of a sentence in `steered`, its row, a token that brings a phrase
-                      further, and the bank then
+    steered           of each sentence with forced phrases: its place in the batch, the banks (K,)
+                      of its rows, and (P, 3) rows, tokens that bring a phrase further, banks then
     """
 
     forbidden: Tensor
     bound: Tensor
     goes_on: Tensor
-    steered: Tensor
-    banks: Tensor
-    wanted: Tensor
+    steered: list[tuple[int, Tensor, Tensor]]
 
     def forbid(self, values: Tensor, norm: Tensor) -> None:
         """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
@@ -58,53 +54,42 @@ class Held:
             values[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
         values[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
-    def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> Ranked:
-        """Deal out the candidates (B, N) of sentences with forced phrases among banks.
+    def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> None:
+        """Replace the candidates (B, N) of sentences with forced phrases: dealt out among banks.
 
         values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
         """
-        here, n, v = self.steered[:, None], ranked.score.size(1), self.goes_on.size(1)
-        if not len(here):
-            return ranked
-        log_probs = values[self.steered, :, :v] - norm[self.steered, :, None]  # (Z, K, V)
-        totals = log_probs + scores[self.steered, :, None]
-        bank_of = torch.zeros_like(totals, dtype=torch.int16)  # of wanted tokens, else 0
-        bank_of[self.wanted[:, 0], self.wanted[:, 1], self.wanted[:, 2]] = self.wanted[:, 3].short()
-        # The best of each row that are wanted, and the best of the others
-        tops = [
-            totals.masked_fill(hidden, -math.inf).topk(min(n, v))
-            for hidden in (bank_of == 0, bank_of > 0)
-        ]
-        total = torch.cat([top.values for top in tops], 2).flatten(1)  # (Z, M)
-        rows = torch.arange(scores.size(1), device=here.device)[:, None]
-        places = torch.cat([top.indices + rows * v for top in tops], 2).flatten(1)
-        banks = bank_of.flatten(1).gather(1, places).long()
-        banks = torch.where(banks > 0, banks, self.banks.gather(1, places // v))
-        order = dealt(total, banks, n)  # (Z, N)
-        places = places.gather(1, order)
-        rows = places // v + here * scores.size(1)
-        log_prob = log_probs.flatten(1).gather(1, places)
-        taken = Ranked(total.gather(1, order), rows, places % v, log_prob)
-        pairs = zip(vars(ranked).values(), vars(taken).values())
-        return Ranked(*(old.index_copy(0, self.steered, new) for old, new in pairs))
+        (k, n), v = (scores.size(1), ranked.score.size(1)), self.goes_on.size(1)
+        rows = torch.arange(k, device=scores.device)[:, None]  # (K, 1)
+        for b, banks, wanted in self.steered:
+            row, token, then = wanted.unbind(1)  # (P,)
+            log_probs = values[b, :, :v] - norm[b, :, None]  # (K, V)
+            totals = log_probs + scores[b, :, None]
+            steps = totals[row, token]
+            totals[row, token] = -math.inf
+            best, place = totals.topk(min(n, v))  # (K, n), of the other tokens
+            total = torch.cat([best.flatten(), steps])  # (M,)
+            places = torch.cat([(place + rows * v).flatten(), row * v + token])
+            order = dealt(total, torch.cat([banks.repeat_interleave(best.size(1)), then]), n)
+            places = places[order]
+            ranked.score[b], ranked.log_prob[b] = total[order], log_probs.flatten()[places]
+            ranked.row[b], ranked.token[b] = places // v + b * k, places % v
 
 
 def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:
-    """The places of n candidates among those with these totals and banks (Z, M): (Z, n).
+    """The places of n candidates among those with these totals and banks (M,): (n,).
 
     The best of each bank, then the second of each, and so on, as many as there is room for, a bank
     with more tokens before one with less; in this order of banks, each by its totals.
     """
-    order = total.argsort(dim=1, descending=True, stable=True)
-    total, banks = total.gather(1, order), banks.gather(1, order)
-    same = banks[:, :, None] == banks[:, None]
-    turn = same.tril(-1).sum(2)  # candidates of the bank that are better
+    order = total.argsort(descending=True, stable=True)
+    total, banks = total[order], banks[order]
+    turn = (banks[:, None] == banks).tril(-1).sum(1)  # candidates of the bank that are better
     most = int(1e6)
     key = (turn * most - banks).masked_fill(total == -math.inf, most * most)
-    taken = key.argsort(dim=1, stable=True)[:, :n].sort(1).values  # by totals again
-    exists = total.gather(1, taken) > -math.inf
-    banks = banks.gather(1, taken).masked_fill(~exists, -1)
-    return order.gather(1, taken.gather(1, banks.argsort(dim=1, descending=True, stable=True)))
+    taken = key.argsort(stable=True)[:n].sort().values  # by totals again
+    banks = banks[taken].masked_fill(total[taken] == -math.inf, -1)
+    return order[taken[banks.argsort(descending=True, stable=True)]]
 
 
 class Constraints:
@@ -135,7 +120,7 @@ class Constraints:
 
     def tell(self, slots: Sequence[Slot], n_steps: int) -> Held | None:
         """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
-        forbidden, bound, steered, banks, wanted = [], [], [], [], []
+        forbidden, bound, steered = [], [], []
         k = self.plan.beam_size
         for b, slot in enumerate(slots):
             phrases, step = self.phrases[slot.number], n_steps - slot.started
@@ -156,21 +141,13 @@ class Constraints:
                 if state is not None and effects.goes_on is not None:
                     must = effects.goes_on
                     bound.append((b * k + row, state.joined, must, must and spare))
-                if any(phrases.paths):
-                    wanted += [(len(steered), row, *pair) for pair in effects.wanted]
             if any(phrases.paths):
-                steered.append(b)
-                banks.append([effects.bank for effects in found])
+                banks = self._sent([effects.bank for effects in found], k)[0]
+                wanted = [(row, *pair) for row, each in enumerate(found) for pair in each.wanted]
+                steered.append((b, banks, self._sent(wanted, 3)))
         if not (forbidden or bound or steered):
             return None
-        return Held(
-            self._sent(forbidden, 2),
-            self._sent(bound, 4),
-            self.goes_on,
-            self._sent(steered, 1)[:, 0],
-            self._sent(banks, k),
-            self._sent(wanted, 4),
-        )
+        return Held(self._sent(forbidden, 2), self._sent(bound, 4), self.goes_on, steered)
 
     def _sent(self, numbers: Sequence[object], width: int) -> Tensor:
         return sent(torch.tensor(numbers, dtype=torch.long).view(-1, width), self.device)

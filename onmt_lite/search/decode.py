@@ -294,7 +294,7 @@ class BeamBatch:
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None  # (B,)
         ranked = self.ranker.rank(values, norm, scores, slope, first)
         if rules.held is not None:
-            ranked = rules.held.allocate(ranked, values, norm, scores)
+            rules.held.allocate(ranked, values, norm, scores)
         best_ends = plan.policy.forced_then_end == "best" and self.n_steps <= self.given_until + 1
         return self._ends_as_best(ranked) if best_ends else ranked
 

@@ -6,6 +6,7 @@ text, a state keeps its longest end that a phrase begins with, and the character
 few states occur, and what follows from each is kept.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from onmt_lite.text.phrases import (
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
+LAST = chr(0x10FFFF)
 ANCHOR = "a"  # a word beside which tokens are looked at
 CACHED = 1 << 16  # states and tokens
 MET = -1
@@ -48,7 +50,9 @@ class Surfaces:
         texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
         self.spaced_behind = not any(glued for _, glued, _ in texts)
         self.cores = [single_spaced(core).strip() for core, _, _ in self.parts]
-        self.beginning, self.holding = lru_cache(self._beginning), lru_cache(self._holding)
+        self.in_order = sorted((core, i) for i, core in enumerate(self.cores))
+        # Inside of these a word may end
+        self.several = [i for i, core in enumerate(self.cores) if not all(map(is_word, core[1:]))]
 
     def _anchored(self) -> tuple[list[str], str]:
         """Tokens that are a word wherever they stand, and the word.
@@ -100,11 +104,10 @@ class Surfaces:
         pieces = ([self.piece(i, joined)[0] for i in range(len(self.parts))] for joined in (0, 1))
         return [[text != "" and is_word(text[0]) for text in each] for each in pieces]
 
-    def _beginning(self, text: str) -> list[int]:
-        return [i for i, core in enumerate(self.cores) if core.startswith(text)]
-
-    def _holding(self, text: str) -> list[int]:
-        return [i for i, core in enumerate(self.cores) if text in core]
+    def beginning(self, text: str) -> list[int]:
+        """Tokens that may add this text and perhaps more after it."""
+        start, end = (bisect_left(self.in_order, (bound,)) for bound in (text, text + LAST))
+        return [i for _, i in self.in_order[start:end]]
 
     @cached_property
     def adding(self) -> dict[str, list[int]]:
@@ -276,8 +279,9 @@ class PhraseAutomaton:
             return []
         found = set(range(self.n_tokens, self.n_tokens + len(self.own_words)))
         for phrase in self.banned:
-            found.update(self.surfaces.holding(phrase))
-            for n in range(1, len(phrase)):
-                if ends_with(tail, phrase[:n]):
+            cores = self.surfaces.cores
+            found.update(i for i in self.surfaces.several if phrase in cores[i])
+            for n in range(len(phrase)):
+                if n == 0 or ends_with(tail, phrase[:n]):
                     found.update(self.surfaces.beginning(phrase[n:].lstrip()))
         return sorted(found)

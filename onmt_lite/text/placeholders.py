@@ -178,8 +178,17 @@ class Extractor:
         if not has_words and not self.encode(line):  # blank
             return None
         line = self._plain(line)
-        spans = [span for span in self._spans(line) if span.start >= self._n_of_language(line)]
-        parts, items = _taken_out(line, spans, self.unknown)
+        language, start = markup.LANGUAGE.match(line), 0
+        if language and not self.lacks(language[0]):
+            start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
+        spans = [span for span in self._spans(line) if span.start >= start]
+        # The parts between the spans, as the model reads them, and the items
+        names = _stand_ins(line, spans, self.unknown)
+        ends, starts = [0, *(s.end for s in spans)], [*(s.start for s in spans), len(line)]
+        parts = [line[end:start] for end, start in zip(ends, starts)]
+        before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
+        items = [_item(line, *each) for each in zip(spans, names, before, after)]
+        parts = _respaced(parts, items)
         unknown = sum(char.isalpha() and not self.knows(char) for char in line)
         known = sum(char.isalpha() for part in parts for char in part)
         passes = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
@@ -187,7 +196,9 @@ class Extractor:
 
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents, but inside items."""
-        words = self._words(line)
+        words = self.unknown.words
+        if words and in_capitals(markup.PATTERNS.sub("", line)):
+            words = {mark: word.upper() for mark, word in words.items()}
         line = _replaced(markup.MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
         line = _replaced(markup.ENTITY_OF_TEXT, self._character, line)
         line = _replaced(markup.LOOSE_ACCENTS, self._composed, line)
@@ -198,12 +209,6 @@ class Extractor:
             before = chars[-1][-1:] if chars else ""
             chars.append(char if whole else self._plain_char(char, before))
         return "".join(chars)
-
-    def _words(self, line: str) -> Mapping[str, str]:
-        """Words for marks, in capitals if the text of the line is."""
-        words = self.unknown.words
-        capitals = bool(words) and in_capitals(markup.PATTERNS.sub("", line))
-        return {mark: word.upper() for mark, word in words.items()} if capitals else words
 
     def _character(self, entity: str) -> str:
         char = _unescaped(entity)
@@ -228,13 +233,6 @@ class Extractor:
         if plain == char and form.startswith(markup.PLAIN_FORMS):
             plain = unicodedata.normalize("NFKC", char)
         return plain if all(map(self.knows, plain)) else char
-
-    def _n_of_language(self, line: str) -> int:
-        """Length of a known token such as >>deu<< at the start of the line, else 0."""
-        language = markup.LANGUAGE.match(line)
-        if not language or self.lacks(language[0]) or self.encode(line[:50])[:1] != [language[0]]:
-            return 0
-        return language.end()
 
     def _spans(self, line: str) -> list[Span]:
         """Find the items of a line, in order."""
@@ -311,16 +309,6 @@ def _pair(line: str, spans: list[Span]) -> None:
             opened.append((closing, i))
 
 
-def _taken_out(line: str, spans: list[Span], unknown: Unknown) -> tuple[list[str], list[Item]]:
-    """Split a line into the parts between the spans, as the model reads them, and the items."""
-    names = _stand_ins(line, spans, unknown)
-    ends, starts = [0, *(s.end for s in spans)], [*(s.start for s in spans), len(line)]
-    parts = [line[end:start] for end, start in zip(ends, starts)]
-    before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
-    items = [_item(line, *each) for each in zip(spans, names, before, after)]
-    return _respaced(parts, items), items
-
-
 def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
     """A stand-in for each word, while there are some that the line does not hold; "" for others."""
     lower = line.lower()
@@ -334,13 +322,22 @@ def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
 
 def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item:
     """Make the item of a span; before, after: classes of `_fillings` on either side."""
+    text, glued, opens = span.of(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
-    in_pair = span.closes or span.partner is not None
     next_cell = markup.NEXT_CELL.match(line, span.start) is not None
-    joins = span.glued == (True, True) and not in_pair or next_cell
+    joins = all(glued) and not (span.closes or opens) or next_cell
     follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-    side = _side(span.of(line), span, follows_number, before, after)
-    return Item(span.of(line), stand_in, side, spaced, joins, span.partner)
+    of_tag = markup.NAME.match(text) is not None
+    side = "left"
+    if not before and (of_tag or not glued[1]):
+        side = "start"
+    elif not after and (of_tag or not glued[0]) and not follows_number:
+        side = "end"
+    elif opens or (glued[1] and not glued[0] and not span.closes):
+        side = "right"
+    elif after == 1 and not (any(glued) or span.closes or follows_number):
+        side = "closes"
+    return Item(text, stand_in, side, spaced, joins, span.partner)
 
 
 def _respaced(parts: list[str], items: Sequence[Item]) -> list[str]:
@@ -369,15 +366,3 @@ def _fillings(parts: Sequence[str], names: Sequence[str]) -> list[int]:
         classes.append(most)
         most = 2 if name else most
     return classes
-
-
-def _side(text: str, span: Span, follows_number: bool, before: int, after: int) -> str:
-    """Choose the side of an `Item`; before, after  classes of `_fillings` on either side"""
-    glued, of_tag = span.glued, markup.NAME.match(text) is not None
-    if not before and (of_tag or not glued[1]):
-        return "start"
-    if not after and (of_tag or not glued[0]) and not follows_number:
-        return "end"
-    if span.partner is not None or (glued[1] and not glued[0] and not span.closes):
-        return "right"
-    return "closes" if after == 1 and not (any(glued) or span.closes or follows_number) else "left"

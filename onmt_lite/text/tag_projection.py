@@ -4,20 +4,20 @@ A place is a number of characters without spaces: these are the same in a text a
 """
 
 import re
-import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
+from unicodedata import category
 
 from onmt_lite.text.markup import CLOSING
 from onmt_lite.text.placeholders import Item, Reading
 from onmt_lite.text.tokenizers import SPACER
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
-COMBINING = "\u0300"  # in UNIT, any character that combines with the one before it
+COMBINING = "\u0300"  # in UNIT, any vowel sign or accent of its own: दिल्ली is one word
 STOPS = (".", "!", "?")  # ends of sentences
 UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
@@ -30,7 +30,8 @@ class Units:
         text = "".join(texts)
         # Characters without spaces, before each character
         n_before = [0, *accumulate(not char.isspace() for char in text)]
-        found = [match.span() for match in UNIT.finditer("".join(map(_as_combining, text)))]
+        marked = "".join(COMBINING if category(c) in ("Mn", "Mc") else c for c in text)
+        found = [match.span() for match in UNIT.finditer(marked)]
         self.starts = [n_before[start] for start, _ in found]
         self.ends = [n_before[end] for _, end in found]
         words = [text[start:end] for start, end in found]
@@ -53,11 +54,6 @@ class Units:
     def sentence(self, unit: int) -> int:
         """Number of the sentence that a unit is in; its end is in it."""
         return bisect_left(self.stops, unit)
-
-
-def _as_combining(char: str) -> str:
-    """The character, or COMBINING for a vowel sign or an accent of its own: दिल्ली is one word."""
-    return COMBINING if unicodedata.category(char) in ("Mn", "Mc") else char
 
 
 def texts_of(tokens: Sequence[str]) -> list[str]:

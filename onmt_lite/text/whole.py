@@ -14,8 +14,10 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace all files, or none: no file gets its name before all are on the disk.  Raises
-    FileError."""
+    """Replace all files, or none: no file gets its name before all are on the disk.
+
+    Raises FileError.
+    """
     asides: dict[str, str] = {}
     try:
         for name, data in files.items():
@@ -61,34 +63,26 @@ def create(aside: str, target: str) -> int:
 
 
 def make_ready(fd: int, target: str) -> None:
-    """Give a file the rights of `target`, which it is to replace, and sync it to the disk."""
+    """Give a file the mode, owner and group of `target`, which it is to replace, as far as that is
+    permitted, and sync it to the disk.
+
+    Some file systems have none of these, and nothing is lost if the file stays private.
+    """
     with contextlib.suppress(FileNotFoundError):
-        take_over_rights(fd, os.stat(target))
+        old = os.stat(target)
+        for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
+            with contextlib.suppress(OSError):
+                os.fchown(fd, uid, gid)
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, stat.S_IMODE(old.st_mode))  # after the owner, whose change clears bits
     os.fsync(fd)
 
 
 def put_in_place(aside: str, target: str) -> None:
-    """Rename a file for good."""
+    """Rename a file; the new name outlasts a power cut, if the file system can."""
     os.replace(aside, target)
-    sync_folder(os.path.dirname(target))
-
-
-def take_over_rights(fd: int, replaced: os.stat_result) -> None:
-    """Give a file the mode and, as far as that is permitted, the owner and group of another one.
-
-    Some file systems have none of these, and nothing is lost if the file stays private.
-    """
-    for uid, gid in ((-1, replaced.st_gid), (replaced.st_uid, -1)):
-        with contextlib.suppress(OSError):
-            os.fchown(fd, uid, gid)
-    with contextlib.suppress(OSError):
-        os.fchmod(fd, stat.S_IMODE(replaced.st_mode))  # after the owner, whose change clears bits
-
-
-def sync_folder(folder: str) -> None:
-    """Let the names in a folder outlast a power cut, if the file system can."""
     with contextlib.suppress(PermissionError):  # a folder to write, not to read
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         except OSError as error:
