@@ -34,22 +34,15 @@ INVALID = "invalid-json"  # the note of a line that is no object with a text
 
 @dataclass(frozen=True)
 class Line:
-    """One line of input.
-
-    notes   notes on how it was read, as in the JSONL output
-    fields  of a line that is a JSON object: the object without the text, as JSON
-    traced  its search is to be watched, see `onmt_lite.inference.postprocess`
-    forced  phrases that its translation is to hold
-    banned  phrases that no translation of it may hold
-    """
+    """One line of input."""
 
     id: int
     text: str
-    notes: tuple[str, ...] = ()
-    fields: str | None = None
-    traced: bool = False
-    forced: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on how it was read, as in the JSONL output
+    fields: str | None = None  # of a JSON object: the object without the text, as JSON
+    traced: bool = False  # its search is to be watched, see `onmt_lite.inference.postprocess`
+    forced: tuple[str, ...] = ()  # phrases that its translation is to hold
+    banned: tuple[str, ...] = ()  # phrases that no translation of it may hold
 
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -128,10 +121,8 @@ LOOKED_AT = 4096  # bytes
 
 
 class Kind(NamedTuple):
-    """`remedy` has {} in the place of the file's name."""
-
     what: str
-    remedy: str
+    remedy: str  # with {} in the place of the file's name
 
 
 # By patterns of first bytes

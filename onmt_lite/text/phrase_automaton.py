@@ -37,16 +37,14 @@ class Surfaces:
     space is counted to the token before it, so that the text shows at once that a word has ended:
     `cat` is "cat " and `cat@@` is "cat".
 
-    Pieces are asked for with `joined`: whether the token before glues them to itself, or they begin
-    the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
         """case: turns the text of the tokens into that of the translation."""
         self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
+        self.ids = [i for i in range(len(vocab)) if not vocab.is_special(i)]
         self.anchor, self.word = self._anchored()
         self.parts = [self._look_at(token) for token in vocab.tokens]
-        self.ids = [i for i in range(len(vocab)) if not vocab.is_special(i)]
         texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
         self.spaced_behind = not any(glued for _, glued, _ in texts)
         self.cores = [single_spaced(core).strip() for core, _, _ in self.parts]
@@ -57,13 +55,11 @@ class Surfaces:
     def _anchored(self) -> tuple[list[str], str]:
         """Tokens that are a word wherever they stand, and the word.
 
-        If text is cut by other rules than it is joined by, as with `-tokenizer space -detokenizer
-        sentencepiece`, a word that was cut is none: "a" stays `a`, without the mark of a word.  A
-        token of the vocabulary has its marks.
+        A word that was cut is none with `-tokenizer space -detokenizer sentencepiece`: "a" stays
+        `a`, without the mark of a word.  A token of the vocabulary has its marks.
         """
-        own = ([t] for i, t in enumerate(self.vocab.tokens) if not self.vocab.is_special(i))
         cut = self.tokenizer.encode_target(ANCHOR)
-        for tokens in (cut, *own):
+        for tokens in (cut, *([self.vocab.tokens[i]] for i in self.ids)):
             word = self.tokenizer.decode(tokens).strip()
             two = self.tokenizer.decode([*tokens, *tokens]).strip()
             if word.isalpha() and two == f"{word} {word}":
@@ -88,7 +84,8 @@ class Surfaces:
     def piece(self, token: str | int, joined: bool) -> tuple[str, bool]:
         """Return the text that a token adds and whether it joins the next token.
 
-        token: its id, or a word of the line's own that a model copies
+        token: its id, or a word of the line's own that a model copies.  joined: whether the token
+        before joins it, or it begins the text.
         """
         core, glued, glues = self.parts[token] if isinstance(token, int) else self._look_at(token)
         if self.spaced_behind:
@@ -164,36 +161,26 @@ class Surfaces:
 
 
 class State(NamedTuple):
-    """The end of the text of a row, as far as phrases depend on it.
-
-    tail     the end of the text
-    joined   whether its last token joins the next one
-    matched  of each forced phrase: how many of its tokens the row ends with, or MET
-    """
+    """The end of the text of a row, as far as phrases depend on it."""
 
     tail: str
-    joined: bool
-    matched: tuple[int, ...]
+    joined: bool  # whether the last token joins the next one
+    matched: tuple[int, ...]  # of each forced phrase: how many tokens the row ends with, or MET
 
 
 class Effects(NamedTuple):
-    """Tokens that may follow a state, and their effect on phrases.
+    """Tokens that may follow a state, and their effect on phrases."""
 
-    forbidden   tokens that may not follow
-    completing  tokens after which a banned phrase is complete, unless its last word goes on
-    goes_on     whether the last word must go on, as it completes a banned phrase, or must not, as
-                it completes a forced one; None: it may
-    may_end     no forced phrase is missing, and no banned one is complete
-    bank        tokens of forced phrases that the row holds
-    wanted      tokens that bring a forced phrase further, each with the bank of the row then
-    """
-
-    forbidden: list[int] = []
-    completing: list[int] = []
+    forbidden: Sequence[int] = ()
+    # Tokens after which a banned phrase is complete, unless its last word goes on
+    completing: Sequence[int] = ()
+    # Whether the last word must go on, as it completes a banned phrase, or must not, as it
+    # completes a forced one; None: it may
     goes_on: bool | None = None
-    may_end: bool = True
-    bank: int = 0
-    wanted: list[tuple[int, int]] = []
+    may_end: bool = True  # no forced phrase is missing, and no banned one is complete
+    bank: int = 0  # tokens of forced phrases that the row holds
+    # Tokens that bring a forced phrase further, each with the bank of the row then
+    wanted: Sequence[tuple[int, int]] = ()
 
 
 class PhraseAutomaton:

@@ -41,18 +41,13 @@ BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 
 @dataclass(frozen=True)
 class Unknown:
-    """Handling of unknown characters, from the description of a model.
-
-    names, numbers  stand-ins that the model copies, the best first
-    words           words for marks that stand alone, such as "und" for &
-    rare            characters with tokens that were too rare in training to be learned
-    """
+    """Handling of unknown characters, from the description of a model."""
 
     rule: UnknownRule = "model"
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # stand-ins that the model copies, the best first
     numbers: tuple[str, ...] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
-    rare: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)  # for marks alone: "und" for &
+    rare: str = ""  # characters with tokens that were too rare in training to be learned
 
 
 def is_one_word(text: object) -> bool:
@@ -65,37 +60,27 @@ def is_one_word(text: object) -> bool:
 
 @dataclass(frozen=True)
 class Item:
-    """An item that was taken out of a line.
-
-    stand_in  a word that the model reads in its place; "" for a mark
-    side      "left": it follows the translation of the word before it; "right": it precedes that of
-              the word after it; or it stays at the "start" or the "end" of the line, or before the
-              marks with which the line "closes"
-    spaced    whether a space stood before it, and after it
-    joins     it stood between two words without a space
-    partner   the number of the item that closes the pair which this one opens
-    """
+    """An item that was taken out of a line."""
 
     text: str
-    stand_in: str
+    stand_in: str  # a word that the model reads in its place; "" for a mark
+    # "left": it follows the translation of the word before it; "right": it precedes that of the
+    # word after it; or it stays at the "start" or the "end" of the line, or before the marks with
+    # which the line "closes"
     side: str
-    spaced: tuple[bool, bool]
-    joins: bool = False
-    partner: int | None = None
+    spaced: tuple[bool, bool]  # whether a space stood before it, and after it
+    joins: bool = False  # it stood between two words without a space
+    partner: int | None = None  # the number of the item that closes the pair which this one opens
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A line as the model reads it: `parts` of text and, between each two of them, an item.
+    """A line as the model reads it: `parts` of text and, between each two of them, an item."""
 
-    plain   the line before anything was taken out
-    passes  it is not to be translated but passed through
-    """
-
-    plain: str
+    plain: str  # the line before anything was taken out
     parts: tuple[str, ...]
     items: tuple[Item, ...] = ()
-    passes: bool = False
+    passes: bool = False  # it is not to be translated but passed through
 
     @property
     def text(self) -> str:
@@ -115,21 +100,15 @@ class Reading:
 
 @dataclass
 class Span:
-    """Span of an item in a line.
-
-    is_word        a stand-in takes the place of the item
-    before, after  the characters around it and all adjacent items
-    partner        index of the span that closes the pair opened by this one
-    closes         this span closes a pair
-    """
+    """Span of an item in a line."""
 
     start: int
     end: int
-    is_word: bool
-    before: str = ""
+    is_word: bool  # a stand-in takes the place of the item
+    before: str = ""  # the characters around it and all adjacent items
     after: str = ""
-    partner: int | None = None
-    closes: bool = False
+    partner: int | None = None  # index of the span that closes the pair opened by this one
+    closes: bool = False  # this span closes a pair
 
     def of(self, line: str) -> str:
         return line[self.start : self.end]

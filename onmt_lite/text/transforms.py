@@ -31,15 +31,11 @@ Join = Callable[[list[str]], str]
 
 @dataclass(frozen=True)
 class Affixes:
-    """Prefix and suffix of the lines of one side, as text and as tokens.
+    """Prefix and suffix of the lines of one side, as text and as tokens."""
 
-    text_before, text_after  are cut with the line
-    before, after            are tokens already
-    """
-
-    text_before: str = ""
+    text_before: str = ""  # cut with the line
     text_after: str = ""
-    before: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()  # tokens already
     after: tuple[str, ...] = ()
 
     def add_to(self, line: str) -> str:
@@ -151,22 +147,14 @@ WIDE_STOPS: Rules = [(r"[。．]\s*", ". ")]
 
 @dataclass(frozen=True)
 class Punctuation:
-    """Normalises the punctuation of a line, as the transform `normalize`.
+    """Normalises the punctuation of a line, as the transform `normalize`."""
 
-    lang          decides on the ends of quotations and on the mark between digits of a number
-    penn          quotation marks of the Penn Treebank become others
-    quote_commas  quotations end as is usual in the language
-    numbers       a space inside a number that does not break becomes a comma or a point
-    wide          full-width forms become usual ones first
-    controls      characters that are not to be seen are taken out last
-    """
-
-    lang: str = ""
-    penn: bool = True
-    quote_commas: bool = True
-    numbers: bool = True
-    wide: bool = False
-    controls: bool = False
+    lang: str = ""  # decides on the ends of quotations and on the mark between digits of a number
+    penn: bool = True  # quotation marks of the Penn Treebank become others
+    quote_commas: bool = True  # quotations end as is usual in the language
+    numbers: bool = True  # a space inside a number that does not break becomes a comma or a point
+    wide: bool = False  # full-width forms become usual ones first
+    controls: bool = False  # characters that are not to be seen are taken out last
 
     def __call__(self, text: str) -> str:
         if self.wide:

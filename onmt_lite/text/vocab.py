@@ -10,17 +10,14 @@ from onmt_lite.errors import DataError
 
 @dataclass(frozen=True)
 class Vocab:
-    """A list of tokens, and the ids of special tokens, None if missing.
-
-    language_ids  tokens that name the language to translate from or to
-    """
+    """A list of tokens, and the ids of special tokens, None if missing."""
 
     tokens: list[str]
     eos_id: int | None = None
     bos_id: int | None = None
     pad_id: int | None = None
     unk_id: int | None = None
-    language_ids: frozenset[int] = frozenset()
+    language_ids: frozenset[int] = frozenset()  # tokens that name a language
 
     @cached_property
     def ids(self) -> dict[str, int]:
