@@ -17,8 +17,7 @@ from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.bpe import join_bpe
-from onmt_lite.text.phrase_automaton import Surfaces
-from onmt_lite.text.phrases import occurs, parse_phrases
+from onmt_lite.text.phrases import Surfaces, occurs, parse_phrases
 from onmt_lite.text.tokenizers import SpaceTokenizer, join_joiner, join_pieces, join_spacer
 from onmt_lite.text.vocab import Vocab
 from tests.support.tables import make_checkpoint, make_source

@@ -10,7 +10,7 @@ from torch import nn
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.table import TableModel
-from onmt_lite.text.phrase_automaton import Surfaces
+from onmt_lite.text.phrases import Surfaces
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab

@@ -16,7 +16,7 @@ from onmt_lite.search.policy import Bound, Exhausted, Full, Policy, Preset, Samp
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.ranking import line_seed
 from onmt_lite.text.lines import Line
-from onmt_lite.text.phrase_automaton import PhraseAutomaton
+from onmt_lite.text.phrases import PhraseAutomaton
 
 UNLIMITED = 1 << 30
 WIDEST = 1000  # the largest beam_size that options take

@@ -20,7 +20,7 @@ from onmt_lite.models.base import sent
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.ranking import Ranked
 from onmt_lite.search.scheduler import Slot
-from onmt_lite.text.phrase_automaton import Effects, PhraseAutomaton, State
+from onmt_lite.text.phrases import Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
@@ -29,19 +29,15 @@ DOUBTFUL = math.log(0.02)
 
 @dataclass(frozen=True)
 class Held:
-    """Constraints of one step, on the device: N of rows.
+    """Constraints of one step, on the device."""
 
-    forbidden (N, 2)  rows of the batch, and tokens that may not follow
-    bound (N, 4)      rows of the batch; whether they join the next token; whether that must go on
-                      with their last word, or must not; whether unlikely tokens may not follow
-    goes_on (2, V)    see `Surfaces`; with words of the sentences' own
-    steered           of each sentence with forced phrases: its place in the batch, the banks (K,)
-                      of its rows, and (P, 3) rows, tokens that bring a phrase further, banks then
-    """
-
-    forbidden: Tensor
+    forbidden: Tensor  # (N, 2): rows of the batch, and tokens that may not follow
+    # (N, 4): rows of the batch; whether they join the next token; whether that must go on with
+    # their last word, or must not; whether unlikely tokens may not follow
     bound: Tensor
-    goes_on: Tensor
+    goes_on: Tensor  # (2, V), see `Surfaces`; with words of the sentences' own
+    # Of each sentence with forced phrases: its place in the batch, the banks (K,) of its rows, and
+    # (P, 3) rows, tokens that bring a phrase further, banks then
     steered: list[tuple[int, Tensor, Tensor]]
 
     def forbid(self, values: Tensor, norm: Tensor) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onmt_lite.search.policy import Policy, Sampling, Stop
-from onmt_lite.text.phrase_automaton import PhraseAutomaton
+from onmt_lite.text.phrases import PhraseAutomaton
 
 NO_TOKEN = -1  # fills up tables of tokens
 

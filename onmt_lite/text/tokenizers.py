@@ -53,8 +53,6 @@ def pieces_of(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
 
 
 class SentencePieceTokenizer:
-    """Pieces of a sentencepiece model."""
-
     def __init__(self, processor: spm.SentencePieceProcessor):
         self.processor = processor
 
@@ -183,12 +181,14 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
     return restored
 
 
+# The second and third are fairseq's `--post-process` (0.12.2), the last two come from the OpenNMT
+# Tokenizer (pyonmttok 1.38.1), with its marks for capitals
 DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
     "space": " ".join,
-    "bpe": join_bpe,
-    "sentencepiece": join_pieces,
-    "joiner": join_joiner,
-    "spacer": join_spacer,
+    "bpe": join_bpe,  # Mor@@ gen ! -> Morgen !
+    "sentencepiece": join_pieces,  # ▁Mor gen ! -> Morgen!
+    "joiner": join_joiner,  # Mor￭ gen ￭! -> Morgen!
+    "spacer": join_spacer,  # Mor gen ! ▁Ja -> Morgen! Ja
 }
 
 
@@ -199,10 +199,13 @@ Decode = Callable[[list[str]], str]
 
 
 def word_of_each(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
-    """For each token the number of its word in `text`, from 0; the numbers never fall.
+    """For each token the number of its word in `text`, from 0: `▁Gu ten ▁Tag !` has 0 0 1 1.
 
-    decode  joins tokens.  `text` is made of all of them, but words may have been changed,
-            added or removed afterwards; it has one word at least
+    A word stands between white space.  A token that says nothing by itself, such as a mark for a
+    capital letter, goes with the token that follows; one of several words with the last of them.
+
+    decode  joins tokens.  `text` is made of all of them, but words may have been changed, added or
+            removed afterwards; it has one word at least
     """
     made = [decode([*tokens[:n]]).split() for n in range(len(tokens) + 1)]
     places = _places(made[-1], text.split())
