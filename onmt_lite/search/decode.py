@@ -237,7 +237,7 @@ class BeamBatch:
         if plan.aligns:
             src_length = self._of_rows(table.src_length)[:, None]  # (R, 1)
             place = most_attended(attn, src_length, plan.src_margins)  # (R,)
-        self.transfer.begin(self.transfer.pack(rows, cost, place, open_scores, candidates))
+        self.transfer.begin(rows, cost, place, open_scores, candidates)
 
     def _remember(self, tokens: Tensor) -> None:
         """Add the newest tokens (B, K) to the history, without start tokens that are not seen."""

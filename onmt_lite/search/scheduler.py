@@ -172,25 +172,22 @@ class Transfer:
         self.lines = self.newest = torch.empty(0)  # `newest` (B, M): of the last step
         self.n_steps = self.n_candidates = 0
 
-    def pack(
+    def begin(
         self,
         rows: Ranked,
         cost: Tensor | None,
         place: Tensor | None,
         open_scores: Tensor,
         candidates: Ranked | None,
-    ) -> Tensor:
-        """The lines of a step (B, M), on the device."""
+    ) -> None:
+        """Begin to copy the lines of a step: the only transfer from the device."""
         parts = [*vars(rows).values()]
         parts += [part.view_as(rows.score) for part in (cost, place) if part is not None]
         parts.append(open_scores)
         if candidates is not None:
             parts += vars(candidates).values()
         self.n_candidates = open_scores.size(1)
-        return torch.cat(parts, 1)  # (B, M); integers become numbers of float32
-
-    def begin(self, packed: Tensor) -> None:
-        """Begin to copy the lines of a step (B, M): the only transfer from the device."""
+        packed = torch.cat(parts, 1)  # (B, M); integers become numbers of float32
         if self.n_steps == len(self.lines):
             shape = max(FIRST_CAPACITY, 2 * self.n_steps), self.n_slots, packed.size(1)
             grown = torch.empty(shape, pin_memory=self.device.type == "cuda")  # (T, slots, M)
