@@ -107,6 +107,7 @@ class Scheduler:
             ids, width = sent(copied, device), self.n_words  # (B, S)
         with self.plan.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
+        beams: Sequence[Beam]
         if self.plan.policy.as_2018:
             beams = [Beam2018(self.plan, s.limits, self.open_2018) for s in chosen]
         else:
