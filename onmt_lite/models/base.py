@@ -22,26 +22,18 @@ class Selection:
 
     Tensors with an entry per row follow it through `of_rows`, tensors with an entry per sentence
     through `of_sentences`.  No call waits for the device.
-
-    rows (B', K')  the old row that each new row continues; from R on, rows of sentences that join
-    slots          the old sentence in each place, on the host; None: all stay where they are
-    moved          the sentences that change their place; None: there are none
-    joined         the sentences that join, numbered from 0, and their places
-    n_places       number of sentences that tensors have room for; None: only those that run
     """
 
-    rows: Tensor
-    slots: tuple[int, ...] | None = None
-    moved: Places | None = None
-    joined: Places | None = None
-    n_places: int | None = None
+    rows: Tensor  # (B', K'), the old row that each new row continues; from R on, rows that join
+    slots: tuple[int, ...] | None = None  # the old sentence in each place; None: all stay
+    moved: Places | None = None  # sentences that change their place
+    joined: Places | None = None  # sentences that join, numbered from 0, and their places
+    n_places: int | None = None  # sentences that tensors have room for; None: those that run
 
     @classmethod
     def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
-        """rows (B', K'), long, on the device of the batch; n_sentences: B of the old batch.
-
-        slots: the old sentence that each line of `rows` continues; from B on, sentences that join.
-        """
+        """n_sentences: B of the old batch.  slots: the old sentence that each line of `rows`
+        continues; from B on, sentences that join."""
         if slots is None:
             return cls(rows)
         moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
@@ -50,18 +42,14 @@ class Selection:
         if moved or joined:
             places = sent(places.contiguous(), rows.device)
         n = len(moved)
-        return cls(
-            rows,
-            tuple(slots),
-            (places[0, :n], places[1, :n]) if moved else None,
-            (places[0, n:], places[1, n:]) if joined else None,
-        )
+        of_moved = (places[0, :n], places[1, :n]) if moved else None
+        of_joined = (places[0, n:], places[1, n:]) if joined else None
+        return cls(rows, tuple(slots), of_moved, of_joined)
 
     def of_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
-        """Select x, rows along `dim`; `fresh`: the same of rows that join.
+        """Select x, rows along `dim`, as a copy: what belongs to a row is small.
 
-        Copies, as what belongs to a row is small.  If other sizes differ, the smaller tensor is
-        padded with zeros.
+        fresh: the same of rows that join; the smaller tensor is padded with zeros.
         """
         if fresh is not None:
             x = torch.cat(_padded_alike(x, fresh, dim, 0.0), dim)
@@ -119,12 +107,9 @@ def _padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tens
 
 
 class State(Protocol):
-    """Everything a decoder remembers between steps, for R rows.
+    """Everything a decoder remembers between steps, for R rows."""
 
-    positions (B,): how many tokens the rows of each sentence have read.
-    """
-
-    positions: Tensor
+    positions: Tensor  # (B,), how many tokens the rows of each sentence have read
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
         """Tile, re-order and drop rows, admit sentences: the only way to change a state's rows.
@@ -140,14 +125,10 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of one decoder layer, whose mean is returned.
+    """Attention heads of one decoder layer, whose mean is returned; None: as the model has it."""
 
-    layer    from 0, or from the end, -1 being the last; None: as the model has it
-    n_heads  number of heads, from the first; 0: all; None: as the model has it
-    """
-
-    layer: int | None = None
-    n_heads: int | None = None
+    layer: int | None = None  # from 0, or from the end, -1 being the last
+    n_heads: int | None = None  # from the first; 0: all
 
 
 LAST_LAYER = Heads(-1, 1)
@@ -156,8 +137,8 @@ LAST_LAYER = Heads(-1, 1)
 class EncoderDecoder(Protocol[M, S]):
     """A sequence-to-sequence model as searches see it.
 
-    A model that copies can produce source words that its vocabulary lacks.  They have the ids from
-    V on, and each sentence has its own; logits are (R, V + X).
+    A model that copies makes logits (R, V + X): source words that its vocabulary lacks have the ids
+    from V on, and each sentence has its own.
     """
 
     vocab_size: int  # V
@@ -170,17 +151,15 @@ class EncoderDecoder(Protocol[M, S]):
     def copies(self) -> bool: ...
 
     @property
-    def attends(self) -> bool:
-        """Whether the attention that is returned says anything."""
-        ...
+    def attends(self) -> bool: ...  # whether the attention that is returned says anything
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
         """Encode src (B, S), padded, with src_lengths (B,).
 
-        For a model that copies: ids (B, S), what each source token is among the V + X, any id on
-        padding; width, V + X.  Without width the host waits for the largest id.
+        If it copies: ids (B, S) of the source tokens among the V + X, any id on padding; width,
+        V + X.  Without width the host waits for the largest id.
         """
         ...
 

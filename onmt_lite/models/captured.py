@@ -79,10 +79,8 @@ class Lane:
 
 
 class StepGraphs:
-    """Runs the device's part of steps, replayed if possible.
-
-    The first step of a shape runs as it is, which lets the libraries choose their kernels; the
-    second is recorded.  If that fails, all steps run as they are, and the log says so.
+    """Runs the device's part of steps: a shape's first as it is, which lets the libraries choose
+    their kernels; the second is recorded.  If that fails, all run as they are, and the log says so.
     """
 
     def __init__(self, recorder: Recorder):
@@ -133,8 +131,7 @@ class StepGraphs:
 
 
 def with_graphs(model: AnyModel, recorder: Recorder) -> AnyModel:
-    """A copy of the model that shares its weights and replays its steps; the model itself if its
-    steps cannot be recorded."""
+    """A copy that shares the weights and replays its steps; the model itself if it cannot."""
     if not getattr(model, "can_record", False):
         return model
     own: Any = copy.copy(model)

@@ -1,9 +1,8 @@
 """Configuration of a Transformer: one set of switches for all toolkits."""
 
-import dataclasses
 import math
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MAY_BE_ZERO = {
@@ -72,30 +71,25 @@ class TransformerConfig:
                 raise ValueError(f"config: {name} cannot be {value!r}")
         if self.share_embeddings and self.src_vocab_size != self.tgt_vocab_size:
             raise ValueError("config: vocabularies of different size cannot share a table")
-        for heads in (self.heads, self.dec_heads or self.heads):
-            self._check_heads(heads)
-        if self.align_layer > self.dec_layers or self.align_head + max(1, self.align_heads) > (
-            self.dec_heads or self.heads
-        ):
-            raise ValueError(
-                "config: align_layer and align_head name an attention that is not there"
-            )
+        dec_heads = self.dec_heads or self.heads
+        for heads in (self.heads, dec_heads):
+            if self.d_model % 2 or not self.head_width and self.d_model % heads:
+                raise ValueError(f"config: d_model {self.d_model} is odd or not divisible by heads")
+            if heads % (self.kv_heads or heads):
+                raise ValueError(f"config: {heads} heads cannot share {self.kv_heads} kv_heads")
+            width = self.head_width or self.d_model // heads
+            turned = self.rotary_dim or width
+            if self.relative == "rotary" and (turned > width or turned % 2):
+                raise ValueError(f"config: rotary_dim cannot be {turned} of {width}")
+        last_aligning = self.align_head + max(1, self.align_heads)
+        if self.align_layer > self.dec_layers or last_aligning > dec_heads:
+            raise ValueError("config: align_layer and align_head name an attention that is missing")
         if self.report_layer > self.dec_layers:
-            raise ValueError("config: report_layer names a layer that is not there")
+            raise ValueError("config: report_layer names a layer that is missing")
         if max(self.relative_limit, self.relative_buckets) > MAX_RELATIVE:
             raise ValueError("config: relative positions of a size that nothing has")
         if self.relative == "buckets" and not 4 <= self.relative_buckets < 2 * self.relative_limit:
             raise ValueError("config: relative_buckets does not fit relative_limit")
-
-    def _check_heads(self, heads: int) -> None:
-        if self.d_model % 2 or not self.head_width and self.d_model % heads:
-            raise ValueError(f"config: d_model {self.d_model} is odd or not divisible by heads")
-        if heads % (self.kv_heads or heads):
-            raise ValueError(f"config: {heads} heads cannot share {self.kv_heads} kv_heads")
-        width = self.head_width or self.d_model // heads
-        turned = self.rotary_dim or width
-        if self.relative == "rotary" and (turned > width or turned % 2):
-            raise ValueError(f"config: rotary_dim cannot be {turned} of {width}")
 
     @property
     def width(self) -> int:
@@ -105,6 +99,4 @@ class TransformerConfig:
     @property
     def of_decoder(self) -> "TransformerConfig":
         """The same with the decoder's own heads and d_ff."""
-        return dataclasses.replace(
-            self, heads=self.dec_heads or self.heads, d_ff=self.dec_d_ff or self.d_ff
-        )
+        return replace(self, heads=self.dec_heads or self.heads, d_ff=self.dec_d_ff or self.d_ff)

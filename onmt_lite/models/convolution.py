@@ -1,8 +1,7 @@
 """The convolutional encoder-decoder (Gehring et al. 2017), as fairseq and OpenNMT-py have it.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
-tokens, E embedding width, D width of a layer, A width of the attention.  Not for training: there is
-no dropout.
+Letters: B sentences of K rows, R = B*K, S source tokens, T target tokens, E width of embeddings, D
+of a layer, A of the attention.  Not for training: there is no dropout.
 """
 
 import math
@@ -25,19 +24,19 @@ NO_LIMIT = 100_000
 
 @dataclass(frozen=True)
 class Layer:
-    """Output width and kernel width of a convolution; whether attention follows it (decoder)."""
+    """A convolution."""
 
-    d: int
+    d: int  # of its output
     kernel: int
-    attends: bool = False
+    attends: bool = False  # whether attention follows it (decoder)
 
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
     """All that decides the computation and the names of the weights.
 
-    bottleneck  fairseq: attention has the width of the embeddings, with a layer into and out of
-                it, its context is scaled by the root of the source length, and a layer of width
+    bottleneck  True, fairseq: attention has the width of the embeddings, with a layer into and out
+                of it, its context is scaled by the root of the source length, and a layer of width
                 d_out precedes the output.  False, OpenNMT-py: attention has the layers' width.
     """
 
@@ -64,7 +63,6 @@ class ConvolutionConfig:
 
     @property
     def d_model(self) -> int:
-        """Width of the widest layer of the decoder."""
         return max(layer.d for layer in self.decoder)
 
     def __post_init__(self) -> None:
@@ -77,19 +75,14 @@ class ConvolutionConfig:
 
 @dataclass
 class ConvolutionMemory(Memory):
-    """The bank holds the keys of the attention.
+    """The bank holds the keys of the attention."""
 
-    values (B, S, A)  values of the attention
-    scale (B, 1, 1)   factor of the context
-    """
-
-    values: Tensor
-    scale: Tensor
+    values: Tensor  # (B, S, A), of the attention
+    scale: Tensor  # (B, 1, 1), factor of the context
 
 
 class ConvolutionState(DecoderState[ConvolutionMemory]):
-    """buffers: of each layer the last kernel-1 inputs of each row (R, kernel-1, D), 0 before the
-    start."""
+    """buffers: each layer's last inputs of each row (R, kernel-1, D), 0 before the start."""
 
     def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
         super().__init__(memory)
@@ -98,12 +91,6 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
     def select_rows(self, selection: Selection, fresh: "ConvolutionState | None") -> None:
         joining = fresh.buffers if fresh else [None] * len(self.buffers)
         self.buffers = [selection.of_rows(*pair) for pair in zip(self.buffers, joining)]
-
-    def extend(self, i: int, x: Tensor) -> Tensor:
-        """Append layer i's newest input x (B, K, D); return all it sees (R, kernel, D)."""
-        window = torch.cat([self.buffers[i], x.reshape(-1, 1, x.size(-1))], 1)
-        self.buffers[i] = window[:, 1:]
-        return window
 
 
 class GatedConvolution(nn.Module):
@@ -136,10 +123,7 @@ class MultiStepAttention(nn.Module):
     def forward(
         self, x: Tensor, target: Tensor, memory: ConvolutionMemory
     ) -> tuple[Tensor, Tensor]:
-        """Layer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S).
-
-        In step-by-step decoding T counts the beams of a sentence, not positions.
-        """
+        """Layer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S)."""
         query = (self.inward(x) + target) * SQRT_HALF  # (B, T, A)
         scores = query @ memory.bank.transpose(1, 2)  # (B, T, S)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
@@ -194,21 +178,19 @@ class Decoder(Stack):
     def __init__(self, cfg: ConvolutionConfig):
         e = cfg.d_tgt_embedding
         super().__init__(cfg, cfg.decoder, cfg.tgt_vocab_size, e, cfg.tgt_positions)
-        self.attentions = nn.ModuleDict(
-            {
-                str(i): MultiStepAttention(layer.d, e if cfg.bottleneck else layer.d, cfg)
-                for i, layer in enumerate(cfg.decoder)
-                if layer.attends
-            }
-        )
+        self.attentions = nn.ModuleDict()  # by the numbers of their layers
+        for i, layer in enumerate(cfg.decoder):
+            if layer.attends:
+                width = e if cfg.bottleneck else layer.d
+                self.attentions[str(i)] = MultiStepAttention(layer.d, width, cfg)
         self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
 
     def forward(
         self, tokens: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Decoder input (B, T); with `state`, which advances, the newest tokens (B, K).
+        """Decoder input (B, T) -> what the head reads (B, T, D), attention (B, T, S).
 
-        Returns what the output layer reads (B, T, D) and attention (B, T, S); T may be K.
+        With `state`, which advances: the newest tokens, T being the K hypotheses of a sentence.
         """
         embedded = self.embedding(tokens, None if state is None else state.positions)
         first = x = self.inward(embedded)  # (B, T, D)
@@ -219,7 +201,9 @@ class Decoder(Stack):
                 n_before = cast(GatedConvolution, conv).kernel - 1
                 seen = F.pad(x, (0, 0, n_before, 0))  # (B, kernel-1 + T, D)
             else:
-                seen = state.extend(i, x)
+                newest = x.reshape(-1, 1, x.size(-1))  # (R, 1, D)
+                seen = torch.cat([state.buffers[i], newest], 1)  # (R, kernel, D)
+                state.buffers[i] = seen[:, 1:]
             out = conv(seen).view(*x.shape[:2], -1)  # (B, T, D)
             if str(i) in self.attentions:
                 out, attn = self.attentions[str(i)](out, target, memory)

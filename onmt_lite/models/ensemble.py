@@ -114,10 +114,8 @@ class Ensemble(nn.Module):
 
 
 def log_softmax(logits: Tensor, width: int) -> Tensor:
-    """Log-probabilities in float32 (.., width), -inf for words that a member cannot say.
-
-    A row that allows nothing stays at -inf.
-    """
+    """Log-probabilities in float32 (.., width), -inf for words that a member cannot say, and for
+    all words of a row that allows nothing."""
     logits = logits.float()
     norm = logits.logsumexp(-1, keepdim=True)  # (.., 1)
     norm = norm.masked_fill(norm == -math.inf, 0.0)

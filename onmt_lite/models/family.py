@@ -1,8 +1,7 @@
 """What families have in common: an encoded batch, heads, a decoder's state, and the model itself.
 
-Letters: B sentences, K hypotheses of each, R = B*K rows, S source tokens, T target tokens (in
-step-by-step decoding the K hypotheses), D width of hidden states, V target vocabulary, X source
-words outside the vocabulary.
+Letters: B sentences of K hypotheses, R = B*K rows, S source tokens, T target tokens (step by step:
+the K hypotheses), D width of hidden states, V vocabulary, X source words outside of it.
 """
 
 import copy
@@ -68,16 +67,11 @@ def _selected(name: str, own: Any, fresh: Any, selection: Selection) -> Any:
 
 @dataclass
 class Memory(Sentences):
-    """An encoded batch.
+    """An encoded batch."""
 
-    bank (B, S, D)  encoder states
-    mask (B, 1, S)  0 on tokens, -inf on padding; added to attention scores
-    of_head         what the head reads of each sentence, if anything
-    """
-
-    bank: Tensor
-    mask: Tensor
-    of_head: Sentences | None = field(default=None, kw_only=True)
+    bank: Tensor  # (B, S, D), encoder states
+    mask: Tensor  # (B, 1, S), 0 on tokens, -inf on padding; added to attention scores
+    of_head: Sentences | None = field(default=None, kw_only=True)  # what the head reads of them
 
 
 def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
@@ -152,16 +146,11 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 @dataclass
 class Copied(Sentences):
-    """Input of a `CopyHead` beside the memory.
+    """Input of a `CopyHead` beside the memory."""
 
-    ids (B, S)      each source token as a token of the extended vocabulary
-    keys (B, S, D)  keys of the copy attention; None: the memory's bank
-    width           V + X
-    """
-
-    ids: Tensor
-    keys: Tensor | None
-    width: int
+    ids: Tensor  # (B, S), each source token as a token of the extended vocabulary
+    keys: Tensor | None  # (B, S, D), of the copy attention; None: the memory's bank
+    width: int  # V + X
 
 
 class CopyHead(nn.Module):
@@ -169,9 +158,6 @@ class CopyHead(nn.Module):
 
     A gate z weighs the vocabulary's distribution against the attention to the source:
     P(w) = (1 - z) P_vocab(w) + z P_attn(w).
-
-    Returns log-probabilities (B, T, V + X).  Ids from V on are words outside the vocabulary; each
-    sentence has its own.  Fed back to the decoder, they are unknown words.
 
     vocabulary  makes the logits of P_vocab
     table       the target token of each source token, by id (Vsrc,)
@@ -196,10 +182,8 @@ class CopyHead(nn.Module):
         self.pad_id, self.unk_id = pad_id, unk_id
 
     def read(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> Copied:
-        """Prepare copying from src (B, S); ids and width as in `EncoderDecoder.encode`.
-
-        Without ids, words outside the target vocabulary are copied as the unknown word.
-        """
+        """Prepare copying from src (B, S); ids and width as in `EncoderDecoder.encode`.  Without
+        ids, words outside the target vocabulary are copied as the unknown word."""
         n = self.vocabulary.out_features
         if ids is None:
             ids, width = self.table[src], n
@@ -213,7 +197,7 @@ class CopyHead(nn.Module):
         return tokens.masked_fill(tokens >= self.vocabulary.out_features, self.unk_id)
 
     def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
-        """As `Head.forward`, with log-probabilities (B, T, V + X)."""
+        """Log-probabilities (B, T, V + X)."""
         copied = memory.of_head
         assert isinstance(copied, Copied)
         if self.attention is not None:
@@ -234,11 +218,8 @@ class CopyHead(nn.Module):
 class DecoderState(Generic[M]):
     """An `onmt_lite.models.base.State`; each family adds what rows have of their own.
 
-    memory           of the sentences, as `init_state` took it over
-    positions (B,)   how many tokens the rows of each sentence have read
-    recorded         whether steps are replayed as CUDA graphs: tensors then have `n_places`, for
-                     more sentences than the `n_sentences` that run, so that shapes seldom change
-    lane             holds the tensors of a recorded state
+    recorded  whether steps are replayed as CUDA graphs: tensors then have `n_places`, for more
+              sentences than the `n_sentences` that run, so that shapes seldom change
     """
 
     def __init__(self, memory: M, recorded: bool = False):
@@ -246,7 +227,7 @@ class DecoderState(Generic[M]):
         self.positions = torch.zeros(mask.size(0), dtype=torch.long, device=mask.device)  # (B,)
         self.n_sentences, self.n_places = len(self.positions), 0
         self.recorded = recorded
-        self.lane: Lane | None = None
+        self.lane: Lane | None = None  # holds the tensors of a recorded state
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
         n, slots = len(selection.rows), selection.slots
@@ -278,21 +259,16 @@ class DecoderState(Generic[M]):
 
 
 class Family(nn.Module, Generic[M, S]):
-    """An `onmt_lite.models.base.EncoderDecoder` of an encoder, a decoder and a head.
-
-    The decoder makes hidden states, the head makes logits of them.
-
-    can_record  whether `advance` reads and writes tensors that keep their addresses
-    graphs      replays `advance`, see `onmt_lite.models.captured.with_graphs`
-    """
+    """An `onmt_lite.models.base.EncoderDecoder`: an encoder, a decoder that makes hidden states,
+    and a head that makes logits of them."""
 
     cfg: Any
     vocab_size: int
     max_positions: int
     output: Head | CopyHead
     attends = True
-    can_record = False
-    graphs: StepGraphs | None = None
+    can_record = False  # whether `advance` reads and writes tensors that keep their addresses
+    graphs: StepGraphs | None = None  # replays `advance`, see `onmt_lite.models.captured`
 
     @property
     def copies(self) -> bool:
@@ -322,10 +298,8 @@ class Family(nn.Module, Generic[M, S]):
         return logits.flatten(0, 1), attn.flatten(0, 1)
 
     def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The device's part of a step without the head; the host tells it nothing.
-
-        tokens (R,) -> hidden states (B, K, D), attention (B, K, S).
-        """
+        """The device's part of a step without the head; the host tells it nothing: tokens (R,) ->
+        hidden states (B, K, D), attention (B, K, S)."""
         by_sentence = self.output.known(tokens).view(len(state.positions), -1)  # (B, K)
         hidden, attn = self.decode(by_sentence, state)
         state.positions += 1

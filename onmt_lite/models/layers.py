@@ -78,10 +78,8 @@ class FeedForward(nn.Module):
 
 
 class AverageAttention(nn.Module):
-    """The mean of all inputs so far, gated, in place of self-attention (Zhang et al. 2018).
-
-    `average_ffn` sends the mean through its own feed-forward layer first.
-    """
+    """The mean of all inputs so far, gated, in place of self-attention (Zhang et al. 2018);
+    `average_ffn` sends the mean through its own feed-forward layer first."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()

@@ -46,11 +46,8 @@ class Shared:
 
 
 class Packed(Shared):
-    """oneDNN's product of float32 or bfloat16, with the weights in its own order.
-
-    `F.linear` takes MKL for float32, which is slower on some processors, see
-    `onmt_lite.models.processor`.
-    """
+    """oneDNN's product of float32 or bfloat16, with the weights in its own order: `F.linear` takes
+    MKL for float32, slower on some processors, see `onmt_lite.models.processor`."""
 
     def __init__(self, layer: nn.Linear):
         self.bias = None if layer.bias is None else layer.bias.detach()
@@ -62,15 +59,15 @@ class Packed(Shared):
 
 @dataclass(frozen=True)
 class Bytes:
-    """Rows (R, D) as bytes: a number is (byte - zero) * step, with a step for each row (R, 1).
+    """Rows of numbers as bytes: a number is (byte - zero) * step.
 
     Unsigned, since processors without AMX multiply unsigned by signed bytes.  Adding `ROUNDING`
     leaves the nearest integer in the low bits of the sum: one pass instead of three for
     multiplying, rounding and converting.
     """
 
-    values: Tensor
-    step: Tensor
+    values: Tensor  # (R, D)
+    step: Tensor  # (R, 1)
     zero: int
 
     @classmethod
@@ -140,10 +137,8 @@ class Int8(Shared):
 
 
 class Int8FeedForward(Shared):
-    """Two layers with ReLU between, by blocks of hidden units that stay in cache.
-
-    Each block has its own scale for each row.
-    """
+    """Two layers with ReLU between, by blocks of hidden units, each of which stays in cache and has
+    its own scale for each row."""
 
     def __init__(self, up: nn.Linear, down: nn.Linear):
         weight, bias = detached(up)
@@ -181,10 +176,8 @@ KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {"packed": Packed, "int8": I
 
 
 def pack(module: nn.Module, kind: str) -> None:
-    """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".
-
-    A module's own method `pack` returns whether its parts are done, too.
-    """
+    """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".  A module's own
+    method `pack` returns whether its parts are done, too."""
     of_module = getattr(module, "pack", None)
     if of_module is None or not of_module(kind):
         for part in module.children():

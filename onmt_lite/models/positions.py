@@ -1,6 +1,6 @@
 """Positions of a Transformer: position vectors, or relations in attention.
 
-N sequences, H heads, T queries, S keys, D model width, d the width of a head.
+Letters: N sequences, H heads, T queries, S keys, D model width, d width of a head.
 """
 
 import math
@@ -16,9 +16,9 @@ from onmt_lite.models.config import TransformerConfig
 def sinusoids(n: int, d: int, layout: str) -> Tensor:
     """Position table (n, d) of Vaswani et al. 2017, section 3.5.
 
-    `interleaved` alternates sine and cosine columns (OpenNMT-py), `concat` puts all
-    sines before all cosines (Marian as read by transformers), `fairseq` does so with
-    frequencies that reach 1/10000 itself (as tensor2tensor's).
+    `interleaved` alternates sines and cosines (OpenNMT-py), `concat` puts all sines first (Marian
+    as read by transformers), `fairseq` does so with frequencies that reach 1/10000 itself (as
+    tensor2tensor's).
     """
     # On the CPU even if a model is made on the device "meta", without memory for its weights
     kind: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
@@ -48,10 +48,7 @@ class Embedding(nn.Module):
             self.register_buffer("position", table, persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """ids (N, T) -> (N, T, D).
-
-        positions (N,): in step-by-step decoding the one position of all T; None: 0 to T-1.
-        """
+        """ids (N, T) -> (N, T, D).  positions (N,): of all T, step by step; None: 0 to T-1."""
         x = self.token(ids) * self.scale
         if self.position is None:
             return x
@@ -63,8 +60,7 @@ class Embedding(nn.Module):
 class Relation(nn.Module):
     """Positions of queries and keys in self-attention; this class ignores them.
 
-    `prepare` makes what all layers share.  It can enter attention at three places, of which each
-    kind of relation uses one or two.
+    `prepare` makes what all layers share, which enters attention at one or two of three places.
     """
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):

@@ -1,7 +1,7 @@
 """The recurrent encoder-decoder of Luong et al. 2015, in the variants of OpenNMT-py.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
-tokens, D model width, E embedding width, L layers.  Not for training: there is no dropout.
+Letters: B sentences of K rows, R = B*K, S source tokens, T queries of a sentence, D model width, E
+embedding width, L layers.  Not for training: there is no dropout.
 """
 
 from dataclasses import dataclass
@@ -60,14 +60,10 @@ class RnnConfig:
 
 @dataclass
 class RnnMemory(Memory):
-    """The bank is 0 on padding.
+    """The bank is 0 on padding."""
 
-    keys (B, S, D)  keys of the attention; None: the bank
-    hidden          first hidden states of the decoder, one row per sentence
-    """
-
-    keys: Tensor | None
-    hidden: Hidden
+    keys: Tensor | None  # (B, S, D), of the attention; None: the bank
+    hidden: Hidden  # first hidden states of the decoder, one row per sentence
 
 
 class RnnState(DecoderState[RnnMemory]):
@@ -249,5 +245,5 @@ class Rnn(Family[RnnMemory, RnnState]):
         """One token after the other."""
         state = self.init_state(memory)
         steps = [self.decoder(newest[:, None], state) for newest in tgt.unbind(1)]
-        made, attn = (torch.cat(parts, 1) for parts in zip(*steps))
-        return made, attn
+        hidden, attn = zip(*steps)
+        return torch.cat(hidden, 1), torch.cat(attn, 1)

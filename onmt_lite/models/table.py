@@ -52,16 +52,13 @@ class Tree:
 
     Each source has a node for every beginning of a key, its root first; one for all other prefixes
     of each length up to that of its longest "*n"; and one for all that are longer.
-
-    roots               the root of each source
-    logits, attn, next  of each node: next-token logits, attention, the node after each token
     """
 
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.vocab_size = vocab_size
-        self.logits: list[list[float]] = []
+        self.logits: list[list[float]] = []  # of each node
         self.attn: list[list[float]] = []
-        self.next: list[list[int]] = []
+        self.next: list[list[int]] = []  # the node after each token
         self.roots = [self._add(source) for source in sources]
 
     def _add(self, source: TableSource) -> int:

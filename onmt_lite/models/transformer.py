@@ -1,8 +1,7 @@
 """The Transformer (Vaswani et al. 2017), one module for its common variants.
 
-Letters: B sentences, K beams per sentence, R = B*K rows (row = b*K + k), S source tokens, T target
-tokens, V target vocabulary, D model width, H heads, G heads of keys and values, d width of a head.
-`TransformerConfig` alone decides which variant runs; its fields name what toolkits disagree about.
+Letters: B sentences of K rows, S source tokens, T target tokens, D model width, H heads, G heads of
+keys and values, d width of a head.  `TransformerConfig` alone decides which variant runs.
 """
 
 import math
@@ -24,10 +23,10 @@ from onmt_lite.models.positions import Embedding, sinusoids
 
 @dataclass
 class TransformerMemory(Memory):
-    """With keys (B, G, d, S) and values (B, G, S, d) of each layer's attention to the bank."""
+    """With keys and values of each layer's attention to the bank, once there is a state."""
 
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)  # (B, G, d, S)
+    values: list[Tensor] = field(default_factory=list)  # (B, G, S, d)
 
 
 class TransformerState(DecoderState[TransformerMemory]):
@@ -96,12 +95,11 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
         sight = look(self.encoder, mask[:, None], places, places)
         x = self.src_embedding(src)  # (B, S, D)
-        packing = None
         # Elsewhere the host would wait for the number of tokens
         if src.device.type in WAITLESS and not torch.is_grad_enabled():
             packing = Packing(mask)
-        if packing is not None and packing.pays:
-            sight, x = replace(sight, packing=packing), packing.pack(x)
+            if packing.pays:
+                sight, x = replace(sight, packing=packing), packing.pack(x)  # (1, N, D)
         for layer in self.encoder:
             x = layer(x, sight)
         bank = self.enc_norm(x)
@@ -137,12 +135,10 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return heads.layer is None or -n <= heads.layer < n
 
     def attention(self, memory: TransformerMemory, tgt: Tensor, heads: Heads) -> Tensor:
-        cfg, n_layers = self.cfg, len(self.decoder)
-        layer, n_heads = heads.layer, heads.n_heads
+        cfg, n_layers, layer = self.cfg, len(self.decoder), heads.layer
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
-        if n_heads is None:
-            n_heads = cfg.report_heads
+        n_heads = cfg.report_heads if heads.n_heads is None else heads.n_heads
         _, weights = self._run_all(self.output.known(tgt), memory, layer % n_layers)
         return weights[:, : n_heads or None].float().mean(1)
 
@@ -164,10 +160,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         layer: int,
         past: KeyValueCache | RunningSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run all layers on x (B, T, D), each with its keys and values of the memory.
-
-        Returns hidden states (B, T, D) and the attention of one layer (B, H, T, S).
-        """
+        """Run all layers on x (B, T, D), each with its keys and values of the memory -> hidden
+        states (B, T, D), attention of one layer (B, H, T, S)."""
         for i, (each, keys_values) in enumerate(zip(self.decoder, pairs)):
             x, heads = each(x, sight, keys_values, memory.mask[:, None], past, i)
             if i == layer:
