@@ -24,34 +24,25 @@ if TYPE_CHECKING:
     from onmt_lite.inference.records import Hypothesis, Translation
     from onmt_lite.search.beam import Beam
 else:
-    # Each name's module is imported on first use: reading options must not wait for torch
+    # Imported on first use, as reading options must not wait for torch; the other names are errors
     _MODULES = {
+        **dict.fromkeys(("Hypothesis", "Translation"), "onmt_lite.inference.records"),
+        **dict.fromkeys(("TranslateOptions", "load_options"), "onmt_lite.config.options"),
         "Beam": "onmt_lite.search.beam",
-        "CheckpointError": "onmt_lite.errors",
-        "DataError": "onmt_lite.errors",
-        "FileError": "onmt_lite.errors",
-        "Hypothesis": "onmt_lite.inference.records",
-        "MemoryExhausted": "onmt_lite.errors",
-        "OnmtLiteError": "onmt_lite.errors",
-        "OptionError": "onmt_lite.errors",
-        "OptionWarning": "onmt_lite.errors",
-        "TranslateOptions": "onmt_lite.config.options",
-        "Translation": "onmt_lite.inference.records",
         "Translator": "onmt_lite.api",
         "load_checkpoint": "onmt_lite.checkpoints.loading",
-        "load_options": "onmt_lite.config.options",
     }
 
     def __getattr__(name):
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         with warnings.catch_warnings():
             # torch works without numpy and says at length that it is missing
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-            return getattr(import_module(_MODULES[name]), name)
+            return getattr(import_module(_MODULES.get(name, "onmt_lite.errors")), name)
 
     def __dir__():
-        return sorted({*globals(), *_MODULES})
+        return sorted({*globals(), *__all__})
 
 
 __all__ = [

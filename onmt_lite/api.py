@@ -36,6 +36,7 @@ FIXED = (
     *("device", "gpu", "precision"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
+NOT_PER_CALL = "cannot be changed per call; pass it to from_pretrained()"
 LANGUAGES = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
 
 
@@ -206,9 +207,7 @@ class Translator:
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """The options of a call.  OptionError for options that a call cannot have."""
         if fixed := [name for name in given if name in FIXED]:
-            raise OptionError(
-                f"{', '.join(fixed)}: cannot be changed per call; pass it to from_pretrained()"
-            )
+            raise OptionError(f"{', '.join(fixed)}: {NOT_PER_CALL}")
         of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
         outside = vars(self.options.jobs) | vars(self.options.information) | of_files
         if names := [name for name in given if name in outside]:
@@ -218,9 +217,7 @@ class Translator:
         before, after = self.options.given, options.given
         settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
         if fixed := [n for n in settled if after.get(n) != before.get(n)]:
-            raise OptionError(
-                f"{', '.join(fixed)}: cannot be changed per call; pass it to from_pretrained()"
-            )
+            raise OptionError(f"{', '.join(fixed)}: {NOT_PER_CALL}")
         idle = [name for name, value in after.items() if value and name in of_files]
         notes = [f"{name}: without effect; it is of translate_file" for name in idle]
         # The defaults of from_pretrained, too, are judged beside the options of a call

@@ -49,8 +49,8 @@ def prepare_environment(*modules: str) -> None:
     from onmt_lite.models.processor import processor_words  # late: not before Python is checked
 
     if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
-        # Matrix products whose results depend neither on the number of threads nor on the number
-        # of rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time);
+        # The results of matrix products depend neither on the number of threads nor on that of
+        # rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time);
         # without AVX-512 they took 1.5 times as long
         os.environ.setdefault("MKL_CBWR", "AVX512,STRICT")
     keep_memory()
@@ -117,7 +117,7 @@ def _remedy(missing: list[str]) -> str:
     return f"python3 -m venv .venv && . .venv/bin/activate && pip install -r {requirements}"
 
 
-# -- cores and memory that containers grant, too --------------------------------------------------
+# -- cores and memory; a control group may grant less than the machine has ------------------------
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -1,4 +1,4 @@
-"""Options: how they are declared, what their values may be, and those of another program."""
+"""Options: how they are declared, and what their values may be."""
 
 import dataclasses
 import difflib
@@ -20,7 +20,6 @@ SWITCHES = {
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 File = Annotated[str, "FILE"]  # and what help calls a value
-PATHS = ("FILE", "PATH")  # values that name what is on disk
 BOUNDS = {
     "above": ("above", operator.gt),
     "min": ("at least", operator.ge),
@@ -32,8 +31,7 @@ Group = TypeVar("Group")
 
 
 def opt(default: Any, help: str, **more: Any) -> Any:
-    """Declare an option as a dataclass field, whose annotation is its type; `more` are other fields
-    of `Option`."""
+    """Declare an option as a field, whose annotation is its type; `more` is as in `Option`."""
     return dataclasses.field(default=default, metadata={"help": help, **more})
 
 
@@ -109,7 +107,7 @@ class Option:
 
     @property
     def is_path(self) -> bool:
-        return self.value in PATHS
+        return self.value in ("FILE", "PATH")
 
     @property
     def bounds(self) -> dict[str, float | None]:
@@ -200,8 +198,7 @@ def check_quoted(option: Option, value: Any) -> Any:
 
 
 def check(option: Option, value: Any) -> Any:
-    """Return a value from YAML or Python as it is used.  Raises ValueError that says what was
-    expected."""
+    """Return a value from YAML or Python as it is used.  Raises ValueError, as `parse_words`."""
     if option.table and isinstance(value, dict):
         value = str(value)
     if not option.many:
@@ -234,9 +231,9 @@ def _check_one(option: Option, value: Any) -> Any:
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
             raise wrong
-    elif option.kind is float and not math.isfinite(value):
+    elif isinstance(value, float) and not math.isfinite(value):
         raise wrong
-    elif option.kind is not bool:
+    elif isinstance(value, (int, float)):
         for name, bound in option.bounds.items():
             if bound is not None and not BOUNDS[name][1](value, bound):
                 raise wrong

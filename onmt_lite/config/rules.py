@@ -87,10 +87,20 @@ def idle(names: str, holds: Condition, says: Says) -> Rule:
 
 def needs(names: str, clauses: Clauses, on: bool = False) -> Rule:
     """The options are idle unless all clauses hold; `on`: false asks for something, too."""
+
+    def says(v: Values) -> str:
+        clause = unmet(clauses, v)
+        why = f"{v.option} needs {_undashed(clause)}"
+        needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
+        if len(needed) != 1:
+            return why
+        shown = "not given" if v[needed[0]] in (None, "", ()) else as_words(v[needed[0]])
+        return f"{needed[0]} is {shown}, {why}"
+
     return Rule(
         "idle",
         lambda v: (on or asks(v[v.option])) and unmet(clauses, v),
-        lambda v: _why_idle(unmet(clauses, v), v),
+        says,
         tuple(names.split()),
         f"Effective only with {' and '.join(clauses)}",
     )
@@ -111,7 +121,7 @@ def given(*names: str) -> Clauses:
 def absent(*names: str) -> Clauses:
     """no -a and no -b: none of these options asks for anything."""
 
-    def absence(name: str) -> Callable[[Values], bool]:
+    def absence(name: str) -> Condition:
         return lambda v: not asks(v[name])
 
     return {f"no -{name}": absence(name) for name in names}
@@ -140,21 +150,9 @@ def unmet(clauses: Clauses, v: Values) -> str:
     return next((words for words, holds in clauses.items() if not holds(v)), "")
 
 
-def _why_idle(clause: str, v: Values) -> str:
-    needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
-    why = f"{v.option} needs {_undashed(clause)}"
-    if len(needed) != 1:
-        return why
-    value = v[needed[0]]
-    return f"{needed[0]} is {'not given' if value in (None, '', ()) else as_words(value)}, {why}"
-
-
 def _undashed(clause: str) -> str:
     """Write a clause as messages have it: -beam_size becomes beam_size."""
     return re.sub(r"(?<!\S)-(?=[a-z])", "", clause)
-
-
-# -- a whole table --------------------------------------------------------------------------------
 
 
 def refusals(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
