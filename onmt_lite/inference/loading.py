@@ -66,10 +66,7 @@ def read_parts(options: TranslateOptions, device: torch.device, precision: str) 
 
 
 def read_own(options: TranslateOptions) -> Named | None:
-    """The tokenizer that the options describe by themselves; None if it is the model's.
-
-    Raises CheckpointError for a damaged file.
-    """
+    """The tokenizer of the options themselves, if any.  CheckpointError for a damaged file."""
     text, name = options.text, options.text.tokenizer
     if text.performed:
         return f"transforms {', '.join(text.performed)}", _of_transforms(text)
@@ -131,11 +128,9 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
 
 
 def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:
-    """Tokens around lines as ids.
-
-    A model of OpenNMT-py gets nothing after a line but what the transforms say: its own suffix,
-    which takes their place if none are given, is one of them.
-    """
+    """With the tokens around lines as ids."""
+    # A model of OpenNMT-py gets nothing after a line but what the transforms say: its own suffix,
+    # which takes their place if none are given, is one of them
     own_end = () if checkpoint.toolkit == "opennmt" else checkpoint.src_end
     src, tgt = tokenizer.src, tokenizer.tgt
     fitted = replace(

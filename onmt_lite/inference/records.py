@@ -44,30 +44,20 @@ class Example:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation.
-
-    score            what hypotheses are ranked by, penalties included
-    log_prob         plain sum of the model's log-probabilities, the end token's included
-    token_log_probs  one per token, and one more for the end token if `ended`
-    ended            False if max_length cut it off
-    word_log_probs   one per word of the text, the end token's not counted; None unless asked for
-    align            with -report_align the source token and the target token of each pair
-    word_align       the same of words, as lines of text have it
-    ids              of the tokens as the model made them
-    n_replaced       tokens that stand in the place of unknown ones
-    """
+    """A translation."""
 
     text: str
     tokens: list[str] = field(repr=False)
-    score: float
-    log_prob: float
-    token_log_probs: list[float] = field(repr=False)
-    ended: bool
+    score: float  # what hypotheses are ranked by, penalties included
+    log_prob: float  # plain sum of the model's log-probabilities, the end token's included
+    token_log_probs: list[float] = field(repr=False)  # and the end token's, if `ended`
+    ended: bool  # False if max_length cut it off
+    # One per word of the text, the end token's not counted; None unless asked for
     word_log_probs: list[float] | None = field(default=None, repr=False)
-    align: Pairs | None = field(default=None, repr=False)
-    word_align: Pairs | None = field(default=None, repr=False, compare=False)
-    ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    n_replaced: int = field(default=0, repr=False, compare=False)
+    align: Pairs | None = field(default=None, repr=False)  # of tokens, with -report_align
+    word_align: Pairs | None = field(default=None, repr=False, compare=False)  # of words
+    ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # as the model made them
+    n_replaced: int = field(default=0, repr=False, compare=False)  # tokens in place of unknown ones
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the JSONL record."""
@@ -112,86 +102,62 @@ class Ending:
 
 @dataclass(frozen=True)
 class Trace:
-    """The search of one line, in words; of a blank line nothing but the line.
-
-    steps      rows of each step: the K new rows, then hypotheses that finished beside them
-    others     of each step, the best continuations that did not become rows
-    path       the row of the best hypothesis at each of its steps
-    endings    the finished hypotheses, best first
-    stop       why the search was over
-    attention  from each token of the best hypothesis to each of src_tokens; [] if the model has
-               none
-    """
+    """The search of one line, in words; of a blank line nothing but the line."""
 
     id: int
     src: str
     src_tokens: tuple[str, ...] = ()
     beam_size: int = 0
+    # Rows of each step: the K new rows, then hypotheses that finished beside them
     steps: list[list[Continuation]] = field(default_factory=list)
+    # Of each step, the best continuations that did not become rows
     others: list[list[Continuation]] = field(default_factory=list)
-    path: list[int] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
-    stop: str = ""
+    path: list[int] = field(default_factory=list)  # the best hypothesis' row at each of its steps
+    endings: list[Ending] = field(default_factory=list)  # the finished hypotheses, best first
+    stop: str = ""  # why the search was over
+    # From each token of the best hypothesis to each of src_tokens, if the model has attention
     attention: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Results of the passes over an example so far.
+    """Results of the passes over an example so far."""
 
-    hyps        distinct hypotheses, best first; none if the model's output is NaN, or of a job that
-                only scores
-    note        what went wrong in the search, if anything
-    trace       of an example that is traced: the search itself
-    n_complete  number of hypotheses before equal ones were left out
-    gold        log-probabilities of the reference's tokens, whose sum may be NaN; None without one
-    gold_align  of the reference, with -gold_align
-    attn_table  weights of the best hypothesis as lines of the log, with -attn_debug
-    """
-
+    # Distinct, best first; none if the model's output is NaN, or of a job that only scores
     hyps: list[Hypothesis] = field(default_factory=list)
-    note: str = ""
-    trace: Trace | None = None
-    n_complete: int = 0
+    note: str = ""  # what went wrong in the search, if anything
+    trace: Trace | None = None  # of an example that is traced: the search itself
+    n_complete: int = 0  # number of hypotheses before equal ones were left out
+    # Log-probabilities of the reference's tokens, whose sum may be NaN; None without one
     gold: list[float] | None = None
-    gold_align: Pairs | None = None
-    attn_table: tuple[str, ...] = ()
+    gold_align: Pairs | None = None  # of the reference, with -gold_align
+    attn_table: tuple[str, ...] = ()  # weights of the best one for the log, with -attn_debug
 
 
 @dataclass(frozen=True)
 class Translation:
-    """The result of one line, best hypothesis first; a blank line has an empty hypothesis.
-
-    notes         see `onmt_lite.inference.postprocess`
-    n_src_tokens  tokens of the line as the model reads it, of which it does not know n_unknown
-    n_gold_tokens  tokens of the reference, the end token counted
-    confidence    that the best hypothesis is right, from 0 to 1; None if the model did not make
-                  it, or cannot tell (not `calibrated`)
-    fields        the other fields of a line of JSONL: an object, as JSON
-    src_tokens    to which alignments refer; None if there are none
-    trace, gold_align, attn_table  see `Found`
-    n_forced      phrases that the best hypothesis was to hold
-    unmet         phrases that it does not hold
-    """
+    """The result of one line, best hypothesis first; a blank line has an empty hypothesis."""
 
     id: int
     src: str
     hyps: list[Hypothesis] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # see `onmt_lite.inference.postprocess`
     gold_log_prob: float | None = None
     has_gold: bool = False
-    n_src_tokens: int = 0
-    n_unknown: int = 0
+    n_src_tokens: int = 0  # of the line as the model reads it
+    n_unknown: int = 0  # of these, tokens that the model does not know
+    # That the best hypothesis is right, from 0 to 1; None if the model did not make it, or cannot
+    # tell (not `calibrated`)
     confidence: float | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
     calibrated: bool = False
-    fields: str | None = None
-    n_gold_tokens: int = 0
-    src_tokens: list[str] | None = None
+    fields: str | None = None  # the other fields of a line of JSONL: an object, as JSON
+    n_gold_tokens: int = 0  # of the reference, the end token counted
+    src_tokens: list[str] | None = None  # to which alignments refer; None if there are none
     gold_align: Pairs | None = None
     attn_table: tuple[str, ...] = ()
-    n_forced: int = 0
-    unmet: tuple[str, ...] = ()
+    n_forced: int = 0  # phrases that the best hypothesis was to hold
+    unmet: tuple[str, ...] = ()  # phrases that it does not hold
     gold_token_log_probs: list[float] | None = None
 
     @property

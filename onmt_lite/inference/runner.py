@@ -32,12 +32,7 @@ Targets = tuple[Tensor, Tensor, list[list[int]], list[tuple[int, ...]], int]
 
 
 class Runner:
-    """Runs a model over examples.
-
-    searched  the model as searches run it: a GPU records its steps
-    refills   waiting sentences join a batch.  A GPU would idle with few sentences; a CPU is faster
-              with batches that shrink (docs/design.md)
-    """
+    """Runs a model over examples."""
 
     def __init__(
         self,
@@ -50,9 +45,11 @@ class Runner:
         self.checkpoint, self.device, self.budget = checkpoint, device, budget
         self.renderer = renderer
         self.model: EncoderDecoder = checkpoint.model
-        self.searched: AnyModel = self.model
+        self.searched: AnyModel = self.model  # as searches run it: a GPU records its steps
         if device.type == "cuda":
             self.searched = with_graphs(self.model, CudaRecorder(device))
+        # Waiting sentences join a batch.  A GPU would idle with few; a CPU is faster with batches
+        # that shrink (docs/design.md)
         self.refills = device.type == "cuda"
         self.sums_to_one = sums_to_one(options, checkpoint)
         self.room = Room("lower beam_size or max_length")
@@ -200,8 +197,7 @@ def over_groups(
     groups: Sequence[Group],
     work: Callable[[list[Example], int], list[R]],
 ) -> list[R | None]:
-    """The results of `work` on groups of examples, in the order of the examples; None for an
-    example that is in no group."""
+    """The results of `work` on groups, in the order of the examples; None for one in no group."""
     made: dict[int, R] = {}
     for group, n_at_once in groups:
         made.update(zip(map(id, group), work(group, n_at_once), strict=True))

@@ -174,24 +174,15 @@ def bytes_at_once(device: str, free: int | None) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers that the memory of a batch is made of, for all models of an ensemble together.
+    """Numbers that the memory of a batch is made of, for all models of an ensemble together."""
 
-    n_models  each makes logits of its own
-    vocab     logits of a row
-    past      of a token of the output: keys and values in all layers of the decoder
-    source    of a source token: as many for the decoder, and what an encoder layer has at once
-    heads     of a pair of source tokens, in an encoder layer
-    longest   tokens of a source line, at most
-    n_bytes   of a number; logits have 4
-    """
-
-    n_models: int
-    vocab: int
-    past: int
-    source: int
-    heads: int
-    longest: int
-    n_bytes: int = 4
+    n_models: int  # each makes logits of its own
+    vocab: int  # logits of a row
+    past: int  # of a token of the output: keys and values in all layers of the decoder
+    source: int  # of a source token: as many for the decoder, and what an encoder layer has
+    heads: int  # of a pair of source tokens, in an encoder layer
+    longest: int  # tokens of a source line, at most
+    n_bytes: int = 4  # of a number; logits have 4
 
     @classmethod
     def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "Size":

@@ -24,30 +24,23 @@ WIDEST = 1000  # the largest beam_size that options take
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """A search with these options and this model.
-
-    plan         what the loop and its beams do
-    n_kept       hypotheses that are read from a beam
-    unk_later    unknown tokens are replaced after the search, by heads of the options' choice
-    differ_late  texts must differ, and are known only after that
-    automata     phrases of lines as the search follows them, shared by lines that have the same
-    """
+    """A search with these options and this model."""
 
     options: TranslateOptions
     checkpoint: Checkpoint
     preset: Preset
-    plan: Plan
-    n_kept: int
-    unk_later: bool = False
-    differ_late: bool = False
+    plan: Plan  # what the loop and its beams do
+    n_kept: int  # hypotheses that are read from a beam
+    unk_later: bool = False  # unknown tokens are replaced after the search, by chosen heads
+    differ_late: bool = False  # texts must differ, and are known only after that
+    # Phrases of lines as the search follows them, shared by lines that have the same
     automata: dict[tuple[Any, ...], PhraseAutomaton] = field(
         default_factory=dict, compare=False, repr=False
     )
 
     @property
     def copies_are_equal(self) -> bool:
-        """Whether equal lines have equal translations: nothing is drawn, and batch mates do not
-        matter."""
+        """Whether equal lines have equal translations."""
         return self.plan.sampling is None and not self.plan.policy.as_2018
 
 
@@ -90,7 +83,11 @@ def widened(config: SearchConfig) -> SearchConfig:
 def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Preset) -> Plan:
     """The plan of a search that looks for different texts itself and aligns nothing."""
     search, drawing, vocab = options.search, options.sampling, checkpoint.tgt_vocab
-    sampling = choose_sampling(options, preset)
+    sampling, values = preset.sampling, {**vars(search), **vars(drawing)}
+    if sampling and not sampling.is_asked_for(values):
+        sampling = None
+    if sampling and search.beam_size == 1:  # tokens are drawn directly
+        sampling = replace(sampling, draws="rows", keep=1)
     greedy_apart = preset.greedy_apart and search.beam_size == 1
     n_forced = checkpoint.n_forced(options.model.tgt_lang)
     n_given = n_forced if preset.counts_forced else 0
@@ -140,16 +137,6 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,
     )
-
-
-def choose_sampling(options: TranslateOptions, preset: Preset) -> Sampling | None:
-    """How tokens are drawn; None if they are not.  From a beam of one they are drawn directly."""
-    sampling, values = preset.sampling, {**vars(options.search), **vars(options.sampling)}
-    if not sampling or not sampling.is_asked_for(values):
-        return None
-    if options.search.beam_size == 1:
-        return replace(sampling, draws="rows", keep=1)
-    return sampling
 
 
 def choose_policy(
