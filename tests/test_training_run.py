@@ -195,14 +195,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("before", "words", "error", "says"), REFUSED)
 def test_what_cannot_work_is_refused_before_any_work(
-    options,
-    corpus,
-    tmp_path,
-    monkeypatch,
-    before,
-    words,
-    error,
-    says,
+    options, corpus, tmp_path, monkeypatch, before, words, error, says
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(corpus.read_bytes())

@@ -159,11 +159,7 @@ class LearningOptions:
         example="10",
     )
     seed: int = opt(
-        1,
-        "Seed random weights, the order of pairs, and dropout",
-        min=0,
-        max=2**63 - 1,
-        example="2",
+        1, "Seed random weights, the order of pairs, and dropout", min=0, max=2**63 - 1, example="2"
     )
     device: str = opt(
         "auto",
@@ -182,8 +178,7 @@ class LearningOptions:
         None, "Use N CPU threads; by default one per core", min=1, max=256, example="4"
     )
     prepare: bool = opt(
-        False,
-        "Prepare the next epoch in another process, so that a GPU never waits for text",
+        False, "Prepare the next epoch in another process, so that a GPU never waits for text"
     )
     resume: bool = opt(False, "Continue the run in the output directory")
     log_file: str | None = opt(

@@ -59,10 +59,7 @@ class FileOptions:
         example="recipes/de_en/slots.tsv",
     )
     slot_lines: int = opt(
-        0,
-        "Make N lines in each epoch by filling the pairs of slots",
-        min=0,
-        example="2000",
+        0, "Make N lines in each epoch by filling the pairs of slots", min=0, example="2000"
     )
     epochs: int = opt(8, "Write N files", min=1, max=99, example="10")
     seed: int = opt(1, "Start the random choices here", min=0, example="2")
@@ -90,23 +87,13 @@ class ChangeOptions:
         example='", und |, and "',
     )
     conjunction: float = opt(
-        0.0,
-        "Make this share of the joins with a conjunction",
-        min=0,
-        max=1,
-        example="0.5",
+        0.0, "Make this share of the joins with a conjunction", min=0, max=1, example="0.5"
     )
     quotes: tuple[str, ...] = opt(
-        (),
-        'Quote by these pairs, such as `„…“|"…"`',
-        example="'„…“|\"…\"'",
+        (), 'Quote by these pairs, such as `„…“|"…"`', example="'„…“|\"…\"'"
     )
     quote: float = opt(
-        0.0,
-        "Put this share of lines into quotation marks",
-        min=0,
-        max=1,
-        example="0.02",
+        0.0, "Put this share of lines into quotation marks", min=0, max=1, example="0.02"
     )
     no_final: float = opt(
         0.0, "Take the final mark off this share of lines", min=0, max=1, example="0.1"
@@ -143,10 +130,7 @@ class ChangeOptions:
         example="2",
     )
     numbers: int = opt(
-        0,
-        "Add N copies with other numbers of each pair that shares numbers",
-        min=0,
-        example="4",
+        0, "Add N copies with other numbers of each pair that shares numbers", min=0, example="4"
     )
 
 
