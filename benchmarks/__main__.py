@@ -15,7 +15,8 @@ from benchmarks.report import LEGEND, machine, setting_of, workload_tables
 from benchmarks.workloads import make_workload, read_lines
 
 
-def parser() -> argparse.ArgumentParser:
+def parse(argv: Sequence[str]) -> Namespace:
+    """Parse the options.  Raises SystemExit with code 2 if they are wrong."""
     usage = "python -m benchmarks [-workload NAME ...] [options]"
     about = """Translate the same lines with the same weights and beam in onmt_lite, CTranslate2
         and transformers, as far as they are installed, in alternating runs on the CPU."""
@@ -32,22 +33,16 @@ def parser() -> argparse.ArgumentParser:
     add("-rounds", type=positive, default=3, help="run each system so many times")
     add("-lines", type=positive, help="translate no more than the first lines of each workload")
     add("-json", metavar="FILE", help="write each run to this file")
-    return made
+    options = made.parse_args(argv)
+    if options.tgt and not options.src:
+        made.error("-tgt needs the lines that it translates, -src")
+    return options
 
 
 def positive(text: str) -> int:
     if int(text) < 1:
         raise ValueError
     return int(text)
-
-
-def parse(argv: Sequence[str]) -> Namespace:
-    """Parse the options.  Raises SystemExit with code 2 if they are wrong."""
-    made = parser()
-    options = made.parse_args(argv)
-    if options.tgt and not options.src:
-        made.error("-tgt needs the lines that it translates, -src")
-    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -201,7 +201,7 @@ def test_what_cannot_work_is_refused_before_any_work(
     (tmp_path / "file").write_bytes(corpus.read_bytes())
     for make in before:
         make(tmp_path / "run")
-    monkeypatch.setattr(module, "train_sentencepiece", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(data, "train_sentencepiece", lambda *_: pytest.fail("work was begun"))
     given = options("-train", "file", *words.split())
     there = everything(tmp_path)
     with pytest.raises(error, match=says) as caught:

@@ -189,15 +189,11 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: list[tuple[nn.Parameter, int]],
-        lr: float,
-        momentum: float = 0.95,
-        dtype: torch.dtype = torch.float32,
+        self, params: list[tuple[nn.Parameter, int]], lr: float, dtype: torch.dtype = torch.float32
     ):
         self.dtype = dtype
         groups = [{"params": [p], "split": n} for p, n in params]
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "split": 1})
+        super().__init__(groups, {"lr": lr, "momentum": 0.95, "split": 1})
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -33,19 +33,7 @@ from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text.whole import replace_files
-from onmt_lite.train import folder, network
-from onmt_lite.train.data import (
-    PAD,
-    Epochs,
-    Text,
-    TrainBatch,
-    held_out_batches,
-    one_ahead,
-    pad_batch,
-    read_text,
-    spread,
-    train_sentencepiece,
-)
+from onmt_lite.train import data, folder, network
 from onmt_lite.train.options import TrainOptions, as_table
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None
@@ -61,7 +49,7 @@ BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
 
 
 @logging_to(JobOptions())
-def train(options: TrainOptions, text: type[Text] = Text) -> None:
+def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     """Run a training to its end.
 
     A first signal ends the run after the current step and saves the state, a second one ends it at
@@ -120,13 +108,13 @@ def translate_greedily(
 class Trainer:
     """The model of a run, its optimizers, and counters of steps, tokens and seconds."""
 
-    def __init__(self, options: TrainOptions, text: type[Text] = Text):
+    def __init__(self, options: TrainOptions, text: type[data.Text] = data.Text):
         """Check options, read files, make the model, and only then write to the directory.
 
         Raises an OnmtLiteError before anything is written.
         """
         self.options, self.out = options, Path(options.data.output)
-        data, learning = options.data, options.learning
+        files, learning = options.data, options.learning
         folder.check_files(options)
         speed = SpeedOptions(device=learning.device, precision=learning.precision)
         self.device, precision = choose(speed, exact=True)
@@ -135,8 +123,9 @@ class Trainer:
             torch.set_num_threads(learning.threads)
         torch.manual_seed(learning.seed)
         dropout = options.model.dropout
-        trained = None if data.init_from is None else network.trained_model(data.init_from, dropout)
-        self.text, held_out = read_text(data, text)
+        start = files.init_from
+        trained = None if start is None else network.trained_model(start, dropout)
+        self.text, held_out = data.read_text(files, text)
         self.settled = folder.settled_values(options, self.text, held_out)
         state = folder.read_state(self.out, self.settled) if learning.resume else None
 
@@ -148,11 +137,11 @@ class Trainer:
         self.optimizers = network.build_optimizers(self.model, *rates, self.dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
 
-        sampling = data.src_sampling, data.tgt_sampling
+        sampling = files.src_sampling, files.tgt_sampling
         limits = self.model.max_positions, learning.batch_tokens
-        self.epochs = Epochs(self.text, self.sp, *sampling, *limits, learning.seed)
-        self.valid = [held_out_batches(self.sp, pairs, *limits) for pairs in held_out]
-        self.shown = spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
+        self.epochs = data.Epochs(self.text, self.sp, *sampling, *limits, learning.seed)
+        self.valid = [data.held_out_batches(self.sp, pairs, *limits) for pairs in held_out]
+        self.shown = data.spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
 
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds, self.best, self.total_loss = 0.0, math.inf, 0.0
@@ -164,14 +153,15 @@ class Trainer:
 
     def _pieces(self) -> bytes:
         """Return a sentencepiece model: that of the resumed run or of init_from, or a new one."""
-        data = self.options.data
-        model = self.out if self.options.learning.resume else data.init_from
+        files = self.options.data
+        model = self.out if self.options.learning.resume else files.init_from
         if model is not None:
             path = Path(model) / native.PIECES
             with refused(f"read {path}"):
                 return path.read_bytes()
         LOG.info("%s pairs read; making pieces of their words", f"{len(self.text.pairs):,}")
-        return train_sentencepiece(self.text.for_pieces(), data.vocab_size, data.all_characters)
+        size, all_characters = files.vocab_size, files.all_characters
+        return data.train_sentencepiece(self.text.for_pieces(), size, all_characters)
 
     def _begin(self) -> None:
         """Make the directory and begin its files; log sizes, device and notes."""
@@ -254,10 +244,10 @@ class Trainer:
         by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
         return max(by_steps, by_time)
 
-    def batches(self) -> Iterator[TrainBatch]:
+    def batches(self) -> Iterator[data.TrainBatch]:
         """Yield the remaining batches, epoch after epoch, without end."""
         if self.options.learning.prepare:
-            epochs = one_ahead(self.epochs, self.epoch)
+            epochs = data.one_ahead(self.epochs, self.epoch)
         else:
             epochs = map(self.epochs, itertools.count(self.epoch))
         first = self.epoch
@@ -270,10 +260,10 @@ class Trainer:
                 )
             for batch in epoch.batches[self.batch :]:
                 self.batch += 1
-                yield pad_batch(batch)
+                yield data.pad_batch(batch)
             self.epoch, self.batch = self.epoch + 1, 0
 
-    def step(self, batch: TrainBatch) -> float:
+    def step(self, batch: data.TrainBatch) -> float:
         """Learn from one batch.  Returns its loss per target token."""
         # Linear warm-up, a plateau, then a linear fall to zero
         warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
@@ -293,14 +283,14 @@ class Trainer:
         self.total_loss += value * batch.n_tokens
         return value
 
-    def loss(self, batch: TrainBatch, label_smoothing: float) -> Tensor:
+    def loss(self, batch: data.TrainBatch, label_smoothing: float) -> Tensor:
         """Return the summed loss of the target tokens of a batch, in nats."""
-        b = TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
+        b = data.TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
         low, output = self.dtype == torch.bfloat16, self.model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             memory = self.model.encode(b.src, b.src_lengths)
             hidden, _ = self.model.decode_all(b.tgt_in, memory)  # (B, T, D)
-            tokens = b.tgt_out != PAD  # (B, T)
+            tokens = b.tgt_out != data.PAD  # (B, T)
             return network.smoothed_nll(
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
             )
