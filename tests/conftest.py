@@ -15,6 +15,7 @@ from onmt_lite.config.job_options import JobOptions
 from onmt_lite.inference import runtime
 from onmt_lite.jobs.progress import logging_to
 from tests.support import tiny
+from tests.support.counting import write_pairs
 
 # The same examples in every run: a failure comes from a change, not from the dice
 settings.register_profile("onmt_lite", deadline=None, derandomize=True, database=None)
@@ -70,6 +71,12 @@ def int8_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_pieces() -> bytes:
     return tiny.train_pieces()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """Pairs to train on, `source<TAB>target` lines."""
+    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,7 @@ from recipes.de_en import grow
 from recipes.de_en import train as in_turn
 from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
 from tests.support import tiny
-from tests.support.counting import tiny_run, write_pairs
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
+from tests.support.counting import loss_of, tiny_run
 
 
 @pytest.fixture
@@ -45,19 +40,14 @@ def grown(start, output, *words):
     return output
 
 
-def loss_of(trainer):
-    losses = trainer.held_out_losses()
-    return sum(losses) / len(losses)
-
-
 # Layers
 
 
-def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capsys):
+def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capfd):
     train(options("start", "-train_steps", 40))
     start = tmp_path / "start"
     deep = grown(start, tmp_path / "deep", "-enc_layers", 3, "-dec_layers", 2)
-    assert capsys.readouterr().out == f"model: {deep}\n"
+    assert capfd.readouterr().out == f"model: {deep}\n"
     more = Trainer(options("more", "-init_from", deep, "-train_steps", 200))
     same = Trainer(options("same", "-init_from", start))
     assert (more.model.cfg.enc_layers, more.model.cfg.dec_layers) == (3, 2)

@@ -31,7 +31,7 @@ from recipes.de_en.text import main, write_text
 from recipes.de_en.train import InTurn, load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
 from tests.support import tiny
-from tests.support.counting import WORDS, write_pairs
+from tests.support.counting import WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
@@ -41,11 +41,6 @@ SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 def words_of(text):
     return set(re.findall(r"\w+", text))
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
 
 
 def written(corpus, tmp_path, *more):

@@ -31,20 +31,9 @@ from onmt_lite.train.network import (
 )
 from onmt_lite.train.run import Trainer, train
 from tests.support import tiny
-from tests.support.counting import WORDS, write_pairs
+from tests.support.counting import WORDS, loss_of
 from tests.support.counting import tiny_run as options
 from tests.support.files import DATA
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
-
-
-def loss_of(trainer):
-    """The loss by which the model is chosen."""
-    losses = trainer.held_out_losses()
-    return sum(losses) / len(losses)
 
 
 def weights(output):
@@ -218,12 +207,6 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
     words = dict(map(reversed, WORDS))
     right = [" ".join(words[w] for w in line.rstrip(".").split()) + "." for line in english]
     assert sum(map(eq, german, right)) > 20
-
-
-def test_a_finished_run_is_not_overwritten(corpus, tmp_path):
-    train(options(corpus, tmp_path / "run", "-train_steps", "1"))
-    with pytest.raises(OptionError, match="-resume"):
-        Trainer(options(corpus, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

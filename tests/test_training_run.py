@@ -35,12 +35,7 @@ from onmt_lite.train import run as module
 from onmt_lite.train.folder import Row, alone_in
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
-from tests.support.counting import tiny_run, write_pairs
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
+from tests.support.counting import tiny_run
 
 
 @pytest.fixture
@@ -176,6 +171,11 @@ def model_in(folder):
     (folder / "model.json").write_text("{}", encoding="utf-8")
 
 
+def state_in(folder):
+    folder.mkdir()
+    (folder / "train_state.pt").write_bytes(b"")
+
+
 REFUSED = [
     # what is there before, options, error, what it says
     ([], "-train no/a.tsv no/b.tsv -valid no/c.tsv -init_from no/model", FileError,
@@ -190,6 +190,7 @@ REFUSED = [
     ([], "-resume", OptionError, "leave -resume out"),
     ([], "-device cuda:7", OptionError, "usable GPU"),
     ([model_in], "", OptionError, "holds a model already"),
+    ([state_in], "", OptionError, "holds a run already; continue it with -resume"),
 ]  # fmt: skip
 
 

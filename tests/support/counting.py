@@ -27,3 +27,9 @@ def tiny_run(corpus, output, *more) -> TrainOptions:
     words += " -batch_tokens 200 -train_steps 8 -warmup_steps 2 -threads 1 -device cpu"
     argv = ["-train", corpus, "-valid", corpus, "-output", output, *words.split(), *more]
     return load_train_options(list(map(str, argv)))[0]
+
+
+def loss_of(trainer) -> float:
+    """The loss by which a run chooses its model."""
+    losses = trainer.held_out_losses()
+    return sum(losses) / len(losses)
