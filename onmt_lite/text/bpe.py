@@ -11,7 +11,6 @@ ACL 2016; the pieces equal the ones of their package subword-nmt 0.3.8.
 import heapq
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,12 +31,9 @@ class SubwordFile(NamedTuple):
     threshold: int
 
 
-@dataclass(frozen=True)
-class Codes:
-    """Merges, the earliest learned first, and whether END is part of a word's last character."""
-
-    pairs: list[Pair]
-    marks_last: bool
+class Codes(NamedTuple):
+    pairs: list[Pair]  # merges, the earliest learned first
+    marks_last: bool  # whether END is part of a word's last character
 
 
 def parse_codes(text: str) -> Codes:

@@ -91,7 +91,6 @@ class Surfaces:
     in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  If no token is glued to its left, the
     space is counted to the token before it, so that the text shows at once that a word has ended:
     `cat` is "cat " and `cat@@` is "cat".
-
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):

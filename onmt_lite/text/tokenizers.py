@@ -107,8 +107,6 @@ class MarianTokenizer:
     """Pieces of two sentencepiece models, one per language.  `>>xxx<<` at the start of a source
     line is a token of its own: it names the language to translate into."""
 
-    SPECIAL = ("</s>", "<unk>", "<pad>")
-
     def __init__(self, source: spm.SentencePieceProcessor, target: spm.SentencePieceProcessor):
         self.source, self.target = source, target
 
@@ -122,7 +120,7 @@ class MarianTokenizer:
         return pieces_of(self.target, text)
 
     def decode(self, tokens: list[str]) -> str:
-        pieces = [token for token in tokens if token not in self.SPECIAL]
+        pieces = [token for token in tokens if token not in ("</s>", "<unk>", "<pad>")]
         return LINE_BREAKS.sub(" ", self.target.decode(pieces))
 
 

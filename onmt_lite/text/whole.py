@@ -34,10 +34,7 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_whole(target: str, data: bytes) -> None:
-    """Replace a file, or leave the old one.  Raises OSError.
-
-    A link is replaced itself; give its target to keep it.
-    """
+    """Replace a file, or leave the old one; a link is replaced itself.  Raises OSError."""
     aside = write_aside(target, data)
     with removed_on_error(aside):
         put_in_place(aside, target)
@@ -63,11 +60,8 @@ def create(aside: str, target: str) -> int:
 
 
 def make_ready(fd: int, target: str) -> None:
-    """Give a file the mode, owner and group of `target`, which it is to replace, as far as that is
-    permitted, and sync it to the disk.
-
-    Some file systems have none of these, and nothing is lost if the file stays private.
-    """
+    """Give a file the mode, owner and group of `target`, which it is to replace, if that is
+    permitted and the file system has them, and sync it to the disk."""
     with contextlib.suppress(FileNotFoundError):
         old = os.stat(target)
         for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
