@@ -32,6 +32,7 @@ from onmt_lite.text.transforms import (
     Cut,
     Join,
     Punctuation,
+    Rewrite,
     TransformTokenizer,
     pieces_cutter,
     pieces_joiner,
@@ -174,7 +175,7 @@ def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformToke
     settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
     def cutter(cut: Cut, lang: str) -> Cut:
-        do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
+        do: dict[str, Rewrite] = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
         before, after = ([do[name] for name in names] for names in text.rewriting)
         return rewriting(cut, before, after)
 

@@ -88,9 +88,7 @@ class Surfaces:
     """The text that each token of a vocabulary adds, whatever the tokenizer.
 
     A space stands between two tokens unless one of them is glued to the other: to its left as `s`
-    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.  If no token is glued to its left, the
-    space is counted to the token before it, so that the text shows at once that a word has ended:
-    `cat` is "cat " and `cat@@` is "cat".
+    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
@@ -100,7 +98,7 @@ class Surfaces:
         self.anchor, self.word = self._anchored()
         self.parts = [self._look_at(token) for token in vocab.tokens]
         texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
-        self.spaced_behind = not any(glued for _, glued, _ in texts)
+        self.any_glued = any(glued for _, glued, _ in texts)  # to its left
         self.cores = [single_spaced(core).strip() for core, _, _ in self.parts]
         self.in_order = sorted((core, i) for i, core in enumerate(self.cores))
         # Inside of these a word may end
@@ -142,8 +140,6 @@ class Surfaces:
         before joins it, or it begins the text.
         """
         core, glued, glues = self.parts[token] if isinstance(token, int) else self._look_at(token)
-        if self.spaced_behind:
-            return (core if glues or not core else f"{core} "), True
         return (core if glued or joined else f" {core}"), glues
 
     # ---- Tokens by their text ----
@@ -152,7 +148,8 @@ class Surfaces:
     def goes_on(self) -> list[list[bool]]:
         """Whether each token goes on with the word before it, after a token that joins none, and
         after one that joins it (2, V)."""
-        pieces = ([self.piece(i, joined)[0] for i in range(len(self.parts))] for joined in (0, 1))
+        ids = range(len(self.parts))
+        pieces = ([self.piece(i, joined)[0] for i in ids] for joined in (False, True))
         return [[text != "" and is_word(text[0]) for text in each] for each in pieces]
 
     def beginning(self, text: str) -> list[int]:
@@ -179,8 +176,8 @@ class Surfaces:
         ids = self._encoded(phrase)
         if self._says(ids, phrase):
             return ids
-        for text in (phrase, f" {phrase}", f"{phrase} "):
-            ways: list[tuple[int, bool, tuple[int, ...]]] = [(0, self.spaced_behind, ())]
+        for text in (phrase, f" {phrase}"):
+            ways: list[tuple[int, bool, tuple[int, ...]]] = [(0, False, ())]
             seen = set()
             for n, joined, ids in ways:  # which grow: those of fewer tokens come first
                 if n == len(text) and self._says(ids, phrase):
@@ -206,7 +203,7 @@ class Surfaces:
 
     def _says(self, ids: Sequence[int], phrase: str) -> bool:
         """Whether tokens between two words are a phrase, of whole words."""
-        text, joined = ANCHOR + " " * self.spaced_behind, self.spaced_behind
+        text, joined = ANCHOR, False
         for token in ids:
             piece, joined = self.piece(token, joined)
             text += piece
@@ -272,7 +269,9 @@ class PhraseAutomaton:
         """The end of the text with a token, and whether this joins the next one."""
         word = token if token < self.n_tokens else self.own_words[token - self.n_tokens]
         piece, joined = self.surfaces.piece(word, state.joined)
-        return single_spaced(state.tail + piece), joined
+        # If no token is glued to its left, a space follows: the word has ended
+        space = "" if joined or self.surfaces.any_glued else " "
+        return single_spaced(state.tail + piece + space), joined
 
     def _matched(self, i: int, state: State, token: int, text: str) -> int:
         """How many tokens of forced phrase i a row ends with after a token, or MET."""
