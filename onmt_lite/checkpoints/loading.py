@@ -70,9 +70,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return (
-            f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
-        )
+        shipped = ", ".join(model_names()) or "none"
+        return f"there is no such file or directory (shipped are {shipped})"
     if path.is_dir():
         if other := by_name(path):
             return f"the directory holds {other}, which is not read"
@@ -83,8 +82,8 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kinds = [kind for magic, kind in STARTS.items() if start.startswith(magic)]
-    kind = kinds[0] if kinds else by_name(path)
+    kinds = (kind for magic, kind in STARTS.items() if start.startswith(magic))
+    kind = next(kinds, by_name(path))
     return f"it is {kind}" if kind else "a file of unknown kind"
 
 
@@ -110,18 +109,16 @@ def combine(
     """
     first = checkpoints[0]
     for checkpoint, name in zip(checkpoints[1:], names[1:]):
-        difference = (
-            _different_vocab("target", first.tgt_vocab, checkpoint.tgt_vocab)
-            or _unlike_sources(first, checkpoint)
-            or _different_use(first, checkpoint)
-        )
-        if difference:
+        if difference := _difference(first, checkpoint):
             raise CheckpointError(
                 f"ensemble: {names[0]!r} and {name!r} {difference}; the models of an ensemble "
                 "share their vocabularies"
             )
-    src_vocab = _union([checkpoint.src_vocab for checkpoint in checkpoints])
-    src_ids = [_ids_in(checkpoint.src_vocab, src_vocab) for checkpoint in checkpoints]
+    vocabs = [checkpoint.src_vocab for checkpoint in checkpoints]
+    words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
+    others = [token for token in dict.fromkeys(words) if token not in vocabs[0].ids]
+    src_vocab = replace(vocabs[0], tokens=[*vocabs[0].tokens, *others])
+    src_ids = [_ids_in(vocab, src_vocab) for vocab in vocabs]
     models = [checkpoint.model for checkpoint in checkpoints]
     return replace(
         first,
@@ -131,6 +128,24 @@ def combine(
         sums_to_one=of_probs,
         confidence=None,  # fitted to the scores of one model
     )
+
+
+def _difference(a: Checkpoint, b: Checkpoint) -> str:
+    """Say why two models cannot be of one ensemble; "" if they can."""
+    targets = _different_vocab("target", a.tgt_vocab, b.tgt_vocab)
+    sources = _different_vocab("source", a.src_vocab, b.src_vocab)
+    words = {*a.tokenizers, *b.tokenizers} == {"space"} and a.src_end == b.src_end
+    if words and None not in (a.src_vocab.unk_id, b.src_vocab.unk_id):
+        sources = ""  # either has tokens for the words of the line
+    if targets or sources:
+        return targets or sources
+    if a.start_id != b.start_id:
+        return f"start with different tokens: id {a.start_id} or {b.start_id}"
+    if a.languages != b.languages:
+        return "have other languages, or other tokens or defaults for them"
+    if a.src_end != b.src_end:
+        return f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}"
+    return ""
 
 
 def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
@@ -143,28 +158,10 @@ def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
     if len(a) != len(b):
         return f"differ in their {side} vocabularies: {len(a)} or {len(b)} tokens"
     for name in SPECIAL:
-        if getattr(a, name) != getattr(b, name):
-            return (
-                f"differ in the {name} of their {side} vocabularies: {getattr(a, name)} or "
-                f"{getattr(b, name)}"
-            )
+        one, two = getattr(a, name), getattr(b, name)
+        if one != two:
+            return f"differ in the {name} of their {side} vocabularies: {one} or {two}"
     return ""
-
-
-def _unlike_sources(a: Checkpoint, b: Checkpoint) -> str:
-    """Say why two source vocabularies cannot serve the same tokens; "" if they can."""
-    difference = _different_vocab("source", a.src_vocab, b.src_vocab)
-    words = all(set(c.tokenizers) == {"space"} for c in (a, b))
-    unknown_too = None not in (a.src_vocab.unk_id, b.src_vocab.unk_id)
-    return "" if words and unknown_too and a.src_end == b.src_end else difference
-
-
-def _union(vocabs: list[Vocab]) -> Vocab:
-    """Tokens of the first vocabulary, then other tokens of the rest."""
-    first = vocabs[0]
-    words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
-    others = [token for token in dict.fromkeys(words) if token not in first.ids]
-    return replace(first, tokens=[*first.tokens, *others])
 
 
 def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
@@ -177,15 +174,3 @@ def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
         if here is not None:
             ids[here] = vocab.unk_id if there is None else there
     return [i for i in ids if i is not None]
-
-
-def _different_use(a: Checkpoint, b: Checkpoint) -> str:
-    """Describe a difference in start tokens or source ends; "" if there is none."""
-    differences = {
-        f"start with different tokens: id {a.start_id} or {b.start_id}": a.start_id != b.start_id,
-        "have other languages, or other tokens or defaults for them": a.languages != b.languages,
-        f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}": (
-            a.src_end != b.src_end
-        ),
-    }
-    return next((text for text, differs in differences.items() if differs), "")

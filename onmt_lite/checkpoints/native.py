@@ -35,6 +35,7 @@ from onmt_lite.text.whole import replace_files
 
 # By the bits of a matrix's weights; 8-bit weights are stored as `pack` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
+MALFORMED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # JSON of another form
 MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
@@ -50,7 +51,12 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
 
     Raises FileError where that fails; an older model in the directory is then unchanged.
     """
-    weights = _unique_weights(model)
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:  # a tied one has the first of its names
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor
     weights = pack(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
     files = {WEIGHTS: safetensors.dump(weights), PIECES: pieces}
     manifest: dict[str, Any] = {
@@ -86,7 +92,16 @@ def load(path: Path) -> Checkpoint:
     if path.is_file():
         return _load_table(path)
     manifest = _read_manifest(path / MANIFEST)
-    files = {name: _read(path / name, digest) for name, digest in manifest["files"].items()}
+    files = {}
+    for name, digest in manifest["files"].items():
+        try:
+            files[name] = (path / name).read_bytes()
+        except OSError as error:
+            reason = f"{error.strerror}; the model is incomplete"
+            raise CheckpointError(f"{path / name}: {reason}") from None
+        if hashlib.sha256(files[name]).hexdigest() != digest:
+            reason = "damaged or not of this model: checksum mismatch"
+            raise CheckpointError(f"{path / name}: {reason}")
     sp = spm.SentencePieceProcessor()
     try:
         cfg, options = TransformerConfig(**manifest["config"]), _read_options(manifest)
@@ -145,27 +160,13 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
     if manifest.get("confidence") is not None:
         confidence = Confidence(**manifest["confidence"])
         curve = (confidence.at_zero, confidence.per_nat)
-        if (
-            not {*map(type, curve)} <= {int, float}
-            or not all(map(math.isfinite, curve))
-            or curve[1] <= 0
-        ):
+        numbers = {*map(type, curve)} <= {int, float} and all(map(math.isfinite, curve))
+        if not numbers or curve[1] <= 0:
             raise ValueError("confidence: at_zero and per_nat are no rising curve")
     split_longer = manifest.get("split_longer", 0)
     if type(split_longer) is not int or split_longer < 0:
         raise ValueError("split_longer is below 0 or no number")
     return dict(unknown=unknown, confidence=confidence, split_longer=split_longer)
-
-
-def _unique_weights(model: Transformer) -> dict[str, Tensor]:
-    """Weights of the model, a tied one under the first of its names only."""
-    seen: set[int] = set()
-    kept = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            kept[name] = tensor
-    return kept
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise TypeError("files")
         if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
             raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"{path}: not a model description: {error!r:.100}") from None
     return manifest
 
@@ -187,16 +188,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _checksum(manifest: dict[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path, digest: str) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise CheckpointError(f"{path}: damaged or not of this model: checksum mismatch")
-    return data
 
 
 # -- Matrices as 8-bit integers with one scale a row: weight = integer * scale of the row ----------
@@ -258,12 +249,6 @@ def to_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
 # -- Table models ----------------------------------------------------------------------------------
 
 TABLE_FORMAT = "onmt_lite-table-1"
-# What reading a file of another form raises
-MALFORMED = (
-    *(OSError, ValueError, OverflowError, RecursionError),
-    *(KeyError, TypeError, AttributeError),
-)
-NO_START = -1  # the start token is not in the vocabulary
 
 
 def _load_table(path: Path) -> Checkpoint:
@@ -278,14 +263,14 @@ def _load_table(path: Path) -> Checkpoint:
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
         if not vocab or not sources:
             raise ValueError("needs a vocabulary and a source")
-    except MALFORMED as error:
+    except (*MALFORMED, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: not a table model: {error}") from None
     return Checkpoint(
         TableModel(list(sources.values()), len(vocab)),
         src_vocab=Vocab(list(sources)),
         tgt_vocab=Vocab(vocab, eos_id=0),
         tokenizers={"space": SpaceTokenizer()},
-        start_id=NO_START,
+        start_id=-1,  # not in the vocabulary
         version=f"(format {TABLE_FORMAT})",
     )
 

@@ -80,32 +80,26 @@ class Weights:
 
     def table_sizes(self, src: str, tgt: str) -> dict[str, Any]:
         """Sizes of both embedding tables, under the names of configurations."""
-        (src_size, d_src), (tgt_size, d_tgt) = self.shape(src), self.shape(tgt)
-        return dict(
-            src_vocab_size=src_size,
-            tgt_vocab_size=tgt_size,
-            d_src_embedding=d_src,
-            d_tgt_embedding=d_tgt,
-        )
-
-    def same(self, one: str, other: str) -> bool:
-        """Whether both tensors are there, with equal numbers."""
-        a, b = self.tensors.get(one), self.tensors.get(other)
-        return a is not None and b is not None and a.shape == b.shape and torch.equal(a, b)
+        (n_src, d_src), (n_tgt, d_tgt) = self.shape(src), self.shape(tgt)
+        sizes = dict(src_vocab_size=n_src, tgt_vocab_size=n_tgt)
+        return sizes | dict(d_src_embedding=d_src, d_tgt_embedding=d_tgt)
 
     def renamed(self, theirs: str, ours: str, parts: Parts) -> dict[str, Tensor]:
         """Take the weights of one layer, under our names, as far as the file has them.
 
-        theirs, ours  prefixes of the names
-        parts         our name of each part, and their names, whose tensors are stacked
+        theirs and ours are prefixes; parts has our names, and theirs, whose tensors are stacked.
         """
         renamed: dict[str, Tensor] = {}
         for name, sources in parts.items():
             for kind in ("weight", "bias"):
                 names = [joined(theirs, source, kind) for source in sources]
-                if any(name in self for name in names):
-                    tensors = [self.take(name) for name in names]
-                    renamed[joined(ours, name, kind)] = self._stacked(tensors)
+                if not any(name in self for name in names):
+                    continue
+                stack = [self.take(name) for name in names]
+                if any(t.dim() == 0 or t.shape[1:] != stack[0].shape[1:] for t in stack):
+                    raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
+                stacked = stack[0] if len(stack) == 1 else torch.cat(stack)
+                renamed[joined(ours, name, kind)] = stacked
         return renamed
 
     def layers(
@@ -134,11 +128,6 @@ class Weights:
             else:
                 del self.tensors[theirs]
         return ours
-
-    def _stacked(self, tensors: list[Tensor]) -> Tensor:
-        if any(t.dim() == 0 or t.shape[1:] != tensors[0].shape[1:] for t in tensors):
-            raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def joined(*names: str) -> str:
@@ -227,9 +216,8 @@ def build_transformer(
 ) -> Transformer:
     """Build a Transformer, after a check of the configuration's sizes against the weights."""
     for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        layers = {name.split(".")[1] for name in weights if name.startswith(f"{kind}.")}
-        if len(layers) != n:
-            raise CheckpointError(f"{path}: {len(layers)} {kind} layers, its description says {n}")
+        if (layers := _count_layers(weights, kind)) != n:
+            raise CheckpointError(f"{path}: {layers} {kind} layers, its description says {n}")
     # Before tables of these sizes are computed, as a model is made
     tables = [w for name, w in weights.items() if name.endswith("_embedding.token.weight")]
     widest = max(n for weight in weights.values() for n in weight.shape)
@@ -243,14 +231,31 @@ def build_transformer(
     return build(lambda: Transformer(cfg), weights, path)
 
 
+def _count_layers(ours: Mapping[str, Tensor], side: str) -> int:
+    return len({name.split(".")[1] for name in ours if name.startswith(f"{side}.")})
+
+
 def finished(ours: dict[str, Tensor], rest: Weights, path: Path, **switches: Any) -> Transformer:
     """Build a Transformer of weights under our names, which tell the sizes, and of switches.
 
     path: the file that describes the model.  CheckpointError where the switches contradict each
     other or the weights, and where weights of the file are left in `rest`.
     """
+    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
+    sizes: dict[str, Any] = dict(
+        src_vocab_size=len(src),
+        tgt_vocab_size=len(tgt),
+        d_model=tgt.size(1),
+        output_bias="output.bias" in ours,
+        share_embeddings=same_numbers(src, tgt),
+        tie_output=same_numbers(tgt, ours["output.weight"]),
+    )
+    for side, prefix in (("encoder", ""), ("decoder", "dec_")):
+        sizes[f"{side[:3]}_layers"] = _count_layers(ours, side)
+        if f"{side}.0.ffn.up.weight" in ours:
+            sizes[f"{prefix}d_ff"] = len(ours[f"{side}.0.ffn.up.weight"])
     try:
-        cfg = TransformerConfig(**{**_sizes(ours), **switches})
+        cfg = TransformerConfig(**{**sizes, **switches})
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     if rest.tensors:
@@ -262,32 +267,12 @@ def finished(ours: dict[str, Tensor], rest: Weights, path: Path, **switches: Any
     return build_transformer(cfg, ours, rest.path)
 
 
-def _sizes(ours: dict[str, Tensor]) -> dict[str, Any]:
-    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
-    sizes: dict[str, Any] = {}
-    for side, prefix in (("encoder", ""), ("decoder", "dec_")):
-        n_layers = len({name.split(".")[1] for name in ours if name.startswith(f"{side}.")})
-        sizes[f"{side[:3]}_layers"] = n_layers
-        if f"{side}.0.ffn.up.weight" in ours:
-            sizes[f"{prefix}d_ff"] = len(ours[f"{side}.0.ffn.up.weight"])
-    return sizes | dict(
-        src_vocab_size=len(src),
-        tgt_vocab_size=len(tgt),
-        d_model=tgt.size(1),
-        output_bias="output.bias" in ours,
-        share_embeddings=same_numbers(src, tgt),
-        tie_output=same_numbers(tgt, ours["output.weight"]),
-    )
-
-
 NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision
 
 
 def add_zero_start(ours: dict[str, Tensor]) -> None:
-    """A last row of the target table for a decoder that starts from zeros, never to be said.
-
-    The source table gets it too where both are one.
-    """
+    """Add a last row for a decoder that starts from zeros, never to be said, to the target table,
+    and to the source table if both are one."""
     table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
     longer = torch.cat([table, table.new_zeros(1, table.size(1))])
     if same_numbers(table, ours["src_embedding.token.weight"]):

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     token_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.weights import Weights, finished
+from onmt_lite.checkpoints.weights import Weights, finished, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
@@ -40,7 +40,13 @@ def load(directory: Directory) -> Checkpoint:
     languages = Languages(ids, source="none", target="text") if ids else None
     directory.check(languages)
     model = _read_model(directory, directory.weights())
-    tokens |= _sentinels(directory, words, tokens, model.vocab_size)
+    # <extra_id_0> and so on, from the last one down, where no file lists them
+    listed = words.own_ids or any(re.fullmatch(r"<extra_id_\d+>", t) for t in tokens.values())
+    usual = SENTINELS if directory.family == "t5" else 0
+    n = 0 if listed else directory.tokenizer.number("extra_ids", usual)
+    first = len(words.pieces)
+    if first + n <= model.vocab_size:
+        tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
     directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     vocab = words.vocab(tokens, model.vocab_size)
     start = token_id(config, "decoder_start_token_id", config.number("pad_token_id"))
@@ -50,19 +56,8 @@ def load(directory: Directory) -> Checkpoint:
     return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
 
 
-def _sentinels(
-    directory: Directory, words: Words, tokens: dict[int, str], size: int
-) -> dict[int, str]:
-    """<extra_id_0> and so on, from the last one down, where no file lists them."""
-    if words.own_ids or any(re.fullmatch(r"<extra_id_\d+>", text) for text in tokens.values()):
-        return {}
-    n = directory.tokenizer.number("extra_ids", SENTINELS if directory.family == "t5" else 0)
-    first = len(words.pieces)
-    return {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)} if first + n <= size else {}
-
-
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
-    config = directory.config
+    config, usual = directory.config, "gated-gelu" if directory.family == "mt5" else "relu"
     weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     if not any(name.startswith("decoder.block.") for name in weights.tensors):
         raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
@@ -71,7 +66,10 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     heads, width = config.number("num_heads"), config.number("d_kv", 64)
     if min(heads, width) < 1:
         raise CheckpointError(f"{config.path}: num_heads is {heads} and d_kv {width}, not above 0")
-    activation, gated = _activation(directory)
+    gated_gelu = {"gated-gelu": "gelu_tanh"}
+    kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
+    activation = config.choice("feed_forward_proj", kinds, usual)
+    gated = config.text("feed_forward_proj", usual).startswith("gated-")
     for side in ("encoder", "decoder"):
         n_layers = weights.count(side + ".block.{}.")
         bias = weights.take(f"{side}.{BIAS}")
@@ -121,12 +119,13 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     config = directory.model
     name = next((name for name in (SHARED, *TABLES) if name in weights), SHARED)
     for copy in TABLES:
-        if copy != name and copy in weights and not weights.same(name, copy):
+        if copy in weights and not same_numbers(weights.tensors[name], weights.tensors[copy]):
             raise CheckpointError(f"{config.path}: embeddings of encoder and decoder differ")
-    own_head = HEAD in weights and not weights.same(name, HEAD)
     if directory.family == "mt5" and HEAD not in weights:
         raise CheckpointError(f"{config.path}: an mT5 without {HEAD}, which is not read")
     weights.shape(name)
+    head = weights.tensors.get(HEAD)
+    own_head = head is not None and not same_numbers(weights.tensors[name], head)
     table = weights.take(name)
     ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
     ours["output.weight"] = weights.take(HEAD) if own_head else table
@@ -137,20 +136,6 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     return ours, table.size(1) ** -0.5 if scales else 1.0
 
 
-def _activation(directory: Directory) -> tuple[str, bool]:
-    """The activation under our name, and whether a gate multiplies what is activated."""
-    default = "gated-gelu" if directory.family == "mt5" else "relu"
-    name = directory.config.text("feed_forward_proj", default)
-    if name == "gated-gelu":
-        return "gelu_tanh", True
-    kind = name.removeprefix("gated-")
-    if kind not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{directory.config.path}: feed_forward_proj {name[:50]!r} is not one that is read"
-        )
-    return ACTIVATIONS[kind], kind != name
-
-
 def _parts(side: str, gated: bool) -> dict[str, tuple[str, ...]]:
     """Our names of a layer's parts, and theirs."""
     last = 1 if side == "encoder" else 2
@@ -159,14 +144,14 @@ def _parts(side: str, gated: bool) -> dict[str, tuple[str, ...]]:
         "self_attn.qkv": tuple(f"{SELF}.{x}" for x in "qkv"),
         "self_attn.out": (f"{SELF}.o",),
         "self_attn_residual.norm": ("layer.0.layer_norm",),
+        "cross_attn.q": (f"{CROSS}.q",),
+        "cross_attn.kv": (f"{CROSS}.k", f"{CROSS}.v"),
+        "cross_attn.out": (f"{CROSS}.o",),
         "ffn.up": (f"{feed}.wi_0" if gated else f"{feed}.wi",),
         "ffn.gate": (f"{feed}.wi_1",),
         "ffn.down": (f"{feed}.wo",),
         "ffn_residual.norm": (f"layer.{last}.layer_norm",),
     }
     if side == "decoder":
-        parts["cross_attn.q"] = (f"{CROSS}.q",)
-        parts["cross_attn.kv"] = (f"{CROSS}.k", f"{CROSS}.v")
-        parts["cross_attn.out"] = (f"{CROSS}.o",)
         parts["cross_attn_residual.norm"] = ("layer.1.layer_norm",)
     return parts
