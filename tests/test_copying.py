@@ -318,7 +318,7 @@ class TestTranslating:
         plain = checkpoint_of(families.make_rnn())
         for of_probs in (True, False):
             mixed = combine([plain, copying], ["a", "b"], of_probs=of_probs)
-            assert mixed.copies == of_probs
+            assert mixed.model.copies == of_probs
             said = Translator(mixed, translator.options).translate(self.LINES)
             tokens = {token for t in said for hyp in t.hyps for token in hyp.tokens}
             assert bool(tokens - set(TGT_VOCAB.tokens)) == of_probs

@@ -58,10 +58,7 @@ def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterato
 
 
 def load(path: Path) -> Any:
-    """Load the object that was saved, after all checks that the format allows.
-
-    Objects of other packages are each a `Record`.  Raises CheckpointError.
-    """
+    """The object that was saved, those of other packages each a `Record`.  CheckpointError."""
     with open(path, "rb") as f, damage_refused(path):
         start = f.read(len(OLD))
         if start.startswith(ZIP):
@@ -90,30 +87,25 @@ def _load(f: IO[bytes], names: set[str]) -> Any:
 
 
 def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
+    """Names of classes in the pickle.  ValueError for what torch never writes, and for damage."""
     with zipfile.ZipFile(f) as members:
-        names = _check_members(members, n_bytes)
+        parts = {part.filename.partition("/")[2]: part for part in members.infolist()}
+        names = [part.filename for part in parts.values()]
+        known = all(MEMBER.fullmatch(name) for name in names)
+        folders = {name.partition("/")[0] for name in names}
+        if not known or len(folders) != 1 or len(names) != len(members.infolist()):
+            raise ValueError("a zip archive with parts that torch.save does not write")
+        if not {"data.pkl", "version"} <= set(parts):
+            raise ValueError("a zip archive without data.pkl or version")
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts.values()):
+            raise ValueError("a part is compressed, which torch.save does not do")
+        if sum(part.file_size for part in parts.values()) > n_bytes:
+            raise ValueError("its parts are larger than the file")
+        if parts["data.pkl"].file_size > MAX_PICKLE:
+            raise ValueError("its data.pkl is too large")
         if damaged := members.testzip():
             raise ValueError(f"the checksum of {damaged[:80]!r} is wrong")
-        return pickled.check(io.BytesIO(members.read(names["data.pkl"])), n_bytes)
-
-
-def _check_members(members: zipfile.ZipFile, file_size: int) -> dict[str, str]:
-    """Full names by the name behind the common folder.  ValueError for what torch never writes."""
-    parts = members.infolist()
-    names = {part.filename.partition("/")[2]: part.filename for part in parts}
-    folders = {name.partition("/")[0] for name in names.values()}
-    known = all(MEMBER.fullmatch(name) for name in names.values())
-    if not known or len(folders) != 1 or len(names) != len(parts):
-        raise ValueError("a zip archive with parts that torch.save does not write")
-    if not {"data.pkl", "version"} <= set(names):
-        raise ValueError("a zip archive without data.pkl or version")
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise ValueError("a part is compressed, which torch.save does not do")
-    if sum(part.file_size for part in parts) > file_size:
-        raise ValueError("its parts are larger than the file")
-    if members.getinfo(names["data.pkl"]).file_size > MAX_PICKLE:
-        raise ValueError("its data.pkl is too large")
-    return names
+        return pickled.check(io.BytesIO(members.read(parts["data.pkl"])), n_bytes)
 
 
 def _check_old(f: IO[bytes], n_bytes: int) -> set[str]:

@@ -137,33 +137,27 @@ def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
 
 def read_dictionary(path: Path) -> Vocab:
     """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
-    data = read_whole(path, MAX_DICT)
+    lines = read_whole(path, MAX_DICT).split(b"\n")
     tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
-    for number, line in enumerate(data.split(b"\n"), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        token, overwrite = _read_line(line, f"{path}, line {number}")
-        if token in ids and not overwrite:
+        data, _, count = line.rstrip().rpartition(b" ")
+        if overwrites := count == OVERWRITE:  # an earlier line
+            data, _, count = data.rpartition(b" ")
+        try:
+            if not data or not count.isdigit() or data[-1:].isspace():
+                raise ValueError
+            token = data.decode("utf-8")
+        except ValueError:
+            raise CheckpointError(f"{path}, line {number}: not a token and its count") from None
+        if token in ids and not overwrites:
             raise CheckpointError(f"{path}, line {number}: {token[:50]!r} for the second time")
         if token in ids:  # from now on the text means the new id
             tokens[ids[token]] = f"<overwritten {ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
     return Vocab(checked_tokens(tokens, path), eos_id=EOS, bos_id=BOS, pad_id=PAD, unk_id=UNK)
-
-
-def _read_line(line: bytes, where: str) -> tuple[str, bool]:
-    """Parse a line: the token, and whether it replaces an earlier one."""
-    token, _, count = line.rstrip().rpartition(b" ")
-    overwrite = count == OVERWRITE
-    if overwrite:
-        token, _, count = token.rpartition(b" ")
-    try:
-        if not token or not count.isdigit() or token[-1:].isspace():
-            raise ValueError
-        return token.decode("utf-8"), overwrite
-    except ValueError:
-        raise CheckpointError(f"{where}: not a token and its count") from None
 
 
 # -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------

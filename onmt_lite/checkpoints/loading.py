@@ -40,10 +40,7 @@ def load_checkpoints(
 
 
 def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
-    """The model at a path, or the shipped one of that name where no such path exists.
-
-    Raises CheckpointError where there is no model of a kind that is read; for `check`, see above.
-    """
+    """The model at a path, or the shipped one of that name where no such path exists."""
     path = find_model(path)
     try:
         for reader in READERS:

@@ -154,8 +154,12 @@ class _Machine:
         """Check an instruction; return the value that it leaves on the stack."""
         if name == "GLOBAL":
             return self.allowed(argument.replace(" ", "."))
-        if name in TUPLES:
-            return _tuple(items)
+        if name in TUPLES:  # nested deeply, one as a key would exhaust the stack when it is hashed
+            found = Tuple(items)
+            found.n_values = sum(i.n_values + 1 if isinstance(i, Tuple) else 1 for i in items)
+            if found.n_values > MAX_TUPLE:
+                raise ValueError("its pickle has a larger tuple than any model's")
+            return found
         if name in ("REDUCE", "NEWOBJ"):
             return self.call(*items)
         if name == "BINPERSID":
@@ -204,15 +208,6 @@ class _Machine:
         if self.n_copied > MAX_COPIED:
             raise ValueError("its pickle copies more values than any model's")
         return Made(function)
-
-
-def _tuple(items: list[Any]) -> Tuple:
-    """A deeply nested key of a dict would exhaust the stack when it is hashed."""
-    found = Tuple(items)
-    found.n_values = sum(item.n_values + 1 if isinstance(item, Tuple) else 1 for item in items)
-    if found.n_values > MAX_TUPLE:
-        raise ValueError("its pickle has a larger tuple than any model's")
-    return found
 
 
 def _check_attributes(target: Any, state: Any) -> None:

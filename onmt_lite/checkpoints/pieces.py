@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,7 @@ Field = tuple[int, int | bytes, bytes]  # number, value, all bytes
 
 
 def restricted(model: bytes, known: set[str]) -> bytes:
-    """Mark all pieces as unused but those in `known` and single characters.
-
-    Raises ValueError where the bytes are not a sentencepiece model.
-    """
+    """Mark all pieces as unused but those in `known` and single characters."""
     parts = []
     for number, value, whole in _fields(model):
         body = value if number == PIECE and isinstance(value, bytes) else b""
@@ -62,10 +59,19 @@ def check(model: bytes) -> None:
     there = set()
     for number, value in _checked_fields(model, MODEL_FIELDS):
         there.add(number)
-        if number == PIECE:
-            _check_piece(value)
-        elif number in (NORMALIZER, DENORMALIZER):
+        if number in (NORMALIZER, DENORMALIZER):
             list(_checked_fields(value, NORMALIZER_FIELDS))
+        if number != PIECE:
+            continue
+        match = FIELDS_OF_PIECE.fullmatch(value)
+        if match is None:
+            raise ValueError("a piece with other fields than text, score and type")
+        size, text, score = match[1], match[2], match[3]
+        if len(text) != size[0] % 128 + 128 * (size[1] if len(size) > 1 else 0):
+            raise ValueError("a piece whose text has another length")
+        if score is not None and not abs(struct.unpack("<f", score)[0]) < MAX_SCORE:
+            raise ValueError("a piece without a score")
+        text.decode("utf-8")
     if not there >= {PIECE, TRAINER, NORMALIZER}:
         raise ValueError("cut off")
 
@@ -75,43 +81,6 @@ def _checked_fields(data: bytes, known: dict[int, type]) -> Iterator[tuple[int, 
         if type(value) is not known.get(number):
             raise ValueError(f"a field of number {number}")
         yield number, value
-
-
-def _check_piece(body: bytes) -> None:
-    match = FIELDS_OF_PIECE.fullmatch(body)
-    if match is None:
-        raise ValueError("a piece with other fields than text, score and type")
-    size, text, score = match[1], match[2], match[3]
-    if len(text) != size[0] % 128 + 128 * (size[1] if len(size) > 1 else 0):
-        raise ValueError("a piece whose text has another length")
-    if score is not None and not abs(struct.unpack("<f", score)[0]) < MAX_SCORE:
-        raise ValueError("a piece without a score")
-    text.decode("utf-8")
-
-
-def assembled(
-    pieces: Iterable[tuple[str, float, int]], model_type: str, charsmap: bytes, dummy_prefix: bool
-) -> bytes:
-    """The model of these pieces, each with its score and its type, by id.
-
-    model_type: Unigram or BPE; charsmap: how characters are normalised, b"" where they are not.
-    """
-    pieces = list(pieces)
-    parts = [
-        _message(
-            PIECE,
-            _message(TEXT, text.encode("utf-8")),
-            bytes([SCORE << 3 | 5]) + struct.pack("<f", score),
-            _number(TYPE, kind),
-        )
-        for text, score, kind in pieces
-    ]
-    by_bytes = any(kind == BYTE for _, _, kind in pieces)
-    kind = _number(MODEL_TYPE, MODEL_TYPES[model_type])
-    parts.append(_message(TRAINER, kind, _number(BYTE_FALLBACK, by_bytes)))
-    prefix = _number(DUMMY_PREFIX, dummy_prefix)
-    parts.append(_message(NORMALIZER, _message(CHARSMAP, charsmap), prefix))
-    return b"".join(parts)
 
 
 def _message(number: int, *body: bytes) -> bytes:
@@ -201,14 +170,23 @@ def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes
         prefix = _dummy_prefix(table["pre_tokenizer"])
         scores = _unigram_scores(model) if kind == "Unigram" else _bpe_scores(model)
         by_id = _by_id(scores, table["added_tokens"], unk_token)
-        return assembled(by_id, kind, charsmap, prefix)
+        parts = []
+        for text, score, type_ in by_id:
+            fields = bytes([SCORE << 3 | 5]) + struct.pack("<f", score) + _number(TYPE, type_)
+            parts.append(_message(PIECE, _message(TEXT, text.encode("utf-8")), fields))
+        by_bytes = any(type_ == BYTE for _, _, type_ in by_id)
+        trainer = _number(MODEL_TYPE, MODEL_TYPES[kind]), _number(BYTE_FALLBACK, by_bytes)
+        normalizer = _message(CHARSMAP, charsmap), _number(DUMMY_PREFIX, prefix)
+        return b"".join([*parts, _message(TRAINER, *trainer), _message(NORMALIZER, *normalizer)])
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
         raise CheckpointError(f"{path}: not a tokenizer of Hugging Face") from None
 
 
-def _by_id(scores: list[tuple[str, int, float]], added: list[Any], unk_token: str) -> list[Any]:
+def _by_id(
+    scores: list[tuple[str, int, float]], added: list[Any], unk_token: str
+) -> list[tuple[str, float, int]]:
     """(text, score, type) of all ids.  ValueError where ids have a hole or are there twice."""
     by_id: dict[int, tuple[str, float, int]] = {}
     n_bytes = sum(text.startswith("<0x") for text, _, _ in scores)

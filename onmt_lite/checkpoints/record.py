@@ -152,9 +152,7 @@ class Checkpoint:
         return before + (place == "before"), after + (place == "after")
 
     def n_forced(self, tgt_lang: str) -> int:
-        """How many tokens each translation begins with, at no cost, that are no part of it.
-
-        tgt_lang: what the options say, which lines of tokens need not."""
+        """How many tokens each translation begins with, at no cost, that are no part of it."""
         known = self.languages
         if known is None or (known.in_tokens and not tgt_lang):
             return 0
@@ -169,11 +167,6 @@ class Checkpoint:
     def surfaces_in_capitals(self) -> Surfaces:
         """The same where the text is written in capitals."""
         return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab, str.upper)
-
-    @property
-    def copies(self) -> bool:
-        """Whether the model can say words of the source which its vocabulary lacks."""
-        return self.model.copies
 
     @property
     def attends(self) -> bool:

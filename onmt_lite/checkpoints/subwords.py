@@ -12,7 +12,6 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
-from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
@@ -23,23 +22,17 @@ MAX_BYTES = 256 << 20
 SIDES = ("source.spm", "target.spm")
 PIECES = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
 FAST = "tokenizer.json"  # of Hugging Face, which can stand in for them
-SPACER = "▁"
 
 
 def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.SentencePieceProcessor:
-    """A sentencepiece model; CheckpointError for another file.
-
-    With a vocabulary and a threshold above 0, subwords that it counts less often are not used.
-    """
+    """A sentencepiece model, without subwords that the vocabulary counts less often."""
     return processor(read_bytes(path), path, read_vocabulary(vocabulary, threshold))
 
 
 def processor(
     data: bytes, path: str | Path, known: set[str] | None = None
 ) -> spm.SentencePieceProcessor:
-    """The sentencepiece model in these bytes, of which not all pieces may be known.
-
-    CheckpointError for anything else."""
+    """The sentencepiece model in these bytes, of which not all pieces may be known."""
     found = spm.SentencePieceProcessor()
     try:
         pieces.check(data)
@@ -101,7 +94,7 @@ def pieces_beside(
 
     silent: tokens that are no text in an output.
     """
-    of_pieces = any(token.startswith(SPACER) for token in tokens)
+    of_pieces = any(token.startswith(pieces.SPACER) for token in tokens)
     for folder in folders:
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
@@ -112,7 +105,7 @@ def pieces_beside(
                 return {"sentencepiece": tokenizer}, ()
         fast = folder / FAST
         if of_pieces and fast.is_file():
-            data = as_sentencepiece(read_json(fast), "<unk>", fast)
+            data = pieces.as_sentencepiece(read_json(fast), "<unk>", fast)
             return {"sentencepiece": PieceTokenizer(processor(data, fast), silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 

@@ -149,12 +149,10 @@ def layout_of(table: Tensor, offset: int = 0) -> str:
 
 
 def is_shape(sizes: Sequence[Any]) -> bool:
-    """Whether a tensor can have these sizes.
-
-    PyTorch multiplies those beside a 0 too, and fails where they are too large.
-    """
+    """Whether a tensor can have these sizes."""
     if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
         return False
+    # PyTorch multiplies those beside a 0 too, and fails where they are too large
     return math.prod(max(1, n) for n in sizes) < MAX_SIZE
 
 

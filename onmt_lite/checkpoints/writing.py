@@ -221,20 +221,18 @@ SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "ave
 
 
 def opennmt_file(checkpoint: Checkpoint, stem: str) -> Export:
-    """Make STEM.pt, and STEM.model for a model with sentencepiece pieces.
-
-    Raises CheckpointError with all features that OpenNMT-py 3.5.1 lacks.
-    """
+    """STEM.pt, and STEM.model of pieces.  CheckpointError names what OpenNMT-py 3.5.1 lacks."""
     model = _checked(checkpoint, "OpenNMT-py", _opennmt_obstacles)
     weights = _opennmt_weights(model)
+    src, tgt = (
+        _named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py")
+        for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
+    )
+    start = tgt[checkpoint.start_id]
     root = {
-        "model": {name: w for name, w in weights.items() if not name.startswith("generator.")},
-        "generator": {
-            name.removeprefix("generator."): w
-            for name, w in weights.items()
-            if name.startswith("generator.")
-        },
-        "vocab": _opennmt_vocabularies(checkpoint),
+        "model": weights,
+        "generator": {name: weights.pop(f"generator.{name}") for name in ("weight", "bias")},
+        "vocab": {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start},
         "opt": argparse.Namespace(**_options(model.cfg, bool(checkpoint.src_end))),
         "optim": None,
     }
@@ -273,15 +271,6 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         "no start token": tgt.bos_id is None,
         "source lines that end in another token": checkpoint.src_end not in ((), (src.eos_id,)),
     }
-
-
-def _opennmt_vocabularies(checkpoint: Checkpoint) -> dict[str, Any]:
-    src, tgt = (
-        _named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py")
-        for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
-    )
-    start = tgt[checkpoint.start_id]
-    return {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start}
 
 
 def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class ExampleMaker:
         self, tokens: list[str], before: list[int], after: list[int]
     ) -> tuple[list[int] | None, tuple[str, ...]]:
         """For a model that copies: see `Example`."""
-        if not tokens or not self.checkpoint.copies:
+        if not tokens or not self.checkpoint.model.copies:
             return None, ()
         src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
         around = [

@@ -61,10 +61,7 @@ STACK = {
 def read_transformer(
     directory: Directory, weights: Weights, others: dict[str, Tensor], **variant: Any
 ) -> Transformer:
-    """The model, of all weights that are left and of `others`, which have our names already.
-
-    variant: the fields of the configuration in which the families differ
-    """
+    """The model, of all weights that are left, of `others` under our names, and of switches."""
     config = directory.config
     ours = _embeddings(config, weights) | others
     if BIAS in weights:
@@ -136,7 +133,6 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
 
 
 def load_marian(directory: Directory) -> Checkpoint:
-    """CheckpointError for a directory that is damaged."""
     path, config = directory.path, directory.config
     directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
@@ -223,7 +219,7 @@ OF_MBART = r"([a-z]{2,3}_[A-Z]{2})"
 
 
 def load_m2m_100(directory: Directory) -> Checkpoint:
-    """M2M100 and NLLB.  CheckpointError for a directory that is damaged."""
+    """M2M100 and NLLB."""
     file = directory.path / "vocab.json"
     if not file.is_file():
         words = Words(directory, OF_NLLB)
@@ -240,7 +236,7 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
 
 
 def load_mbart(directory: Directory) -> Checkpoint:
-    """mBART of 25 or of 50 languages.  CheckpointError for a directory that is damaged."""
+    """mBART of 25 or of 50 languages."""
     words = Words(directory, OF_MBART)
     codes = [usual_codes("mbart25"), usual_codes("mbart50")]
     # The tokenizer's class tells, or else whether its tokens are too few for 50 languages
@@ -282,10 +278,7 @@ def _load(
     source: Literal["before", "after"],
     target: Literal["forced", "start"],
 ) -> Checkpoint:
-    """The model of a family whose tokens, and places of its languages, are known.
-
-    others: tokens that follow the pieces where no file says their ids
-    """
+    """The model of these languages; `others` follow the tokens where no file says their ids."""
     directory = words.directory
     tokens = words.with_added(tokens)
     if not language_ids(tokens, words.pattern):

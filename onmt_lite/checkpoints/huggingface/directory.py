@@ -217,12 +217,10 @@ class Words:
         return described(self.path / FAST).values
 
     def _added_in(self, file: str) -> dict[int, tuple[str, bool]]:
-        """Texts by id of tokens beside the pieces, and whether they are special: those that are not
-        are cut out of lines before all else.
-
-        A file has a table by id, a list of tables, or a table by text.
-        """
+        """Texts of tokens beside the pieces by id, and whether they are special: those that are not
+        are cut out of lines before all else."""
         try:
+            listed: Any  # a table by id, a list of tables, or a table by text
             if file == TOKENIZER:
                 listed = (self.directory.tokenizer.get("added_tokens_decoder") or {}).items()
             elif file == FAST:
@@ -244,10 +242,7 @@ class Words:
             ) from None
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
-        """The pieces by id, and added tokens of the first file that lists some of the family's.
-
-        CheckpointError where both claim an id.
-        """
+        """The pieces by id, and added tokens of the first file that lists some of the family's."""
         for file in (TOKENIZER, FAST, ALONE, TOKENIZER):
             added = self._added_in(file)
             if any(re.fullmatch(self.pattern, text) for text, _ in added.values()):

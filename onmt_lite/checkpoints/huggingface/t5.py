@@ -32,7 +32,6 @@ OF_LANGUAGE = r"<2(\w+)>"  # MADLAD's: the language to translate into, before th
 
 
 def load(directory: Directory) -> Checkpoint:
-    """CheckpointError for a directory that is damaged."""
     config = directory.config
     words = Words(directory, OF_T5)
     tokens = words.with_added(dict(enumerate(words.pieces)))

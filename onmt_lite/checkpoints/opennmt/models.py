@@ -235,7 +235,7 @@ OF_CNN = (
 
 
 def build_cnn(weights: Weights, opt: Description) -> Convolution:
-    """Build a convolutional model.  Raises CheckpointError where weights or options do not fit."""
+    """Build a convolutional model.  Raises CheckpointError where weights do not fit."""
     weights = fold_averages(weights)
     names = [f"{table}.pe.pe" for table in EMBEDDINGS.values()]
     has_positions = any(name in weights for name in names)  # on both sides or on none
