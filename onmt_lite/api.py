@@ -3,7 +3,8 @@ work is done by a Pipeline in this process, or by worker processes that have one
 
 import dataclasses
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,14 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
-from onmt_lite.inference.inputs import (
-    Pair,
-    Phrases,
-    growing_windows,
-    pair_up,
-    totals,
-    with_phrases,
-)
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Progress, Translation
 from onmt_lite.jobs.engine import InProcess, Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_text, from_texts
+from onmt_lite.text.phrases import marked, parse_phrases
 from onmt_lite.text.tokenizers import Tokenizer
 
 # Options that are fixed when the model is loaded
@@ -38,6 +32,9 @@ FIXED = (
 )
 NOT_PER_CALL = "cannot be changed per call; pass it to from_pretrained()"
 LANGUAGES = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
+Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
+# Of all lines, with TAB between them, or of each line: so, or as a list of phrases; None: none
+Phrases = str | Iterable[str | Sequence[str] | None] | None
 
 
 class Translator:
@@ -226,3 +223,84 @@ class Translator:
                 self.warned.add(note)
                 warnings.warn(note, OptionWarning, stacklevel=3)  # reported at the line of the call
         return options
+
+
+# -- lines of a call, with their prefixes and phrases, in windows ----------------------------------
+
+
+def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
+    """Pair lines with prefixes.  Raises DataError if their numbers differ."""
+    if prefixes is None:
+        yield from ((line, None) for line in lines)
+        return
+    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
+        if line is None or prefix is None:
+            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
+            raise DataError(f"more {more} than {fewer}, which are {i}")
+        yield line, prefix
+
+
+def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Yield windows of growing size: the first results come soon, later windows fill batches."""
+    window: list[Pair] = []
+    n_chars, size = 0, 1
+    for pair in pairs:
+        window.append(pair)
+        n_chars += len(pair[0].text)
+        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
+            yield window
+            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
+    if window:
+        yield window
+
+
+def totals(progress: Progress | None) -> Progress:
+    """A progress of the counts that each batch adds, from one of totals."""
+    n_lines = n_tokens = 0
+
+    def add(more_lines: int, more_tokens: int) -> None:
+        nonlocal n_lines, n_tokens
+        n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
+        if progress is not None and more_lines:
+            progress(n_lines, n_tokens)
+
+    return add
+
+
+def with_phrases(lines: Iterable[Line], forced: Phrases, banned: Phrases) -> Iterator[Line]:
+    """The lines with their phrases.
+
+    Raises DataError if there are more or fewer entries than lines, or a phrase is forced and
+    banned; TypeError for an entry that holds no phrases.
+    """
+    given = {"force_words": of_lines("force_words", forced)}
+    given["ban_words"] = of_lines("ban_words", banned)
+    n = 0
+    for n, line in enumerate(lines, 1):
+        entries = {name: next(each, None) for name, each in given.items()}
+        for name, entry in entries.items():
+            if entry is None:
+                raise DataError(
+                    f"{name} has {n - 1} entries, but there are more lines; give one for each"
+                )
+        yield marked(line, entries["force_words"] or (), entries["ban_words"] or ())
+    for name, each in given.items():
+        if not isinstance(each, repeat) and next(each, None) is not None:
+            raise DataError(f"{name} has more entries than the {n} lines; give one for each")
+
+
+def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
+    """The phrases of one line after the other."""
+    if isinstance(phrases, str | None):
+        return repeat(of_line(name, phrases))
+    if not hasattr(phrases, "__iter__"):
+        raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
+    return (of_line(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
+
+
+def of_line(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
+    words = [entry] if isinstance(entry, str) else [] if entry is None else entry
+    try:
+        return parse_phrases(from_text("\t".join(words), 0).text)  # without lone surrogates
+    except TypeError:
+        raise TypeError(f"{name}: expected phrases, got {repr(entry)[:50]}") from None

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import onmt_lite
-from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, load_options
-from onmt_lite.inference import inputs
+from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, api, load_options
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
 from tests.support import tiny
@@ -157,7 +156,7 @@ class TestStream:
         assert most_waiting == 1024
 
     def test_long_lines_make_small_windows(self, translator, fake, monkeypatch):
-        monkeypatch.setattr(inputs, "MAX_WINDOW_BYTES", 100)
+        monkeypatch.setattr(api, "MAX_WINDOW_BYTES", 100)
         assert len(list(translator.translate_stream(["x" * 40] * 30))) == 30
         assert max(fake) == 3
 

@@ -13,7 +13,6 @@ from typing import IO, cast
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
-from onmt_lite.inference.inputs import marked
 from onmt_lite.jobs.inputs import (
     MATCH,
     MATCH_OR_ONE,
@@ -38,7 +37,7 @@ from onmt_lite.text.lines import (
     raw_lines,
     to_line,
 )
-from onmt_lite.text.phrases import parse_phrases
+from onmt_lite.text.phrases import marked, parse_phrases
 
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 

@@ -13,9 +13,12 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from onmt_lite.errors import DataError
+from onmt_lite.text.lines import Line
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -82,6 +85,19 @@ def single_spaced(text: str) -> str:
 
 
 # -- rows of a search ------------------------------------------------------------------------------
+
+
+def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:
+    """The line with its phrases.  DataError for one that is forced and banned."""
+    for phrase in forced:
+        for other in banned:
+            if occurs(phrase, other):
+                inside = "" if phrase == other else f", of which {other[:50]!r} is a part"
+                raise DataError(
+                    f"line {line.id + 1}: {phrase[:50]!r} is forced{inside}, and banned; take it "
+                    "out of force_words or ban_words"
+                )
+    return replace(line, forced=forced, banned=banned) if forced or banned else line
 
 
 class Surfaces:
