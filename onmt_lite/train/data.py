@@ -78,7 +78,7 @@ def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -
     return pairs
 
 
-def read_text(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
+def read_corpora(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
     """Read the text to learn from, and the pairs of each held-out file.
 
     Raises FileError or DataError if a file cannot be read or holds no pairs.

@@ -125,7 +125,7 @@ class Trainer:
         dropout = options.model.dropout
         start = files.init_from
         trained = None if start is None else network.trained_model(start, dropout)
-        self.text, held_out = data.read_text(files, text)
+        self.text, held_out = data.read_corpora(files, text)
         self.settled = folder.settled_values(options, self.text, held_out)
         state = folder.read_state(self.out, self.settled) if learning.resume else None
 
