@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
 from onmt_lite.jobs.inputs import look_at_inputs
-from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.reports import to_jsonl
+from onmt_lite.jobs.tasks import Reader
 from onmt_lite.text.lines import MAX_DEPTH, Line, kind_of, object_line
 
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])

@@ -20,7 +20,7 @@ from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
 from onmt_lite.jobs.inputs import Range, Span
-from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.reports import Noted, Summary
 from onmt_lite.jobs.store import FOLDER_MODE, Parts, Store
 from onmt_lite.jobs.tasks import Done
@@ -63,7 +63,7 @@ def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=No
                 raise Interrupted(15)
             done = BUCKETS[each.number]
             if out.parts is not None:  # as a task does
-                out.parts.put(done.number, done.data, done.summary, done.report)
+                out.parts.put(done)
             out.append(done)
         out.join()
         out.place()
@@ -370,7 +370,7 @@ def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick):
         assert found(folder)["out"] == (OLDER if n < 3 else GOLD["out"])
         done = run(folder, resume=True)
         assert is_done(folder)
-        assert done.summary == (whole_summary() if n < 3 else Summary())
+        assert done.summary == whole_summary()
 
 
 def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
@@ -392,7 +392,7 @@ def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
         with Output(str(folder / "out"), None, True) as out:
             out.begin(JOB, RANGES, MACHINE)
             for done in BUCKETS:
-                out.parts.put(done.number, done.data, done.summary, done.report)
+                out.parts.put(done)
             os.unlink(folder / "out.parts" / "000001")
             out.join()
     assert out.keeps(caught.value) and found(folder)["out"] == OLDER
@@ -428,7 +428,7 @@ def test_parts_of_another_job_do_not_count(tmp_path, quick):
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
         out.begin(JOB, RANGES, MACHINE)
         late = Parts(str(folder / "out"), {"options": {"beam_size": 4}})
-        late.put(0, b"another\n", Summary(1), b"")
+        late.put(Done(0, 1, b"another\n", Summary(1)))
         assert out.parts.read(0) is None
         raised = pytest.raises(Interrupted)
         with raised:
@@ -487,7 +487,7 @@ def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
             if n_done is not None:
                 out.begin(JOB, RANGES, MACHINE)
                 for done in BUCKETS[:n_done]:
-                    out.parts.put(done.number, done.data, done.summary, done.report)
+                    out.parts.put(done)
             raise error
         assert found(folder) == {"out": OLDER} and os.listdir(folder) == ["out"]
         assert not out.keeps(error)

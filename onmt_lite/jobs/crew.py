@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
@@ -26,27 +26,20 @@ START = -1  # stands for the place of a task if a hand dies before it has one
 
 @dataclass(eq=False)
 class Hand:
-    """A member of a crew: a worker or an actor.
-
-    place              among its fellows
-    task               what it does, and `at`: the place of that among the tasks
-    n_lines, n_tokens  what of that is translated
-    ready              whether it takes tasks
-    """
+    """A member of a crew: a worker or an actor, in its place among its fellows."""
 
     place: int
     task: Any = None
-    at: int = START
-    n_lines: int = 0
+    at: int = START  # the place of the task among all
+    n_lines: int = 0  # of the task, translated already
     n_tokens: int = 0
-    ready: bool = False
+    ready: bool = False  # to take tasks
 
 
-H = TypeVar("H", bound=Hand)
-Event = tuple[H, str, Any]  # who, what (ready, progress, done, failed, died), and its value
+Event = tuple[Any, str, Any]  # who, what (ready, progress, done, failed, died), and its value
 
 
-class Crew(Engine, Generic[H]):
+class Crew(Engine):
     """An engine of several hands."""
 
     one, many = "a worker", "workers"
@@ -54,8 +47,8 @@ class Crew(Engine, Generic[H]):
 
     def __init__(self, n: int, read_ahead: int = READ_AHEAD):
         self.n, self._read_ahead = n, read_ahead
-        self.hands: list[H] = []
-        self._again: list[tuple[int, Any]] = []  # tasks of dead hands, by their place
+        self.hands: list[Any] = []
+        self._again: dict[int, Any] = {}  # tasks of dead hands, by their place
         self._failed: dict[int, Exception] = {}  # by the place of the task
         self._deaths: Counter[int] = Counter()  # by the place of the task
 
@@ -63,11 +56,11 @@ class Crew(Engine, Generic[H]):
         """Add a hand."""
         raise NotImplementedError
 
-    def give(self, hand: H) -> None:
+    def give(self, hand: Any) -> None:
         """Send a hand its task."""
         raise NotImplementedError
 
-    def listen(self, source: "Source | None") -> Iterator[Event[H]]:
+    def listen(self, source: "Source | None") -> Iterator[Event]:
         """Wait, a second at most, for the input and the hands; yield what happens."""
         raise NotImplementedError
 
@@ -91,17 +84,13 @@ class Crew(Engine, Generic[H]):
                 raise_pending()
         finally:
             source.stop()
-            for kept in (self._again, self._failed, self._deaths):
-                kept.clear()
+            self._again, self._failed, self._deaths = {}, {}, Counter()
         if source.error is not None:
             raise source.error
 
-    def busy(self) -> list[H]:
-        return [hand for hand in self.hands if hand.task is not None]
-
     def _open(self) -> list[int]:
         """The places of the tasks that are handed out and not done."""
-        return [hand.at for hand in self.busy()] + [at for at, _ in self._again]
+        return [*self._again, *(hand.at for hand in self.hands if hand.task is not None)]
 
     def _hand_out(self, source: "Source") -> None:
         """Give a task to each hand that has none; after an error, no new ones."""
@@ -109,8 +98,8 @@ class Crew(Engine, Generic[H]):
             if hand.task is not None or not hand.ready:
                 continue
             if self._again:
-                self._again.sort(key=lambda again: -again[0])
-                hand.at, hand.task = self._again.pop()
+                hand.at = min(self._again)
+                hand.task = self._again.pop(hand.at)
             elif source.waiting and not self._failed:
                 first = min(self._open(), default=source.n_taken)
                 if source.n_taken - first >= MAX_OPEN * self.n:
@@ -121,7 +110,7 @@ class Crew(Engine, Generic[H]):
             hand.n_lines = hand.n_tokens = 0
             self.give(hand)
 
-    def take_in(self, hand: H, what: str, value: Any, progress: Progress) -> Iterator[Any]:
+    def take_in(self, hand: Any, what: str, value: Any, progress: Progress) -> Iterator[Any]:
         """Take in an event; yield a result."""
         if what == "ready":
             hand.ready = True
@@ -142,40 +131,32 @@ class Crew(Engine, Generic[H]):
             progress(-hand.n_lines, -hand.n_tokens)
             self._replace(hand, *value)
 
-    def _replace(self, hand: H, how: str, is_own: bool) -> None:
-        """Start another one in the place of a hand that died; `is_own`: by itself, or of its
-        task."""
-        at, where = START, "before it was ready"
-        if hand.task is not None:
-            at, where = hand.at, hand.task.where
+    def _replace(self, hand: Any, how: str, is_own: bool) -> None:
+        """Start another one in the place of a hand that died; `is_own`: by itself or its task."""
+        idle = hand.task is None
+        at, where = (START, "before it was ready") if idle else (hand.at, hand.task.where)
         self._deaths[at] += is_own
         if self._deaths[at] < MAX_DEATHS:
             LOG.info("NOTE: %s %s, %s; another one takes over", self.one, how, where)
-            if hand.task is not None:
-                self._again.append((at, hand.task))
+            if not idle:
+                self._again[at] = hand.task
             self.start(hand.place)
             return
         error = WorkerLost(f"{MAX_DEATHS} {self.many} died {where}, the last {how}; {self.remedy}")
-        if hand.task is None:
+        if idle:
             raise error
         self._failed[at] = error
 
 
 class Source:
-    """Tasks, read in a thread a little ahead of the crew.
-
-    waiting  tasks that are there
-    n_taken  number of tasks that were taken
-    ended    no more will come; `error`: by which the input ended
-    bell     can be read from when there is something to `answer`
-    """
+    """Tasks, read in a thread a little ahead of the crew."""
 
     def __init__(self, tasks: Iterable[Any], read_ahead: int):
         self.waiting: list[Any] = []
         self.n_taken = 0
-        self.ended = self._stopped = False
-        self.error: Exception | None = None
-        self.bell, self._ring = Pipe(duplex=False)
+        self.ended = self._stopped = False  # ended: no more will come
+        self.error: Exception | None = None  # by which the input ended
+        self.bell, self._ring = Pipe(duplex=False)  # rings if there is something to `answer`
         self._read_already: SimpleQueue[Any] = SimpleQueue()
         self._room = threading.Semaphore(read_ahead)
         threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
@@ -183,11 +164,11 @@ class Source:
     def answer(self) -> None:
         """Take in what was read."""
         self.bell.recv_bytes()
-        what, value = self._read_already.get()
-        if what == "task":
-            self.waiting.append(value)
+        self.ended, value = self._read_already.get()
+        if self.ended:
+            self.error = value
         else:
-            self.ended, self.error = True, value
+            self.waiting.append(value)
 
     def take(self) -> tuple[int, Any]:
         """The place of the next task, and the task."""
@@ -204,7 +185,7 @@ class Source:
         error = None
         try:
             for task in tasks:
-                self._say("task", task)
+                self._say(False, task)
                 self._room.acquire()
                 if self._stopped:
                     return
@@ -212,9 +193,9 @@ class Source:
             error = found
             raise SystemExit from None  # a thread ends so without a word
         finally:
-            self._say("end", error)
+            self._say(True, error)
 
-    def _say(self, what: str, value: object) -> None:
-        self._read_already.put((what, value))
+    def _say(self, is_end: bool, value: Any) -> None:
+        self._read_already.put((is_end, value))
         with suppress(OSError):
             self._ring.send_bytes(b".")

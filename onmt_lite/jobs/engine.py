@@ -18,9 +18,8 @@ from onmt_lite.config.environment import importing, threads_wanted, usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES, expects_gpu
-from onmt_lite.jobs.reading import Reader
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Engine, Progress
+from onmt_lite.jobs.tasks import Engine, Progress, Reader
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
@@ -150,15 +149,8 @@ class Pool(Engine):
         """End the workers.  A call that comes later is a ValueError."""
         self._end()
 
-    def translate_lines(
-        self,
-        lines: Sequence[Line],
-        tgt_lines: Sequence[Line] | None = None,
-        options: TranslateOptions | None = None,
-        progress: Progress = lambda n_lines, n_tokens: None,
-        prefixes: Sequence[Line] | None = None,
-    ) -> list[Translation]:
-        return self._joined("translate_lines", lines, tgt_lines, options, progress, prefixes)
+    def translate_lines(self, lines: Sequence[Line], *more: Any) -> list[Translation]:
+        return self._joined("translate_lines", lines, *more)
 
     def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
         return self._joined("score_lines", sources, targets)
@@ -170,7 +162,7 @@ class Pool(Engine):
         self,
         method: str,
         lines: Sequence[Line],
-        tgt_lines: Sequence[Line] | None,
+        tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
         progress: Progress = lambda n_lines, n_tokens: None,
         prefixes: Sequence[Line] | None = None,

@@ -9,8 +9,9 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 from onmt_lite.config.environment import may_have_gpu
 from onmt_lite.config.files import rereads
@@ -22,8 +23,6 @@ from onmt_lite.text.lines import MAX_LINE_BYTES, STANDARD_INPUT, max_bytes_of, t
 Role = str  # of an input: src, tgt, force_words or ban_words
 
 CHUNK = 1 << 20
-MATCH = "they must match line by line"
-MATCH_OR_ONE = f"{MATCH}, or be one line for all"
 
 # Lines of a bucket: enough to sort by length, few enough to do again; a GPU has larger batches
 BUCKET_LINES = {"cpu": 1024, "cuda": 8192}
@@ -37,31 +36,22 @@ SMALL = 4 << 20  # bytes of text, up to which a file may be a small one
 
 @dataclass(frozen=True)
 class Span:
-    """Whole lines of a file.
-
-    start    bytes of the text before them, counted after unpacking
-    n_bytes  their own, and `crc` the CRC-32 of these
-    """
+    """Whole lines of a file."""
 
     path: str
     n_lines: int
-    start: int
-    n_bytes: int
-    crc: int
+    start: int  # bytes of the text before them, counted after unpacking
+    n_bytes: int  # their own
+    crc: int  # CRC-32 of these
 
 
 @dataclass(frozen=True)
 class Range:
-    """A bucket of lines, as they stand in files.
-
-    first  number of the first line, from 0
-    spans  the lines of src, and those of each further input that belong to them; a span of one
-           line may be that of all lines
-    """
+    """A bucket of lines, as they stand in files."""
 
     number: int
-    first: int
-    spans: dict[Role, Span]
+    first: int  # number of the first line, from 0
+    spans: dict[Role, Span]  # of each input; one line of phrases may be that of all lines
 
     @property
     def n_lines(self) -> int:
@@ -69,30 +59,17 @@ class Range:
 
     @property
     def where(self) -> str:
-        """at lines 1 to 1024"""
         return f"at lines {self.first + 1} to {self.first + self.n_lines}"
 
 
 @dataclass
 class Survey:
-    """The result of one pass over a file.
+    """The result of one pass over a file: `spans` are the file, cut."""
 
-    spans  the file, cut
-    text   all of it, if it is small
-    """
-
-    path: str
-    spans: list[Span] = field(default_factory=list)
-    n_bytes: int = 0
-    sha256: str = ""
-    text: list[bytes] = field(default_factory=list)
-
-    @property
-    def n_lines(self) -> int:
-        return sum(span.n_lines for span in self.spans)
-
-
-# -- one pass over a file -------------------------------------------------------------------------
+    spans: list[Span]
+    n_lines: int
+    n_bytes: int
+    sha256: str
 
 
 def cut(
@@ -129,90 +106,84 @@ def cut(
 
 
 def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> Survey:
-    """Cut, count and hash a file; arguments as those of `cut`.
-
-    Raises FileError if it cannot be read or changes meanwhile, DataError if it is no text.
-    """
-    found, sha = Survey(path), hashlib.sha256()
+    """Cut, count and hash a file; arguments as those of `cut`.  Raises FileError if it cannot be
+    read or changes meanwhile, DataError if it is no text."""
+    n_bytes, sha = 0, hashlib.sha256()
 
     def chunks(fd: int) -> Iterator[bytes]:
-        stream = text_stream(fd, path)
+        nonlocal n_bytes
+        stream = text_stream(fd, STANDARD_INPUT if path == "-" else path)
         while chunk := stream.read(CHUNK):
             sha.update(chunk)
-            found.n_bytes += len(chunk)
-            found.text = [*found.text, chunk] if found.n_bytes <= SMALL else []
+            n_bytes += len(chunk)
             yield chunk
 
     with open_input(path) as fd:
-        found.spans = list(cut(path, chunks(fd), counts, max_bytes))
-    found.sha256 = sha.hexdigest()
-    return found
-
-
-# -- all inputs -----------------------------------------------------------------------------------
+        spans = list(cut(path, chunks(fd), counts, max_bytes))
+    return Survey(spans, sum(span.n_lines for span in spans), n_bytes, sha.hexdigest())
 
 
 @dataclass
 class Inputs:
-    """The inputs of a job, as they were before the first line was read.
+    """The inputs of a job, as they were before the first line was read."""
 
-    ranges   the buckets; None if an input is a stream, which can be read only once
-    n_lines  to be translated; None for a stream
-    window   lines of a bucket
-    files    bytes and SHA-256 of each file
-    """
-
-    ranges: list[Range] | None
-    n_lines: int | None
-    window: int
-    files: dict[str, list[int | str]]
+    ranges: list[Range] | None  # the buckets; None if an input is a stream, to be read only once
+    n_lines: int | None  # to be translated; None for a stream
+    files: dict[str, Any]  # bytes and SHA-256 of each
 
 
 def look_at_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
-    """Read all inputs that are files to their ends.
-
-    Raises FileError and DataError as `survey` does, and DataError if files do not match line by
-    line; OptionError if a stream is to be cut into shards.
-    """
-    beside = [(role, path) for role, path in roles_of(options)[1:]]
-    for path in (*sources, *(path for _, path in beside)):
-        check_readable(path)
-    if not all(is_file(path) for path in (*sources, *(path for _, path in beside))):
-        return with_streams(options, sources)
+    """Read all inputs that are files to their ends.  Raises as `survey`, DataError if files do not
+    match line by line, OptionError if a stream is to be cut into shards."""
+    beside = roles_of(options)[1:]
+    paths = [*sources, *(path for _, path in beside)]
+    for path in (path for path in paths if path != "-"):
+        # Looked at, not opened: opening a FIFO would take its writer's only reader away
+        with refused(f"read {path}"):
+            mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise FileError(f"cannot read {path}: it is a directory")
+    if streams := [path for path in paths if not rereads(path)]:
+        if options.jobs.shard:
+            raise OptionError(f"shard: lines of {streams[0]} cannot be counted first; give a file")
+        return with_streams(options)
     surveys = survey_sources(options, sources)
     spans = [span for each in surveys for span in each.spans]
-    n_lines = sum(span.n_lines for span in spans)
-    named = [("src", each) for each in surveys]
+    n_lines = sum(each.n_lines for each in surveys)
+    names = [f"src {i}" for i in range(1, len(sources) + 1)] if len(sources) > 1 else ["src"]
+    files = dict(zip(names, surveys))
     columns = {"src": spans}
     for role, path in beside:
-        found = survey(path, chain((span.n_lines for span in spans), repeat(math.inf)))
+        files[role] = found = survey(path, chain((s.n_lines for s in spans), repeat(math.inf)))
         check_match(role, found.n_lines, n_lines)
-        named.append((role, found))
         of_all = role != "tgt" and found.n_lines == 1
         columns[role] = found.spans * len(spans) if of_all else found.spans
     ranges, first = [], 0
     for number, row in enumerate(zip(*columns.values())):
         ranges.append(Range(number, first, dict(zip(columns, row))))
         first += row[0].n_lines
-    ranges, window = shard_of(ranges, options), bucket_lines(options, n_lines)
-    n_lines = sum(each.n_lines for each in ranges)
-    return Inputs(ranges, n_lines, window, described(named))
+    if options.jobs.shard is not None:
+        part, n_parts = map(int, options.jobs.shard.split("/"))
+        ranges = ranges[len(ranges) * (part - 1) // n_parts : len(ranges) * part // n_parts]
+    described = {name: [each.n_bytes, each.sha256] for name, each in files.items()}
+    n_wanted = sum(each.n_lines for each in ranges)
+    return Inputs(ranges, n_wanted, described)
 
 
-def with_streams(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
+def with_streams(options: TranslateOptions) -> Inputs:
     """Lines are counted if src, at least, is a file."""
-    (src,) = sources
-    if options.jobs.shard:
-        stream = next(path for _, path in roles_of(options) if not is_file(path))
-        raise OptionError(f"shard: lines of {stream} cannot be counted first; give a file")
-    n_lines = count_standard_input() if src == "-" else None
+    n_lines = None
+    if options.data.src == "-" and state_of("-"):  # a file that the shell has opened
+        start = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
+        n_lines = survey("-", repeat(math.inf)).n_lines
+        os.lseek(sys.stdin.fileno(), start, os.SEEK_SET)
     for role, path in roles_of(options):
         if os.path.isfile(path):
             n_found = survey(path, repeat(math.inf)).n_lines
             n_lines = n_found if role == "src" else n_lines
             if n_lines is not None:
                 check_match(role, n_found, n_lines)
-    return Inputs(None, n_lines, bucket_lines(options, n_lines), {})
+    return Inputs(None, n_lines, {})
 
 
 def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Survey]:
@@ -221,10 +192,7 @@ def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Su
     surveys = [survey(path, repeat(most), max_bytes_of(most)) for path in sources]
     fair = bucket_lines(options, sum(each.n_lines for each in surveys))
     if fair < most and all(each.n_bytes <= SMALL for each in surveys):
-        for each in surveys:
-            each.spans = list(cut(each.path, each.text, repeat(fair), max_bytes_of(fair)))
-    for each in surveys:
-        each.text = []
+        surveys = [survey(path, repeat(fair), max_bytes_of(fair)) for path in sources]
     return surveys
 
 
@@ -254,32 +222,16 @@ def expects_gpu(options: TranslateOptions) -> bool:
     return speed.device != "cpu" and speed.gpu != (-1,)
 
 
-def shard_of(ranges: list[Range], options: TranslateOptions) -> list[Range]:
-    """The ranges that -shard I/N asks for; all without it."""
-    if options.jobs.shard is None:
-        return ranges
-    part, n_parts = map(int, options.jobs.shard.split("/"))
-    first, end = (len(ranges) * i // n_parts for i in (part - 1, part))
-    return ranges[first:end]
-
-
 def check_match(role: Role, n_found: int, n_lines: int) -> None:
     """Raise DataError unless an input has as many lines as src."""
-    if n_found == n_lines or (role != "tgt" and n_found == 1):
-        return
-    if role == "tgt":
-        raise DataError(f"src has {n_lines} lines, tgt has {n_found}; {MATCH}")
-    if n_found < n_lines:
-        raise DataError(f"src has more lines than {role}, which has {n_found}; {MATCH_OR_ONE}")
-    raise DataError(f"{role} has more lines than src, which has {n_lines}; {MATCH_OR_ONE}")
+    if n_found != n_lines and (role == "tgt" or n_found != 1):
+        raise mismatch(role, f"src has {n_lines} lines, {role}", n_found)
 
 
-def described(named: Sequence[tuple[Role, Survey]]) -> dict[str, list[int | str]]:
-    """Bytes and SHA-256 of each file, by its role; src 1, src 2 ... if there are several."""
-    n_sources = sum(role == "src" for role, _ in named)
-    names = [f"src {i}" for i in range(1, n_sources + 1)] if n_sources > 1 else ["src"]
-    names += [role for role, _ in named if role != "src"]
-    return {name: [each.n_bytes, each.sha256] for name, (_, each) in zip(names, named)}
+def mismatch(role: Role, says: str, n: int) -> DataError:
+    """src has 4 lines, tgt has 3 | src has more lines than tgt, which has 3"""
+    or_one = "" if role == "tgt" else ", or be one line for all"
+    return DataError(f"{says} has {n}; they must match line by line{or_one}")
 
 
 # -- files and streams ----------------------------------------------------------------------------
@@ -291,36 +243,6 @@ def roles_of(options: TranslateOptions) -> list[tuple[Role, str]]:
     named = [("src", data.src), ("tgt", data.tgt)]
     named += [("force_words", phrases.force_words), ("ban_words", phrases.ban_words)]
     return [(role, path) for role, path in named if path is not None]
-
-
-def is_file(path: str) -> bool:
-    return path != "-" and rereads(path)
-
-
-def check_readable(path: str) -> None:
-    """Raise FileError for a missing file or a directory."""
-    if path == "-":
-        return
-    # Looked at, not opened: opening a FIFO would take its writer's only reader away
-    with refused(f"read {path}"):
-        mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise FileError(f"cannot read {path}: it is a directory")
-
-
-def count_standard_input() -> int | None:
-    """Lines of a file that the shell has opened; None for a stream."""
-    if sys.stdin is None:
-        return None
-    fd = sys.stdin.fileno()
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        return None
-    start = os.lseek(fd, 0, os.SEEK_CUR)
-    stream = text_stream(fd, STANDARD_INPUT)
-    chunks = iter(lambda: stream.read(CHUNK), b"")
-    n = sum(span.n_lines for span in cut("-", chunks, [math.inf]))
-    os.lseek(fd, start, os.SEEK_SET)
-    return n
 
 
 @contextlib.contextmanager
@@ -341,11 +263,8 @@ def open_input(path: str) -> Iterator[int]:
 
 
 class Unchanged:
-    """Files that a job reads line by line and that must stay as they are until it ends.
-
-    As a context, checks them at its end.  Streams are left alone, and so are files that are
-    removed, since an open file can still be read.
-    """
+    """Files that must stay as they are; a context that checks them at its end.  Streams are left
+    alone, and so are files that are removed, since an open file can still be read."""
 
     def __init__(self, *paths: str):
         self.states = {path: state_of(path) for path in paths}

@@ -1,6 +1,5 @@
-"""One job: the lines of -src through an engine to -output.
-
-What a job itself does, reading and writing, needs no torch: only the engine does.
+"""One job: the lines of -src through an engine to -output, a stream or files that appear when they
+are complete.  What a job itself does, reading and writing, needs no torch: only the engine does.
 """
 
 import contextlib
@@ -12,36 +11,38 @@ from itertools import count
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
-from onmt_lite.config.files import check_paths, name_of, replaces_a_file, rereads
+from onmt_lite.config.files import Stream, check_paths, name_of, replaces_a_file, rereads, write_out
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import FileError, OptionError
+from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
+from onmt_lite.inference.records import Trace
+from onmt_lite.inference.trace_page import to_html, to_json
+from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
-from onmt_lite.jobs.output import Dump, Output
 from onmt_lite.jobs.progress import Meter, logging_to
-from onmt_lite.jobs.reading import Bucket, StreamReader, check_phrases, note_encoding
 from onmt_lite.jobs.reports import LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
-from onmt_lite.jobs.store import files_of_models, fingerprint, named_files
-from onmt_lite.jobs.tasks import Done, Engine, Progress, Task
+from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
+from onmt_lite.jobs.tasks import Bucket, Engine, Progress, StreamReader, Task
 
+TRACED = 100  # lines whose search -dump_beam shows
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
+REFUSED = (OptionError, CheckpointError)  # as a rule another run would end in the same way
 
 Choose = Callable[[int | None], Engine]  # by the number of buckets; None: nobody knows it
 
 
 def run_job(
-    options: TranslateOptions,
-    engine: Engine | None = None,
-    progress: Progress | None = None,
+    options: TranslateOptions, engine: Engine | None = None, progress: Progress | None = None
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
     if the error `goes_on`, the same job with -resume continues.
 
     With an `engine` that has the model already, the log stays as the caller has set it up, and
-    nothing goes on.  `progress` is called after each batch with the lines and target tokens that
-    are done.
+    nothing goes on.  `progress` is called with the lines and target tokens that are done.
     """
-    check_job(options)
+    check_paths(list(files_read(options)), files_written(options))
+    if options.jobs.resume and (why := why_not_resumed(options)):
+        raise OptionError(f"resume: {why}")
     resumable = engine is None and not why_not_resumed(options)
     run = Run(options, [options.data.src], resumable, progress)
     with logging_to(options.jobs) if engine is None else contextlib.nullcontext():
@@ -64,6 +65,7 @@ class Run:
         self.started = time.monotonic()
         self.out: Output | None = None  # from when it is locked
         self.meter: Meter | None = None  # from when the first line is to be translated
+        self.dump, self.traces = options.information.dump_beam, list[Trace]()
 
     def translate(self, choose: Choose) -> Summary:
         """Raises as `run_job`."""
@@ -81,44 +83,42 @@ class Run:
 
     def _translate(self, choose: Choose) -> Summary:
         options, jobs = self.options, self.options.jobs
-        beside = [path for _, path in roles_of(options)[1:]]
-        unchanged = Unchanged(*self.sources, *beside)
+        unchanged = Unchanged(*self.sources, *(path for _, path in roles_of(options)[1:]))
         inputs = look_at_inputs(options, self.sources)
         ranges = inputs.ranges or []
-        check_phrases(ranges)
-        with (
-            Output(options.data.output, jobs.report, self.resumable) as out,
-            Dump(options.information.dump_beam) as dump,
-        ):
+        tasks.check_phrases(ranges)
+        with Output(options.data.output, jobs.report, self.resumable) as out:
             self.out = out
             lacks = wants_bleu(options) and not has_sacrebleu()
             log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
             job = fingerprint(options, inputs.files) if self.resumable else {}
             if jobs.resume and out.is_complete(job, ranges):
                 with log_behind():
-                    output = name_of(options.data.output)
-                    LOG.info("%s is complete; nothing is left to do", output)
+                    LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
-            with Engine() if out.has_all else choose(n_buckets) as engine:
+            has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
+            with Engine() if has_all else choose(n_buckets) as engine:
                 log_notes(engine.notes)
                 out.begin(job, ranges, engine.machine)
                 if jobs.resume:
-                    log_notes([going_on(out.n_before, inputs.n_lines)])
-                if out.n_before and dump.path is not None:
-                    log_notes([f"{dump.path} is not written: {NOT_SEEN}"])
-                    dump.leave_out()
-                meter = self._run(engine, out, inputs, unchanged, dump)
+                    done = f"going on; {out.n_before:,} of {inputs.n_lines:,} lines are done"
+                    log_notes([done if out.n_before else "no line is done yet; beginning anew"])
+                if out.n_before and self.dump is not None:
+                    log_notes([f"{self.dump} is not written: {NOT_SEEN}"])
+                    self.dump = None
+                meter = self._run(engine, out, inputs, unchanged)
             with meter.clock.phase("write"):
                 out.join()
             self._log_end(out.summary, meter)
-            dump.write()
+            if self.dump is not None:
+                write_out(
+                    (to_html if self.dump.endswith(".html") else to_json)(self.traces), self.dump
+                )
             out.place()  # after the log: a job that fails leaves no output
         return out.summary
 
-    def _run(
-        self, engine: Engine, out: Output, inputs: Inputs, unchanged: Unchanged, dump: Dump
-    ) -> Meter:
+    def _run(self, engine: Engine, out: "Output", inputs: Inputs, unchanged: Unchanged) -> Meter:
         """Do all that is left to do, so that memory does not grow with the input."""
         options, quiet = self.options, self.options.jobs.quiet
         typed = is_typed(options.data.src)
@@ -129,29 +129,40 @@ class Run:
             work: Iterable[Range | Bucket] = out.todo
             source, numbers = None, iter([each.number for each in out.todo])
             if inputs.ranges is None:
-                reader, numbers = StreamReader(options, inputs.window, opened), count()
+                reader, numbers = StreamReader(options, inputs.n_lines, opened), count()
                 work, source = reader.buckets(), reader.source
-            tasks = (Task(each, options, out.parts, dump.take(each.n_lines)) for each in work)
-            results = opened.enter_context(closing(engine.run(tasks, meter.add)))
+            todo = self._tasks(work, out.parts)
+            results = opened.enter_context(closing(engine.run(todo, meter.add)))
             for done in in_order(results, numbers):
                 unchanged.check()
                 with meter.hidden():  # the output may go to the same terminal
                     with meter.clock.phase("write"):
                         out.append(done)
                 meter.clock.add(done.seconds)
-                dump.traces += done.traces
+                self.traces += done.traces
                 for line in done.log:
                     LOG.info("%s", line)
-            note_encoding(source, self.sources, out.summary)
+            tasks.note_encoding(source, self.sources, out.summary)
         return meter
+
+    def _tasks(self, work: Iterable[Range | Bucket], parts: Parts | None) -> Iterator[Task]:
+        n_left = 0 if self.dump is None else TRACED
+        for each in work:
+            yield Task(each, self.options, parts, min(n_left, each.n_lines))
+            n_left = max(0, n_left - each.n_lines)
 
     def _log_end(self, summary: Summary, meter: Meter) -> None:
         """Log what was done to the lines, and how long that took."""
-        log_end(self.options, summary)
-        if self.options.information.report_time:
-            for line in times(meter.took, meter.n_lines - meter.n_before, meter.n_tokens):
-                LOG.info("%s", line)
-            LOG.info("TIME: %.2f s to load, %s", meter.started - self.started, meter.phases())
+        report, output = self.options.information, self.options.data.output
+        if self.options.phrases.force_words and not self.options.data.score_only:
+            n_unmet, n_forced = summary.n_unmet, summary.n_forced
+            LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
+        if self.options.text.replace_unk:
+            LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
+        in_a_file = output not in ("-", "/dev/stdout")
+        summary.log(report.verbose or report.report_time or in_a_file)
+        if report.report_time:
+            meter.log_times(meter.started - self.started)
 
 
 def in_order(results: Iterable[Done], numbers: Iterator[int]) -> Iterator[Done]:
@@ -165,14 +176,124 @@ def in_order(results: Iterable[Done], numbers: Iterator[int]) -> Iterator[Done]:
             wanted = next(numbers, None)
 
 
+class Output:
+    """The translations of a job, and its report if there is one; a context."""
+
+    def __init__(self, path: str, report: str | None = None, resumable: bool = False):
+        """`resumable`: another run can go on from the parts.  Raises FileError."""
+        self.path, self.resumable = path, resumable
+        paths = [path for path in (path, report) if path is not None]
+        self.sinks = [Store(each) if replaces_a_file(each) else Stream(each) for each in paths]
+        self.stores = [sink for sink in self.sinks if isinstance(sink, Store)]
+        self.parts: Parts | None = None  # of a job that can go on; else results are written at once
+        self.ranges, self.todo = list[Range](), list[Range]()  # all, and those without parts
+        self.begun = self.complete = False  # complete: the files are in their places
+        self.summary, self.n_before = Summary(), 0  # of all that is done; lines of earlier runs
+
+    def __enter__(self) -> "Output":
+        """Lock the files.  Raises FileError."""
+        with contextlib.ExitStack() as opened:
+            for sink in self.sinks:
+                opened.enter_context(sink)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, place: object) -> None:
+        """After an error, keep what another run can go on from, or remove what this one wrote."""
+        with self._opened:
+            if error is not None and self.begun and not self.complete and not self.keeps(error):
+                for store in self.stores:
+                    with contextlib.suppress(OSError):  # the error that led here counts
+                        store.remove()
+
+    def keeps(self, error: BaseException) -> bool:
+        """Return whether another run can go on after this error."""
+        if not self.resumable or self.complete or isinstance(error, DataError):
+            return False
+        # Once there are parts, an unsuitable machine is refused, not the job
+        if isinstance(error, REFUSED) and not self.summary.n_lines:
+            return False
+        return self.begun or isinstance(error, Interrupted)
+
+    # -- before the work --------------------------------------------------------------------------
+
+    def is_complete(self, job: Job, ranges: list[Range]) -> bool:
+        """Find what earlier runs have done of a job; return whether its files are in their places.
+        Raises OptionError if they were asked for another job, FileError."""
+        self.stores[0].compare(job)
+        self.parts = Parts(self.path, job)
+        labels = [store.labelled(job) for store in self.stores]
+        if all(label is not None for label in labels):
+            self.summary, self.complete = labels[0] or Summary(), True
+            self._remove_stores()
+            return True
+        for each in ranges:
+            if part := self.parts.read(each.number):
+                self.summary.join(part.summary)
+            else:
+                self.todo.append(each)
+        self.ranges, self.n_before = ranges, self.summary.n_lines
+        return False
+
+    def begin(self, job: Job, ranges: list[Range], machine: dict[str, str] | None) -> None:
+        """Begin the job: anew, or with what `is_complete` has found.  Raises OptionError if a
+        machine of another kind than this one (None: unknown) has begun, FileError."""
+        goes_on = self.parts is not None
+        if not goes_on:
+            self.ranges, self.todo = ranges, ranges
+        for store in self.stores:
+            if self.resumable and store is self.stores[0]:
+                self.parts = Parts(self.path, job)
+                store.begin(job, goes_on)
+                if machine is not None:
+                    self.parts.settle(machine)
+            else:
+                store.clear()
+        self.begun = True
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def append(self, done: Done) -> None:
+        """Take a result: written now, or kept as a part already.  Raises FileError, and
+        Interrupted if nobody reads a pipe any more."""
+        if self.parts is None:
+            self._write(done)
+        self.summary.join(done.summary)
+
+    def join(self) -> None:
+        """Write the parts one after the other.  Raises FileError."""
+        if self.parts is None:
+            return
+        summary = Summary()
+        for each in self.ranges:
+            if (part := self.parts.read(each.number)) is None:
+                where = f"its part {each.where} is damaged or gone"
+                raise FileError(f"cannot write {self.path}: {where}")
+            self._write(part)
+            summary.join(part.summary)
+        self.summary = summary
+
+    def place(self) -> None:
+        """Put all that is written in its place.  Raises FileError."""
+        for sink in self.sinks:
+            if isinstance(sink, Store) and self.parts is not None:
+                sink.finish(self.parts.job, self.summary)
+            else:
+                sink.finish()
+        self.complete = True
+        self._remove_stores()
+
+    def _write(self, done: Done) -> None:
+        for sink, share in zip(self.sinks, (done.data, done.report)):
+            sink.append(share)
+
+    def _remove_stores(self) -> None:
+        for store in self.stores:
+            with refused(f"write {store.path}"):
+                store.remove()
+
+
 # -- files that a job reads and writes ------------------------------------------------------------
-
-
-def check_job(options: TranslateOptions) -> None:
-    """Raise OptionError if files or options cannot be those of a job."""
-    check_paths(list(files_read(options)), files_written(options))
-    if options.jobs.resume and (why := why_not_resumed(options)):
-        raise OptionError(f"resume: {why}")
 
 
 def why_not_resumed(options: TranslateOptions) -> str:
@@ -189,9 +310,9 @@ def why_not_resumed(options: TranslateOptions) -> str:
 
 def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
     """List the files that the options name to be written: what to call each, and its path."""
-    jobs = options.jobs
-    named = [("output", options.data.output), ("log_file", jobs.log_file), ("report", jobs.report)]
-    named.append(("dump_beam", options.information.dump_beam))
+    jobs, dump = options.jobs, options.information.dump_beam
+    named = [("output", options.data.output), ("log_file", jobs.log_file)]
+    named += [("report", jobs.report), ("dump_beam", dump)]
     return [(name, path) for name, path in named if path is not None]
 
 
@@ -213,41 +334,13 @@ def log_notes(notes: Iterable[str]) -> None:
         LOG.info("NOTE: %s", note)
 
 
-def going_on(n_before: int, total: int | None) -> str:
-    if not n_before:
-        return "no line is done yet; beginning anew"
-    return f"going on; {n_before:,} of {total:,} lines are done"
-
-
-def log_end(options: TranslateOptions, summary: Summary) -> None:
-    """Log what was done to the lines."""
-    report, output = options.information, options.data.output
-    if options.phrases.force_words and not options.data.score_only:
-        n_unmet, n_forced = summary.n_unmet, summary.n_forced
-        LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
-    if options.text.replace_unk:
-        LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
-    in_a_file = output not in ("-", "/dev/stdout")
-    summary.log(report.verbose or report.report_time or in_a_file)
-
-
 @contextlib.contextmanager
 def log_behind() -> Iterator[None]:
-    """Within, a line about an output that is complete: a log that cannot be written undoes nothing
-    and ends in a warning."""
+    """Within, a log that cannot be written ends in a warning: the output is complete."""
     try:
         yield
     except FileError as error:
         print(f"onmt_lite: warning: {error}", file=CONSOLE)
-
-
-def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
-    """Report how long the lines took, in the words of OpenNMT-py 3.5."""
-    return [
-        f"Total translation time (s): {seconds:.1f}",
-        f"Average translation time (ms): {1000 * seconds / max(1, n_lines):.1f}",
-        f"Tokens per second: {n_tokens / seconds:.1f}",
-    ]
 
 
 def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
@@ -258,23 +351,17 @@ def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
 def say_what_is_kept(
     error: BaseException, output: str, out: Output | None, meter: Meter | None, goes_on: bool
 ) -> None:
-    """Attach to an error how far the job was, and whether -resume can continue, for the command
-    line."""
+    """Attach to an error, for the command line, how far the job was, what became of its output and
+    whether -resume can continue."""
     goes_on &= out is not None or isinstance(error, Interrupted)
-    vars(error).update(goes_on=goes_on, kept=what_is_kept(output, out, meter, goes_on))
-
-
-def what_is_kept(output: str, out: Output | None, meter: Meter | None, goes_on: bool) -> str:
-    """Say how far a stopped job was, and what became of its output."""
-    replaced = replaces_a_file(output)
     n_lines = 0 if out is None else out.summary.n_lines
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
     if out is not None and out.complete:
-        return f"{done}; {name_of(output)} is complete"
-    if not replaced:
-        return (
-            f"{done}, written to {name_of(output)}" if n_lines else f"{done}; nothing was written"
-        )
-    state = "is as it was before" if os.path.exists(output) else "was not written"
-    kept = "; go on with:" if goes_on else ", nothing of this run is kept"
-    return f"{done}; {name_of(output)} {state}{kept}"
+        state = f"; {name_of(output)} is complete"
+    elif replaces_a_file(output):
+        state = "is as it was before" if os.path.exists(output) else "was not written"
+        rest = "; go on with:" if goes_on else ", nothing of this run is kept"
+        state = f"; {name_of(output)} {state}{rest}"
+    else:
+        state = f", written to {name_of(output)}" if n_lines else "; nothing was written"
+    vars(error).update(goes_on=goes_on, kept=done + state)

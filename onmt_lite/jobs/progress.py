@@ -32,9 +32,8 @@ class Meter:
         tell: Callable[[int, int], object] | None = None,
         n_before: int = 0,
     ):
-        """`total` lines, None if they cannot be counted beforehand; `typed`: a person types
-        them.  `tell` is called after each batch with the lines and target tokens that are done;
-        `n_before` of the lines were done by an earlier run."""
+        """`total` lines, None if they cannot be counted beforehand, may be `typed` by a person;
+        `tell` is called after each batch with the lines and target tokens that are done."""
         self.total, self.typed, self.tell, self.n_before = total, typed, tell, n_before
         self.n_lines, self.n_tokens = n_before, 0
         self.clock = Clock()  # what the job spends on what, in all its processes
@@ -67,12 +66,17 @@ class Meter:
         if self.tell is not None and n_lines:
             self.tell(self.n_lines, self.n_tokens)
         self.bar.ncols = console_width()
-        self.bar.set_postfix_str(self._speed(), refresh=False)
+        speed = f"{self.n_tokens / self.seconds():.0f} tokens/s"
+        self.bar.set_postfix_str(speed, refresh=False)
         self.bar.update(n_lines)
         now = time.monotonic()
         if now - self.last_said >= SECONDS_BETWEEN and not self.typed:
             self.last_said, self.said = now, True
-            LOG.info(self._line(), extra={"on_stderr": not CONSOLE.isatty()})
+            line, n_new = f"{self.done(self.n_lines)}, {speed}", self.n_lines - self.n_before
+            if self.total and n_new:
+                left = self.seconds() * (self.total - self.n_lines) / n_new
+                line += f", {tqdm.format_interval(left)} left"
+            LOG.info(line, extra={"on_stderr": not CONSOLE.isatty()})
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
@@ -82,11 +86,8 @@ class Meter:
         self.bar.refresh()
 
     def end(self, output: str, seconds: float) -> None:
-        """Say where how many lines are: in the log file, and on stderr where the way there was
-        seen."""
-        seen = CONSOLE.isatty() or self.said
-        if self.typed and output == "-":
-            seen = False
+        """Log where how many lines are; on stderr if the way there was seen."""
+        seen = (CONSOLE.isatty() or self.said) and not (self.typed and output == "-")
         took = f"{seconds:.1f} s" if seconds < 100 else tqdm.format_interval(seconds)
         lines, where = counted(self.n_lines), name_of(output)
         LOG.info("%s -> %s (%s)", lines, where, took, extra={"on_stderr": seen})
@@ -95,25 +96,25 @@ class Meter:
         """1,024 of 2,000 lines"""
         return f"{n_lines:,} of {counted(self.total)}" if self.total else counted(n_lines)
 
-    def phases(self) -> str:
-        """0.10 s to tokenise, 0.51 s to encode, 3.20 s to decode, 0.01 s to write"""
+    def log_times(self, loading: float) -> None:
+        """Log how long the lines took, and what the time was spent on."""
+        for line in times(self.took, self.n_lines - self.n_before, self.n_tokens):
+            LOG.info("%s", line)
         spent = self.clock.seconds
-        return ", ".join(f"{spent[name]:.2f} s to {name}" for name in PHASES)
+        phases = ", ".join(f"{spent[name]:.2f} s to {name}" for name in PHASES)
+        LOG.info("TIME: %.2f s to load, %s", loading, phases)
 
     def seconds(self) -> float:
         return max(1e-9, time.monotonic() - self.started)
 
-    def _speed(self) -> str:
-        return f"{self.n_tokens / self.seconds():.0f} tokens/s"
 
-    def _line(self) -> str:
-        """1,024 of 2,000 lines, 812 tokens/s, 00:14 left"""
-        parts = [self.done(self.n_lines), self._speed()]
-        n_new = self.n_lines - self.n_before
-        if self.total and n_new:
-            left = self.seconds() * (self.total - self.n_lines) / n_new
-            parts.append(f"{tqdm.format_interval(left)} left")
-        return ", ".join(parts)
+def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
+    """Report how long the lines took, in the words of OpenNMT-py 3.5."""
+    return [
+        f"Total translation time (s): {seconds:.1f}",
+        f"Average translation time (ms): {1000 * seconds / max(1, n_lines):.1f}",
+        f"Tokens per second: {n_tokens / seconds:.1f}",
+    ]
 
 
 def counted(n: int) -> str:
@@ -121,7 +122,7 @@ def counted(n: int) -> str:
 
 
 def console_width() -> int:
-    """Columns that a bar may fill without reaching the last one, where some terminals wrap."""
+    """Columns of a bar: not the last one, at which some terminals wrap."""
     try:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError, AttributeError):  # none, or one that is closed
@@ -168,9 +169,7 @@ class StrictFileHandler(logging.FileHandler):
 @contextlib.contextmanager
 def logging_to(jobs: JobOptions) -> Iterator[None]:
     """Send the log to stderr unless -quiet, and to -log_file; restore its handlers at the end.
-
-    Raises FileError if the file cannot be written.
-    """
+    Raises FileError."""
     before = LOG.handlers, LOG.level, LOG.propagate
     LOG.handlers = [] if jobs.quiet else [StderrHandler()]
     LOG.setLevel(logging.INFO)
@@ -187,8 +186,7 @@ def logging_to(jobs: JobOptions) -> Iterator[None]:
 
 
 def add_log_file(path: str, level: str = "NOTSET") -> None:
-    """Log to the end of a file too, what has this level at least, until `logging_to` ends.
-    Raises FileError if it cannot be written."""
+    """Log to a file too, from this level on, until `logging_to` ends.  Raises FileError."""
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:

@@ -17,12 +17,9 @@ from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
 
-# Not escaped by json, yet line ends to many readers
-JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
-
+JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json
 SHOWN = 5  # numbers of lines with a note
 UNTRANSLATED = ("not-a-number", "invalid-json")  # notes of lines that are blank for this reason
-
 LACKS_SACREBLEU = (
     "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "
     "sacrebleu"
@@ -63,9 +60,7 @@ def to_gold(translation: Translation, options: DataOptions) -> str:
     log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
     if log_prob is None or tokens is None:
         return "\n"
-    nats = -log_prob / len(tokens)
-    perplexity = math.exp(nats) if nats < 700 else math.inf
-    columns = [rounded(log_prob), str(len(tokens)), rounded(perplexity)]
+    columns = [rounded(log_prob), str(len(tokens)), rounded(perplexity(log_prob / len(tokens)))]
     columns += [of_tokens(tokens)] * options.token_scores
     return "\t".join(columns) + "\n"
 
@@ -125,15 +120,13 @@ def rounded(score: float) -> str:
 
 @dataclass
 class Noted:
-    """The lines that have a note: how many, the first of them, counted from 1, and how many tokens
-    that the model does not know."""
+    """Lines with a note: how many, their unknown tokens, the first of them, counted from 1."""
 
     n_lines: int = 0
     n_unknown: int = 0
     first: list[int] = field(default_factory=list)
 
     def join(self, later: "Noted") -> None:
-        """Count other lines too."""
         self.n_lines += later.n_lines
         self.n_unknown += later.n_unknown
         self.first = sorted([*self.first, *later.first])[:SHOWN]
@@ -145,51 +138,51 @@ class Noted:
 
 @dataclass
 class Summary:
-    """Counts over lines, logged at the end of a job in OpenNMT's words.
-
-    n_lines            all lines; of these
-    n_scored, n_gold   lines that have a translation with a score, a scored reference
-    n_words            tokens of the best hypotheses
-    n_replaced         unknown tokens that -replace_unk has replaced
-    n_forced, n_unmet  phrases of -force_words, phrases that are not met
-    n_gold_words       tokens of the references, the end tokens counted
-    score              sum of the best hypotheses' scores
-    gold               sum of the references' log-probabilities
-    overlaps           what -report_bleu counts
-    """
+    """Counts over lines, logged at the end of a job in OpenNMT's words."""
 
     n_lines: int = 0
-    n_scored: int = 0
-    n_words: int = 0
-    n_gold: int = 0
-    n_replaced: int = 0
-    n_forced: int = 0
-    n_unmet: int = 0
-    n_gold_words: int = 0
-    score: float = 0.0
-    gold: float = 0.0
-    overlaps: Overlaps = field(default_factory=list)
+    n_scored: int = 0  # lines that have a translation with a score
+    n_words: int = 0  # tokens of the best hypotheses
+    n_gold: int = 0  # lines that have a scored reference
+    n_replaced: int = 0  # unknown tokens that -replace_unk has replaced
+    n_forced: int = 0  # phrases of -force_words
+    n_unmet: int = 0  # phrases that are not met
+    n_gold_words: int = 0  # tokens of the references, the end tokens counted
+    score: float = 0.0  # sum of the best hypotheses' scores
+    gold: float = 0.0  # sum of the references' log-probabilities
+    overlaps: Overlaps = field(default_factory=list)  # what -report_bleu counts
     notes: dict[str, Noted] = field(default_factory=dict)
 
     @classmethod
     def of(cls, translations: Iterable[Translation]) -> "Summary":
         summary = cls()
         for translation in translations:
-            summary.join(summary_of(translation))
+            summary.add(translation)
         return summary
+
+    def add(self, translation: Translation) -> None:
+        """Count a line."""
+        self.n_lines += 1
+        for note in dict.fromkeys(translation.notes):
+            noted = Noted(1, translation.n_unknown, [translation.id + 1])
+            self.notes.setdefault(note, Noted()).join(noted)
+        self.n_forced += translation.n_forced
+        self.n_unmet += len(translation.unmet)
+        self.n_replaced += sum(hyp.n_replaced for hyp in translation.hyps)
+        if translation.hyps and translation.hyps[0].token_log_probs:
+            self.n_scored += 1
+            self.n_words += len(translation.hyps[0].tokens)
+            self.score += translation.hyps[0].score
+        if translation.gold_log_prob is not None:
+            self.n_gold += 1
+            self.n_gold_words += translation.n_gold_tokens
+            self.gold += translation.gold_log_prob
 
     def join(self, later: "Summary") -> None:
         """Count the lines of a later part of the input too."""
-        self.n_lines += later.n_lines
-        self.n_scored += later.n_scored
-        self.n_words += later.n_words
-        self.n_gold += later.n_gold
-        self.n_replaced += later.n_replaced
-        self.n_forced += later.n_forced
-        self.n_unmet += later.n_unmet
-        self.n_gold_words += later.n_gold_words
-        self.score += later.score
-        self.gold += later.gold
+        for name, value in vars(later).items():
+            if name not in ("overlaps", "notes"):
+                setattr(self, name, getattr(self, name) + value)
         if self.overlaps and later.overlaps:
             pairs = zip(self.overlaps, later.overlaps)
             self.overlaps = [[a + b for a, b in zip(*pair)] for pair in pairs]
@@ -200,14 +193,10 @@ class Summary:
     @property
     def untranslated(self) -> Noted:
         """The lines that could not be translated."""
-        kinds = [self.notes[note] for note in UNTRANSLATED if note in self.notes]
-        first = sorted(line for noted in kinds for line in noted.first)[:SHOWN]
-        return Noted(sum(noted.n_lines for noted in kinds), first=first)
-
-    def of_untranslated(self) -> "Summary":
-        """Of the lines that could not be translated alone."""
-        notes = {note: self.notes[note] for note in UNTRANSLATED if note in self.notes}
-        return Summary(sum(noted.n_lines for noted in notes.values()), notes=notes)
+        found = Noted()
+        for note in UNTRANSLATED:
+            found.join(self.notes.get(note, Noted()))
+        return found
 
     def check(self) -> None:
         """Raise Untranslated if lines could not be translated."""
@@ -244,9 +233,7 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
 
 def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[str]:
     """A sum of scores per token, in the words of OpenNMT-py 0.9, and per sentence, in those of 3.5.
-
-    The first is left out if there are no tokens, both if there are no sentences.
-    """
+    The first is left out if there are no tokens, both if there are no sentences."""
     lines = []
     if n_words:
         mean = score / n_words
@@ -259,26 +246,8 @@ def averages(name: str, score: float, n_words: int, n_sentences: int) -> list[st
 
 
 def perplexity(log_prob: float) -> float:
-    """Infinite if it is more than a float can hold."""
-    try:
-        return math.exp(-log_prob)
-    except OverflowError:
-        return math.inf
-
-
-def summary_of(translation: Translation) -> Summary:
-    """Of one line."""
-    line, n_unknown = translation.id + 1, translation.n_unknown
-    summary = Summary(1, notes={n: Noted(1, n_unknown, [line]) for n in translation.notes})
-    summary.n_forced, summary.n_unmet = translation.n_forced, len(translation.unmet)
-    summary.n_replaced = sum(hyp.n_replaced for hyp in translation.hyps)
-    for hyp in (h for h in translation.hyps[:1] if h.token_log_probs):
-        summary.n_scored, summary.n_words = 1, len(hyp.tokens)
-        summary.score = hyp.score
-    if translation.gold_log_prob is not None:
-        summary.n_gold, summary.gold = 1, translation.gold_log_prob
-        summary.n_gold_words = translation.n_gold_tokens
-    return summary
+    """Infinite near the end of what a float can hold."""
+    return math.exp(-log_prob) if log_prob > -700 else math.inf
 
 
 def sentence_log(translation: Translation, gold: str | None, verbose: bool) -> list[str]:
@@ -319,10 +288,9 @@ def has_sacrebleu() -> bool:
 
 def overlaps_of(texts: Sequence[str], references: Sequence[str]) -> Overlaps:
     """Sums over lines, of which both scores are made.  A part keeps them for a run that goes on."""
-    return [
-        [sum(column) for column in zip(*metric._extract_corpus_statistics(texts, [references]))]
-        for metric in metrics()
-    ]
+    pair = [*map(one_line, texts)], [[*map(one_line, references)]]
+    rows = [metric._extract_corpus_statistics(*pair) for metric in metrics()]
+    return [[sum(column) for column in zip(*row)] for row in rows]
 
 
 def bleu_scores(overlaps: Overlaps) -> list[str]:

@@ -25,15 +25,16 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import LABEL, find_model, model_files, model_paths
 from onmt_lite.config.files import name_of, parts_of
 from onmt_lite.config.options import KINDS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, refused
+from onmt_lite.inference.records import Trace
 from onmt_lite.jobs.reports import LOG, Summary, read_summary
 from onmt_lite.text.whole import create, make_ready, put_in_place, write_all, write_whole
 
@@ -46,10 +47,8 @@ CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations: line by line, and others
 INPUTS = ("src", "tgt", "force_words", "ban_words")
-FILES = (
-    "phrase_table",
-    *("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab"),
-)
+SUBWORDS = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
+FILES = ("phrase_table", *SUBWORDS)
 
 # Options that may differ when a job goes on, and why
 EXEMPT = {
@@ -68,39 +67,44 @@ Job = dict[str, dict[str, Any]]
 Record = dict[str, Any]
 
 
-class Part(NamedTuple):
-    """The share of a range: bytes of the output and of the report, and what was counted."""
+@dataclass(frozen=True)
+class Done:
+    """A bucket that is translated."""
 
-    data: bytes
-    report: bytes
+    number: int
+    n_lines: int
+    data: bytes  # its share of the output, whole lines; b"" if that is kept as a part
     summary: Summary
+    report: bytes = b""  # its share of -report, likewise
+    log: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # that each phase took
+    traces: list[Trace] = field(default_factory=list)  # of its lines that are traced
 
 
 class Parts:
-    """Writes and reads the parts of a job, in any process."""
+    """Writes and reads the parts of a job, in any process; `path` is that of the output."""
 
     def __init__(self, path: str, job: Job):
-        """`path`: of the output."""
         self.path, self.folder = path, parts_of(path)
         self.job, self.job_id = job, digest(job)
 
-    def put(self, number: int, data: bytes, summary: Summary, report: bytes) -> None:
+    def put(self, done: Done) -> None:
         """Write a part; it is on the disk when this returns.  Raises FileError."""
-        record = {"job": self.job_id, "number": number}
-        record |= {"summary": asdict(summary), "report": report.decode("ascii")}
+        record = {"job": self.job_id, "number": done.number}
+        record |= {"summary": asdict(done.summary), "report": done.report.decode("ascii")}
         with refused(f"write {self.path}"):
-            write_whole(self._name(number), sealed(record, data))
+            write_whole(self._name(done.number), sealed(record, done.data))
 
-    def read(self, number: int) -> Part | None:
+    def read(self, number: int) -> Done | None:
         """Return a part of this job; None if it is not there or damaged."""
         record, data = unsealed(self._name(number))
         if (record.get("job"), record.get("number")) != (self.job_id, number):
             return None
-        return Part(data, record["report"].encode("ascii"), read_summary(record["summary"]))
+        summary = read_summary(record["summary"])
+        return Done(number, summary.n_lines, data, summary, record["report"].encode("ascii"))
 
     def settle(self, machine: dict[str, str]) -> None:
-        """Raise OptionError if a machine of another kind has begun the job, whose output would then
-        differ from that of one run.  FileError."""
+        """Raise OptionError if a machine of another kind has begun the job.  FileError."""
         path = os.path.join(self.folder, MACHINE)
         if not unsealed(path)[0]:
             aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
@@ -125,18 +129,14 @@ class Store:
     """The store of a file, which it locks against other jobs; a context."""
 
     def __init__(self, path: str):
-        """`path`: of the file."""
         self.path, self.target, self.folder = path, os.path.realpath(path), parts_of(path)
         self.n_bytes = self.crc = 0  # of what is appended
         self._lock_fd = self._fd = -1
         self._removed = False
 
     def __enter__(self) -> "Store":
-        """Lock the store and leave its contents.
-
-        Raises FileError if the file cannot be written, another job writes it, or a foreign file is
-        in the way.
-        """
+        """Lock the store.  Raises FileError if the file cannot be written, another job writes it,
+        or a foreign file is in the way."""
         if not os.path.basename(self.path):
             raise FileError(f"cannot write {self.path}: it names a directory")
         with refused(f"write {self.path}"):
@@ -169,11 +169,15 @@ class Store:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._lock_fd), os.lstat(lock)):
-                    os.pwrite(self._lock_fd, head_of_lock(), 0)
+                    host = re.sub(r"[^\w.-]", "", os.uname().nodename, flags=re.ASCII)[:100]
+                    head = MARK + f'"lock", "pid": {os.getpid()}, "host": "{host}"}}'.encode()
+                    os.pwrite(self._lock_fd, head.ljust(HEAD - 1) + b"\n", 0)
                     return True
         except (BlockingIOError, PermissionError):
-            holder = holder_of(self._lock_fd)
+            head = os.pread(self._lock_fd, HEAD, 0)
             os.close(self._lock_fd)
+            found = re.search(rb'"pid": (\d+), "host": "(.*)"', head)
+            holder = f" (process {found[1].decode()} on {found[2].decode()})" if found else ""
             raise FileError(
                 f"cannot write {self.path}: another job is writing it{holder}"
             ) from None
@@ -202,7 +206,7 @@ class Store:
             raise self._foreign(self.folder)
 
     def _is_marked(self) -> bool:
-        """Return whether a file in the folder says that it is ours, as a copy of it has no mode."""
+        """Return whether a file in the folder says that it is ours: a copy of it has no mode."""
         if unsealed(os.path.join(self.folder, MANIFEST))[0].get("onmt_lite"):
             return True
         with contextlib.suppress(FileNotFoundError), open(f"{self.folder}/{LOCK}", "rb") as lock:
@@ -215,16 +219,13 @@ class Store:
             f"move or remove {path}"
         )
 
-    # -- a job that goes on -----------------------------------------------------------------------
-
     def compare(self, job: Job) -> None:
         """Raise OptionError if another job has left the store."""
         if before := unsealed(os.path.join(self.folder, MANIFEST))[0]:
             check_same(before["job"], job)
 
     def begin(self, job: Job, goes_on: bool) -> None:
-        """Make the store one of this job, which `goes_on` with the parts that are there.  Raises
-        FileError."""
+        """Make the store one of this job, which may go on with its parts.  Raises FileError."""
         with refused(f"write {self.path}"):
             left = set(os.listdir(self.folder)) - {LOCK}
             if goes_on:
@@ -244,8 +245,6 @@ class Store:
         with refused(f"write {self.path}"):
             self._unlink(set(os.listdir(self.folder)) - {LOCK})
 
-    # -- the file ---------------------------------------------------------------------------------
-
     def append(self, data: bytes) -> None:
         """Write to the end of the file, which is not in its place yet.  Raises FileError."""
         with refused(f"write {self.path}"):
@@ -259,16 +258,15 @@ class Store:
             self._open()
             if job is not None and summary is not None:
                 with contextlib.suppress(OSError, AttributeError):  # there are no attributes
-                    told = json.dumps(asdict(summary.of_untranslated())).encode()
-                    label = label_of(job, self.n_bytes, self.crc)
-                    os.setxattr(self._fd, LABEL, label + b"\n" + told)
+                    told = json.dumps(asdict(summary)).encode()
+                    label = f"{digest(job)} {self.n_bytes} {self.crc:08x}\n".encode()
+                    os.setxattr(self._fd, LABEL, label + told)
             make_ready(self._fd, self.target)
             put_in_place(os.path.join(self.folder, OUTPUT), self.target)
             self._close()
 
     def labelled(self, job: Job) -> Summary | None:
-        """Return the lines that were not translated if the file is complete, of this job and as it
-        was made; else None."""
+        """Return what was counted if the file is all of this job, else None."""
         n_bytes, crc = 0, 0
         try:
             label, _, told = os.getxattr(self.target, LABEL).partition(b"\n")
@@ -277,9 +275,8 @@ class Store:
                     n_bytes, crc = n_bytes + len(chunk), zlib.crc32(chunk, crc)
         except (OSError, AttributeError):  # no file, or no such attributes on this system
             return None
-        if label != label_of(job, n_bytes, crc):
-            return None
-        return read_summary(json.loads(told))
+        is_whole = label == f"{digest(job)} {n_bytes} {crc:08x}".encode()
+        return read_summary(json.loads(told)) if is_whole else None
 
     def remove(self) -> None:
         """Remove the store.  Raises OSError."""
@@ -331,38 +328,18 @@ def check_same(before: Job, now: Job) -> None:
         raise OptionError(*(f"resume: {what}; {remedy}" for what in found))
 
 
-def label_of(job: Job, n_bytes: int, crc: int) -> bytes:
-    """What a complete file is known by, whatever machine has made the file."""
-    return f"{digest(job)} {n_bytes} {crc:08x}".encode()
-
-
-def head_of_lock() -> bytes:
-    host = "".join(c for c in os.uname().nodename if c.isalnum() or c in "-._")[:100]
-    head = MARK + f'"lock", "pid": {os.getpid()}, "host": "{host}"}}'.encode("ascii", "replace")
-    return head.ljust(HEAD - 1) + b"\n"
-
-
-def holder_of(lock_fd: int) -> str:
-    """Who holds a lock, in words."""
-    with contextlib.suppress(ValueError, KeyError):  # a lock that is still without a head
-        head = json.loads(os.pread(lock_fd, HEAD, 0))
-        return f" (process {head['pid']} on {head['host']})"
-    return ""
-
-
 # -- fingerprints: everything that the output depends on -----------------------------------------
 
 
 def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
-    """Return everything that the output depends on, except the machine.
-
-    versions  of onmt_lite and torch
-    options   all but those of EXEMPT
-    files     bytes and SHA-256 of the `inputs`, of the models' files and of other files that
-              options name; None for one that cannot be read
-    """
-    values = {name: v for group in KINDS for name, v in vars(getattr(options, group)).items()}
-    compared = {name: value for name, value in values.items() if name not in EXEMPT}
+    """Return everything that the output depends on, except the machine.  Of files, `inputs` and
+    others, that is bytes and SHA-256; None for one that cannot be read."""
+    try:
+        torch = metadata.version("torch")  # the import takes seconds
+    except metadata.PackageNotFoundError:
+        torch = "unknown"
+    groups = [vars(getattr(options, group)) for group in KINDS]
+    compared = {n: value for group in groups for n, value in group.items() if n not in EXEMPT}
     named = (options.data.output, options.jobs.log_file, options.jobs.report)
     written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
     files = {
@@ -371,7 +348,7 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
         if os.path.realpath(path) not in written
     }
     return {
-        "versions": {"onmt_lite": __version__, "torch": torch_version()},
+        "versions": {"onmt_lite": __version__, "torch": torch},
         "options": json.loads(json.dumps(compared)),  # as they are read again: no tuples
         "files": {**inputs, **files},
     }
@@ -396,7 +373,6 @@ def differences(old: Job, new: Job) -> list[str]:
 
 
 def digest(job: Job) -> str:
-    """SHA-256 of a fingerprint."""
     return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
 
 
@@ -405,42 +381,29 @@ def shown(value: Any) -> str:
     return "none" if value is None else text[:100] or "empty"
 
 
-def torch_version() -> str:
-    """Without the import, which takes seconds."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def named_files(
     options: TranslateOptions, wanted: tuple[str, ...] = INPUTS + FILES
 ) -> Iterator[tuple[str, str]]:
     """Each of these options that is given, and its path."""
-    groups = (options.data, options.text, options.speed, options.phrases)
-    values = {name: value for group in groups for name, value in vars(group).items()}
+    values = vars(options.data) | vars(options.text) | vars(options.speed) | vars(options.phrases)
     return ((name, values[name]) for name in wanted if values[name])
 
 
 def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """The files that the models consist of: what to call each, and its path."""
-    paths = [find_model(path) for path in model_paths(options.model.model)]
-    for i, path in enumerate(paths):
-        number = f" {i + 1}" if len(paths) > 1 else ""
-        for file in model_files(path):
+    paths = model_paths(options.model.model)
+    for i, path in enumerate(paths, 1):
+        number = f" {i}" if len(paths) > 1 else ""
+        for file in model_files(find_model(path)):
             yield f"{file.name} of model{number}", str(file)
 
 
 def describe(path: str) -> list[Any] | None:
     """Bytes and SHA-256 of a file; None for one that cannot be read, which the job will tell."""
-    if not os.path.isfile(path):  # a FIFO would make the job wait
-        return None
-    total, sha = 0, hashlib.sha256()
-    try:
-        with open(path, "rb", buffering=0) as file:
+    sha = hashlib.sha256()
+    if os.path.isfile(path):  # a FIFO would make the job wait
+        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
             while chunk := file.read(CHUNK):
                 sha.update(chunk)
-                total += len(chunk)
-    except OSError:
-        return None
-    return [total, sha.hexdigest()]
+            return [file.tell(), sha.hexdigest()]
+    return None

@@ -1,86 +1,256 @@
-"""Tasks: translate a bucket, format it and keep it as a part, in any process.
+"""Tasks: read the lines of a bucket, from a range of files or from a stream as they come; translate
+them, and keep them as a part, in any process.
 
 The process that hands out tasks needs no torch, and so this module has none.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+import contextlib
+import gzip
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.text_options import DataOptions
+from onmt_lite.errors import DataError, FileError, refused
 from onmt_lite.inference.records import Trace, Translation
-from onmt_lite.jobs.inputs import Range
-from onmt_lite.jobs.reading import Bucket
-from onmt_lite.jobs.reports import (
-    Summary,
-    build_writer,
-    has_sacrebleu,
-    one_line,
-    overlaps_of,
-    sentence_log,
-    to_report,
-    wants_bleu,
+from onmt_lite.jobs import inputs, reports
+from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
+from onmt_lite.jobs.reports import LOG, Summary
+from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.text.lines import (
+    BOM,
+    GZIP,
+    STANDARD_INPUT,
+    Line,
+    LineReader,
+    Stream,
+    guess_encoding,
+    object_line,
+    raw_lines,
+    to_line,
 )
-from onmt_lite.jobs.store import Parts
+from onmt_lite.text.phrases import marked, parse_phrases
 
 if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
     from onmt_lite.jobs.engine import InProcess
 
+FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
+
+Parse = Callable[[bytes, int, bool], Line]
 Progress = Callable[[int, int], object]  # of the lines and target tokens that a batch has added
 
 
 @dataclass(frozen=True)
-class Done:
-    """A bucket that is translated.
-
-    data     its share of the output, whole lines; b"" if that is kept as a part
-    summary  of its lines
-    report   its share of -report, likewise
-    log      lines for the log
-    seconds  how long each phase took
-    traces   of its lines that are traced, see `onmt_lite.inference.records.Trace`
-    """
+class Bucket:
+    """Lines of the input in a row, and the lines of -tgt that belong to them."""
 
     number: int
-    n_lines: int
-    data: bytes
-    summary: Summary
-    report: bytes = b""
-    log: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    traces: list[Trace] = field(default_factory=list)
+    lines: list[Line]
+    tgt_lines: list[Line] | None = None
+
+    @property
+    def n_lines(self) -> int:
+        return len(self.lines)
+
+    @property
+    def where(self) -> str:
+        return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
+
+    def traced(self, n: int) -> "Bucket":
+        """The searches of the first n lines are to be recorded."""
+        first = [replace(line, traced=True) for line in self.lines[:n]]
+        return replace(self, lines=[*first, *self.lines[n:]])
+
+
+def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
+    """A bucket of the lines of all inputs.  DataError for phrases that cannot be."""
+    lines = columns["src"]
+    phrases = [phrases_of(columns, role, len(lines)) for role in ("force_words", "ban_words")]
+    lines = [marked(*row) for row in zip(lines, *phrases)]
+    return Bucket(number, lines, columns.get("tgt"))
+
+
+def phrases_of(columns: dict[Role, list[Line]], role: Role, n: int) -> list[tuple[str, ...]]:
+    """Return the phrases of each of n lines, from its own line of the file or from the only one."""
+    if role not in columns:
+        return [()] * n
+    for line in columns[role]:
+        if "invalid-utf8" in line.notes:
+            raise DataError(f"{role} line {line.id + 1} is not UTF-8; convert it")
+    parsed = [parse_phrases(line.text) for line in columns[role]]
+    return parsed * n if len(parsed) == 1 else parsed
+
+
+def parse_of(data: DataOptions, role: Role, path: str) -> Parse:
+    """How the lines of an input are parsed: as JSON objects, or as text."""
+    if role in ("force_words", "ban_words"):
+        return to_line
+    # -input_format speaks of src; a tgt of objects has a name that says so
+    is_jsonl = (role == "src" and data.input_format == "jsonl") or data.is_jsonl(path)
+    return partial(object_line, field=data.text_field) if is_jsonl else to_line
+
+
+class Reader:
+    """Reads ranges.  Files stay open until `close`, so that gzip data is unpacked once."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, tuple[tuple[int, int] | None, IO[bytes]]] = {}
+
+    def close(self) -> None:
+        for _, file in self.open.values():
+            file.close()
+        self.open = {}
+
+    def bucket(self, wanted: Range, data: DataOptions) -> Bucket:
+        """The lines of a range.  Raises FileError if a file cannot be read or is not what it was,
+        DataError for phrases that cannot be."""
+        columns = {
+            role: self.lines(wanted, role, parse_of(data, role, span.path))
+            for role, span in wanted.spans.items()
+        }
+        return make_bucket(wanted.number, columns)
+
+    def lines(self, wanted: Range, role: Role, parse: Parse) -> list[Line]:
+        span, lines = wanted.spans[role], list[Line]()
+        first = wanted.first if span.n_lines == wanted.n_lines else 0  # one line for all
+        left, crc = span.n_bytes, 0
+        with refused(f"read {span.path}"), contextlib.suppress(EOFError, zlib.error):
+            file = self._at(span.path, span.start)
+
+            def read(size: int) -> bytes:
+                nonlocal left, crc
+                chunk = file.read(min(size, left))
+                left, crc = left - len(chunk), zlib.crc32(chunk, crc)
+                return chunk
+
+            for raw, is_cut in raw_lines(Stream(read, lambda: True)):
+                assert raw is not None  # such a stream never pauses
+                if span.start == 0 and not lines:
+                    raw = raw.removeprefix(BOM)
+                lines.append(parse(raw, first + len(lines), is_cut))
+        if left or crc != span.crc:
+            raise inputs.changed(span.path)
+        return lines
+
+    def _at(self, path: str, start: int) -> IO[bytes]:
+        """The file, where a span begins."""
+        now = state_of(path)
+        before, file = self.open.get(path, (None, None))
+        # One that was removed is still there
+        if file is None or (now is not None and now != before):
+            if file is not None:
+                file.close()
+            file = cast(IO[bytes], gzip.open(path, "rb") if is_packed(path) else open(path, "rb"))
+            self.open[path] = now, file
+        file.seek(start)  # in gzip data, by unpacking up to there
+        return file
+
+
+def check_phrases(ranges: list[Range]) -> None:
+    """Raise DataError for phrases that no bucket can be made with."""
+    roles = [role for role in (ranges[0].spans if ranges else ()) if role.endswith("_words")]
+    by_line = any(ranges[-1].spans[role].start for role in roles)
+    with contextlib.closing(Reader()) as reader:
+        for each in ranges if by_line else ranges[:1]:
+            columns = {role: reader.lines(each, role, to_line) for role in roles}
+            columns["src"] = [Line(each.first + i, "") for i in range(each.n_lines)]
+            make_bucket(each.number, columns)
+
+
+class StreamReader:
+    """Reads src, and the inputs that belong to it line by line, side by side."""
+
+    def __init__(
+        self, options: TranslateOptions, n_lines: int | None, open_files: contextlib.ExitStack
+    ):
+        """Of `n_lines` lines, if they were counted.  Raises FileError."""
+        window = inputs.bucket_lines(options, n_lines)
+
+        def reader(role: Role, path: str) -> LineReader:
+            name = STANDARD_INPUT if path == "-" else path
+            fd = open_files.enter_context(inputs.open_input(path))
+            return LineReader(fd, name, window, parse_of(options.data, role, path))
+
+        readers = {role: reader(role, path) for role, path in roles_of(options)}
+        self.source, self.beside = readers.pop("src"), readers
+        # Two lines show whether a file of phrases has one line for all
+        self.ahead = {r: beside.take(0 if r == "tgt" else 2) for r, beside in readers.items()}
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Yield buckets; short ones if the stream pauses.  Raises FileError and DataError as
+        `LineReader` does, DataError if the numbers of lines differ."""
+        for number, lines in enumerate(self.source.windows()):
+            columns = {"src": lines}
+            for role in self.beside:
+                columns[role] = self._take(role, len(lines))
+            yield make_bucket(number, columns)
+        for role, beside in self.beside.items():
+            if not self._of_all(role) and (self.ahead[role] or beside.take(1)):
+                n_lines = self.source.n_lines
+                raise inputs.mismatch(role, f"{role} has more lines than src, which", n_lines)
+
+    def _of_all(self, role: Role) -> bool:
+        return role != "tgt" and self.beside[role].n_lines == 1
+
+    def _take(self, role: Role, n: int) -> list[Line]:
+        if self._of_all(role):
+            return self.ahead[role]
+        ahead, beside = self.ahead[role], self.beside[role]
+        lines = ahead[:n] + beside.take(n - len(ahead[:n]))
+        self.ahead[role] = ahead[n:]
+        if len(lines) < n:
+            raise inputs.mismatch(role, f"src has more lines than {role}, which", beside.n_lines)
+        return lines
+
+
+def note_encoding(reader: LineReader | None, sources: Sequence[str], summary: Summary) -> None:
+    """Log which encoding would fit if more than a few lines are not UTF-8.  The reader of a stream
+    has read it to its end; a file is read again."""
+    noted = summary.notes.get("invalid-utf8")
+    if noted is None or noted.n_lines <= min(FEW_LINES, summary.n_lines / 2):
+        return
+    if reader is None and len(sources) == 1:
+        with contextlib.suppress(FileError), inputs.open_input(sources[0]) as fd:
+            reader = LineReader(fd, sources[0])
+            for _ in reader.windows():
+                pass
+    if reader is None or not reader.not_utf8:
+        return
+    encoding, likely = guess_encoding(reader.not_utf8), ""
+    remedy = "convert the input"
+    if encoding:
+        likely, remedy = f" but look like {encoding}", f"{remedy}: iconv -f {encoding} -t utf-8"
+    if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
+        remedy = "other lines are, so convert these alone"
+    LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)
+
+
+def is_packed(path: str) -> bool:
+    """Return whether a file is gzip data."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(len(GZIP)) == GZIP
+    return False
 
 
 @dataclass(frozen=True)
 class Task:
-    """A bucket of a job.
+    """A bucket of a job."""
 
-    work      its lines, or the range of files that holds them
-    options   of the job
-    parts     takes its part; None: the result has its data
-    n_traced  of its first lines, the searches are recorded
-    """
-
-    work: Bucket | Range
+    work: Bucket | Range  # its lines, or the range of files that holds them
     options: TranslateOptions
-    parts: Parts | None = None
-    n_traced: int = 0
-
-    @property
-    def number(self) -> int:
-        return self.work.number
+    parts: Parts | None = None  # takes its part; None: the result has its data
+    n_traced: int = 0  # of its first lines, the searches are recorded
 
     @property
     def where(self) -> str:
-        """at lines 1 to 1024"""
         return self.work.where
 
     def do(self, place: "InProcess", progress: Progress) -> Done:
-        """Read, translate and keep the bucket.
-
-        `progress` is called after each batch with the lines and target tokens that it adds.
-        """
+        """Read, translate and keep the bucket."""
         bucket = self.work
         if isinstance(bucket, Range):
             bucket = place.reader.bucket(bucket, self.options.data)
@@ -90,7 +260,7 @@ class Task:
         if self.parts is None:
             return replace(done, seconds=clock.take())
         with clock.phase("write"):
-            self.parts.put(done.number, done.data, done.summary, done.report)
+            self.parts.put(done)
         return replace(done, data=b"", report=b"", seconds=clock.take())
 
 
@@ -105,32 +275,24 @@ def translate_bucket(
     translations = pipeline.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
     if data.token_scores and data.output_format == "jsonl":
         translations = [*map(pipeline.renderer.by_words, translations)]
-    writer = build_writer(data, options.search.n_best)
+    writer = reports.build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
         # A job that scores says it in its output
         told = gold_lines is not None and (options.information.verbose or not data.score_only)
         gold = gold_lines[i].text if gold_lines is not None and told else None
-        log += sentence_log(translation, gold, options.information.verbose)
+        log += reports.sentence_log(translation, gold, options.information.verbose)
     if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)
     summary = Summary.of(translations)
-    if gold_lines is not None and wants_bleu(options) and has_sacrebleu():
-        texts = [one_line(translation.text) for translation in translations]
-        summary.overlaps = overlaps_of(texts, [one_line(line.text) for line in gold_lines])
-    return Done(
-        bucket.number,
-        len(bucket.lines),
-        "".join(map(writer, translations)).encode("utf-8"),
-        summary,
-        "".join(map(to_report, translations)).encode("ascii"),
-        log=log,
-        traces=[
-            t.trace or Trace(t.id, t.src)
-            for line, t in zip(bucket.lines, translations)
-            if line.traced
-        ],
-    )
+    if gold_lines is not None and reports.wants_bleu(options) and reports.has_sacrebleu():
+        texts = [translation.text for translation in translations]
+        summary.overlaps = reports.overlaps_of(texts, [line.text for line in gold_lines])
+    output = "".join(map(writer, translations)).encode("utf-8")
+    report = "".join(map(reports.to_report, translations)).encode("ascii")
+    traced = [t for line, t in zip(bucket.lines, translations) if line.traced]
+    traces = [t.trace or Trace(t.id, t.src) for t in traced]
+    return Done(bucket.number, len(bucket.lines), output, summary, report, log=log, traces=traces)
 
 
 def note_raw_text(translations: Sequence[Translation]) -> list[str]:
@@ -148,14 +310,10 @@ def note_raw_text(translations: Sequence[Translation]) -> list[str]:
 
 class Engine:
     """Does tasks, in this process or in others; a context in which models are loaded.  This one is
-    of a job of which nothing is left to do.
+    of a job of which nothing is left to do."""
 
-    notes    what the options change nothing about with this model
-    machine  names of what results may depend on: device, precision; None if that differs
-    """
-
-    notes: list[str] = []
-    machine: dict[str, str] | None = None
+    notes: list[str] = []  # what the options change nothing about with this model
+    machine: dict[str, str] | None = None  # device, precision; None if workers differ
 
     def __enter__(self) -> Any:
         return self

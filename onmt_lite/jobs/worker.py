@@ -1,6 +1,6 @@
 """What the processes of -workers N do: a fork server loads the models, and its forks translate.
 
-`forkserver.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
+`workers.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
 stay in the workers: the parent decides when they end.  No GPU is touched before a worker is forked,
 since CUDA does not work in a fork of a process that has used it.
 """
@@ -13,14 +13,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any
 
 import torch
 
@@ -43,9 +40,8 @@ Machine = tuple[torch.device, str]
 def serve(fd: int, parent: int) -> None:
     """Load models, then fork workers as the channel `fd` asks, until the parent closes it.
 
-    First come the options and the number of workers.  Requests are ("fork", place among the
-    workers), followed by a pipe, and ("end", process id); answers are the process id and the exit
-    code.
+    First come the options and the number of workers.  Then ("fork", place among the workers) and a
+    pipe are answered by the process id, ("end", process id) by the exit code.
     """
     end_with(parent)
     channel = Connection(fd)
@@ -71,13 +67,12 @@ def serve(fd: int, parent: int) -> None:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the workers have in common: models in main memory, the device and precision of each
-    worker, and its share of the memory that is free (bytes)."""
+    """What the workers have in common; models in main memory."""
 
     options: TranslateOptions
     parts: Parts
-    machines: list[Machine]
-    free: int | None
+    machines: list[Machine]  # device and precision of each worker
+    free: int | None  # bytes of memory for each
 
 
 def load(options: TranslateOptions, n: int) -> Shared:
@@ -85,7 +80,7 @@ def load(options: TranslateOptions, n: int) -> Shared:
     speed = replace(options.speed, threads=threads_of_each(options.speed, n))
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
-    machines = ask_fork(partial(choose_machines, options))
+    machines = choose_machines(options)
     _, precision = machines[0]
     parts = read_parts(options, torch.device("cpu"), precision)
     free = free_memory()
@@ -93,29 +88,25 @@ def load(options: TranslateOptions, n: int) -> Shared:
 
 
 def choose_machines(options: TranslateOptions) -> list[Machine]:
-    """One for each of several GPUs, else one."""
-    speed = options.speed
-    speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
-    return [choose(speed, options.is_exact) for speed in speeds]
-
-
-def ask_fork(question: Callable[[], Any]) -> Any:
-    """Answer a question in a fork, so that this process touches no GPU."""
+    """One for each of several GPUs, else one.  A fork looks, so that this process touches no
+    GPU."""
     here, there = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
+        speed = options.speed
         try:
-            there.send((question(), None))
+            speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
+            there.send([choose(each, options.is_exact) for each in speeds])
         except Exception as error:
-            there.send((None, error))
+            there.send(error)
             raise
         finally:
             os._exit(0)
     there.close()
-    answer, problem = here.recv()
+    answer = here.recv()
     os.waitpid(pid, 0)
-    if problem is not None:
-        raise problem
+    if isinstance(answer, Exception):
+        raise answer
     return answer
 
 
@@ -164,9 +155,6 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
             say("beat")
             time.sleep(BEAT)
 
-    def progress(n_lines: int, n_tokens: int) -> None:
-        say("progress", (n_lines, n_tokens))
-
     threading.Thread(target=live, daemon=True).start()
     try:
         with InProcess(shared.options, pipeline_of(shared, place)) as engine:
@@ -176,7 +164,7 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
                     task = pipe.recv()
                 except (EOFError, OSError):
                     return
-                say("done", task.do(engine, progress))
+                say("done", task.do(engine, lambda *added: say("progress", added)))
     except Exception as error:
         say("failed", portable(error))
         raise

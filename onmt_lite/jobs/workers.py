@@ -31,6 +31,15 @@ from onmt_lite.jobs.tasks import Progress
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
+MAX_DEATHS = 3  # after which a process is not started again
+
+# sys.path comes first: nothing is to be imported from a folder that happens to be the current one
+PROGRAM = """\
+import sys; sys.path[:] = {path!a}
+from onmt_lite.config.environment import importing, prepare_environment; prepare_environment()
+with importing():
+    from onmt_lite.jobs.worker import serve
+serve({fd}, {parent})"""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,16 +55,14 @@ class Worker(Hand):
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Workers(Crew[Worker]):
+class Workers(Crew):
     """An engine of n processes."""
 
     def __init__(self, options: TranslateOptions, n: int, patience: float = PATIENCE):
         """`patience`: seconds without a sign of life after which a worker is given up."""
         super().__init__(n)
         self.patience = patience
-        self.notes: list[str] = []
-        self.machine: dict[str, str] | None = None
-        self._server = ForkServer((options, n), patience)
+        self._server = ForkServer(options, n, patience)
         self._looked = time.monotonic()
 
     def __enter__(self) -> "Workers":
@@ -81,13 +88,14 @@ class Workers(Crew[Worker]):
         self.hands = []
 
     def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
-        """As of a Crew.  However it ends, other tasks can be run then."""
+        """As of a Crew; however it ends, other tasks can be run then."""
         self._renew()
         try:
             yield from super().run(tasks, progress)
         finally:
-            for worker in self.busy():  # whose results nobody wants any more
-                worker.kill()
+            for worker in self.hands:
+                if worker.task is not None:  # whose result nobody wants any more
+                    worker.kill()
 
     def start(self, place: int) -> None:
         pid, pipe = self._server.fork(place)
@@ -97,17 +105,25 @@ class Workers(Crew[Worker]):
         with suppress(OSError):  # it is dead, or stopped, and will be found so
             hand.pipe.send(hand.task)
 
-    def listen(self, source: Source | None) -> Iterator[Event[Worker]]:
+    def listen(self, source: Source | None) -> Iterator[Event]:
         bells = [] if source is None or source.ended else [source.bell]
         pipes = {worker.pipe: worker for worker in self.hands}
         for ready in wait([*bells, *pipes], timeout=min(1.0, self.patience / 3)):
             if source is not None and ready in bells:
                 source.answer()
             else:
-                yield from self._hear(pipes[ready])  # type: ignore[index]
-        yield from self._look_for_silence()
+                yield from self._hear(pipes[ready])
+        now = time.monotonic()
+        if now - self._looked > self.patience / 2:  # this process was stopped itself, or writing
+            for worker in self.hands:
+                worker.heard_at = now
+        self._looked = now
+        for worker in list(self.hands):
+            patience = self.patience if worker.ready else PATIENCE_AT_START
+            if now - worker.heard_at > patience:
+                yield self._given_up(worker, patience)
 
-    def _hear(self, worker: Worker) -> Iterator[Event[Worker]]:
+    def _hear(self, worker: Worker) -> Iterator[Event]:
         """What a worker says."""
         try:
             what, value = worker.pipe.recv()
@@ -131,19 +147,7 @@ class Workers(Crew[Worker]):
         if what != "beat":
             yield worker, what, value
 
-    def _look_for_silence(self) -> Iterator[Event[Worker]]:
-        """Give up workers that have been silent for too long."""
-        now = time.monotonic()
-        if now - self._looked > self.patience / 2:  # this process was stopped itself, or writing
-            for worker in self.hands:
-                worker.heard_at = now
-        self._looked = now
-        for worker in list(self.hands):
-            patience = self.patience if worker.ready else PATIENCE_AT_START
-            if now - worker.heard_at > patience:
-                yield self._given_up(worker, patience)
-
-    def _given_up(self, worker: Worker, patience: float) -> Event[Worker]:
+    def _given_up(self, worker: Worker, patience: float) -> Event:
         self._end(worker)
         return worker, "died", (f"gave no sign of life for {patience:g} s", True)
 
@@ -159,7 +163,7 @@ class Workers(Crew[Worker]):
                 self.start(place)
 
     def _end(self, worker: Worker) -> int | None:
-        """End a worker, which may be dead.  Returns its exit code, if that is known."""
+        """End a worker, which may be dead; return its exit code, if that is known."""
         exit_code = self._server.end(worker.pid)
         if exit_code is None:
             worker.kill()
@@ -167,15 +171,7 @@ class Workers(Crew[Worker]):
         return exit_code
 
 
-MAX_DEATHS = 3  # after which a process is not started again
-
-# sys.path comes first: nothing is to be imported from a folder that happens to be the current one
-PROGRAM = """\
-import sys; sys.path[:] = {path!a}
-from onmt_lite.config.environment import importing, prepare_environment; prepare_environment()
-with importing():
-    from onmt_lite.jobs.worker import serve
-serve({fd}, {parent})"""
+# -- the process that forks them -----------------------------------------------------------------
 
 
 class ForkServer:
@@ -185,10 +181,9 @@ class ForkServer:
     a parent that is killed leaves its socket in the temporary folder.
     """
 
-    def __init__(self, task: tuple[object, ...], patience: float):
-        """`task` is what `onmt_lite.jobs.worker.serve` asks for, `patience` how many seconds a fork
-        may take."""
-        self.task, self.patience = task, patience
+    def __init__(self, options: TranslateOptions, n: int, patience: float):
+        """For n workers; a fork may take `patience` seconds."""
+        self.task, self.patience = (options, n), patience
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Connection | None = None
         self.n_starts = 0
@@ -267,8 +262,7 @@ class ForkServer:
                 raise cannot_start(answer)
 
     def end(self, pid: int) -> int | None:
-        """Kill a worker if it still lives.  Returns its exit code, -N for signal N; None if it is
-        not known any more."""
+        """Kill a worker if it still lives; return its exit code, -N for signal N, if known."""
         answer = self._ask(("end", pid))
         return answer if isinstance(answer, int) else None
 
@@ -303,8 +297,8 @@ class ForkServer:
 
 
 def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
-    """Two ends.  At the first one, sending or receiving fails (OSError) when the other one is
-    silent for so many seconds: the process there may have been stopped amid a message."""
+    """Two ends.  At the first, sending or receiving fails (OSError) when the other is silent for so
+    many seconds: the process there may have been stopped amid a message."""
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
@@ -327,12 +321,9 @@ def restored(error: Exception, traceback: str) -> Exception:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Of a process, in words."""
     if exit_code is None:
         return "was lost with the process that forked it"
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    known = {s.value: s.name for s in signal.Signals}
-    name = known.get(-exit_code, f"signal {-exit_code}")
-    likely = ", likely out of memory" if -exit_code == signal.SIGKILL else ""
-    return f"was killed ({name}){likely}"
+    name = {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
+    return f"was killed ({name})" + ", likely out of memory" * (name == "SIGKILL")

@@ -10,12 +10,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onmt_lite.config.console import Interrupted, stop_on_signals
 from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
+from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, Task
@@ -24,7 +25,7 @@ from onmt_lite.ray.options import ClusterOptions
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there
 
 
-class Cluster(Crew[Hand]):
+class Cluster(Crew):
     """The engine of a job on Ray."""
 
     one, many = "an actor", "actors"
@@ -74,7 +75,7 @@ class Cluster(Crew[Hand]):
     def give(self, hand: Hand) -> None:
         self._promised[self._actors[hand].do.remote(hand.task).future()] = hand
 
-    def listen(self, source: Source | None) -> Iterator[Event[Hand]]:
+    def listen(self, source: Source | None) -> Iterator[Event]:
         while source is not None and not source.ended and source.bell.poll():
             source.answer()
         # Not ray.wait, in which the exception of a signal becomes a SystemError
@@ -93,7 +94,7 @@ class Cluster(Crew[Hand]):
                 yield from self._taken(hand, *found)
         yield Hand(0), "progress", (0, 0)  # time passes
 
-    def _taken(self, hand: Hand, done: Any, notes: list[str]) -> Iterator[Event[Hand]]:
+    def _taken(self, hand: Hand, done: Any, notes: list[str]) -> Iterator[Event]:
         """The result of a task, or its error."""
         if isinstance(done, OnmtLiteError):
             yield hand, "failed", done
@@ -121,9 +122,8 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
             ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
-        raise OptionError(
-            f"address: cannot reach {where} ({first_line(error)}); see ray status"
-        ) from None
+        why = next((line for line in str(error).split("\n") if line.strip()), "without a word")
+        raise OptionError(f"address: cannot reach {where} ({why}); see ray status") from None
     except SystemExit:
         raise Interrupted(signal.SIGTERM) from None  # Ray's answer to it
     try:
@@ -167,14 +167,6 @@ def choose_actors(ray: Any, cluster: ClusterOptions, n_buckets: int, own: bool) 
     return min(wanted, n_buckets)
 
 
-def first_line(error: Exception) -> str:
-    return next((line for line in str(error).split("\n") if line.strip()), "without a word")
-
-
-if TYPE_CHECKING:
-    from onmt_lite.jobs.engine import InProcess
-
-
 class TranslateBucket:
     """Does tasks, as a worker does.  An instance is an actor.
 
@@ -207,12 +199,10 @@ def where_we_are() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
 
 
-def load(task: Task) -> "InProcess":
+def load(task: Task) -> InProcess:
     """The engine of this actor.  CheckpointError if this machine has other files or versions than
     the one that began, OptionError if it computes otherwise."""
     prepare_environment()
-    from onmt_lite.jobs.engine import InProcess
-
     assert task.parts is not None
     began = task.parts.job
     here = fingerprint(task.options, {})
@@ -223,5 +213,5 @@ def load(task: Task) -> "InProcess":
             "install and copy the same there"
         )
     engine = InProcess(task.options).__enter__()
-    task.parts.settle(engine.machine)
+    task.parts.settle(engine.pipeline.machine)
     return engine

@@ -1,7 +1,6 @@
 """Translate a Dataset of Ray: `translate_dataset`, from rows to lines and back to columns."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow
@@ -11,8 +10,7 @@ from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.jobs.inputs import BUCKET_LINES
-from onmt_lite.jobs.reading import Bucket
-from onmt_lite.jobs.tasks import translate_bucket
+from onmt_lite.jobs.tasks import Bucket, translate_bucket
 from onmt_lite.ray.cluster import where_we_are
 from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
 from onmt_lite.text.lines import Line, shorten, to_line
@@ -45,9 +43,7 @@ def translate_dataset(
     options and for a column that is not there or is there already, the latter when `ds` is run
     unless its columns are known before.
     """
-    cluster = ClusterOptions(
-        actors=actors, cpus_per_actor=cpus_per_actor, gpus_per_actor=gpus_per_actor
-    )
+    cluster = ClusterOptions(None, actors, cpus_per_actor, gpus_per_actor)
     taken = set(SHARED_NAMES) - {"report", "resume"}
     if names := [name for name in options if name in TRANSLATE and name not in taken]:
         raise OptionError(f"{', '.join(names)}: of the command line only")
@@ -71,7 +67,7 @@ def translate_dataset(
 
 
 class TranslateRows:
-    """Adds the columns of a translation to   An instance is an actor."""
+    """Adds the columns of a translation to tables.  An instance is an actor."""
 
     def __init__(self, options: TranslateOptions, column: str):
         from onmt_lite.inference.pipeline import Pipeline  # late: actors alone need torch
@@ -102,28 +98,21 @@ def check_columns(columns: pyarrow.Schema, column: str) -> None:
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
     types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
     return any(test(kind) for test in tests)
 
 
 def lines_of(table: pyarrow.Table, column: str) -> list[Line]:
     """Make a line of each row, numbered from 0; a row without a text is an empty line."""
-    lines = []
-    for number, text in enumerate(_texts(table[column])):
-        raw, cut = shorten(text, False)
-        lines.append(to_line(raw, number, cut))
-    return lines
-
-
-def _texts(column: pyarrow.ChunkedArray) -> Iterator[bytes]:
-    """The bytes of each text: Arrow does not promise that they are UTF-8."""
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    for chunk in column.cast(pyarrow.large_binary()).chunks:
-        yield from (value.as_py() or b"" for value in chunk)
+    texts = table[column]
+    if pyarrow.types.is_dictionary(texts.type):
+        texts = texts.cast(texts.type.value_type)
+    # As bytes: Arrow does not promise that they are UTF-8
+    values = texts.cast(pyarrow.large_binary()).to_pylist()
+    cut = [shorten(value or b"", False) for value in values]
+    return [to_line(raw, number, is_cut) for number, (raw, is_cut) in enumerate(cut)]
 
 
 def with_translations(table: pyarrow.Table, jsonl: bytes) -> pyarrow.Table:

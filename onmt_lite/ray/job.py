@@ -13,12 +13,11 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
 from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
 from onmt_lite.jobs.progress import logging_to
-from onmt_lite.jobs.reading import is_packed
-from onmt_lite.jobs.tasks import Engine
+from onmt_lite.jobs.tasks import Engine, is_packed
 from onmt_lite.ray.cluster import Cluster
 from onmt_lite.ray.options import RayOptions
 
-INSTALL = "pip install 'ray[data]'"
+Kind = Literal["text", "jsonl"]  # of inputs and outputs
 
 
 def run_job(options: RayOptions) -> None:
@@ -54,13 +53,13 @@ def find_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise OptionError(f"the package ray is missing ({error}); run: {INSTALL}") from None
+        what = f"the package ray is missing ({error})"
+        raise OptionError(f"{what}; run: pip install 'ray[data]'") from None
     return ray
 
 
 def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
-    """Raise OptionError, DataError or CheckpointError if names or first bytes tell that something
-    cannot be read or written."""
+    """Raise an OnmtLiteError if names or first bytes tell what cannot be read or written."""
     read = [("src", path) for path in paths] + list(files_read(options))[1:]
     check_paths(read, files_written(options))
     if why := why_not_resumed(options):
@@ -70,22 +69,14 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
             raise CheckpointError(f"no model at {model}: there is no such file or directory")
     for path in paths:
         if is_packed(path):
-            raise DataError(
-                f"{path} is gzip data, which cannot be cut into buckets; unpack it first: "
-                f"gunzip {path}"
-            )
-
-
-Kind = Literal["text", "jsonl"]  # of inputs and outputs
+            remedy = f"unpack it first: gunzip {path}"
+            raise DataError(f"{path} is gzip data, which cannot be cut into buckets; {remedy}")
 
 
 def find_files(words: Sequence[str]) -> list[str]:
-    """Absolute paths of the files that -src names, in the order of the words; those of a folder
-    and of a pattern are sorted.
-
-    Of a folder, files whose names begin with a dot or an underscore are left out.  FileError for
-    what is not there or cannot be read, OptionError for what is no file.
-    """
+    """Absolute paths of the files that -src names, in the order of the words; those of a pattern
+    are sorted, as are those of a folder, without names that begin with a dot or an underscore.
+    FileError for what is not there or cannot be read, OptionError for what is no file."""
     return [os.path.abspath(path) for word in words for path in _files_of(word)]
 
 
@@ -107,10 +98,9 @@ def _in_folder(folder: str) -> list[str]:
     paths = [os.path.join(folder, n) for n in names if n[0] not in "._"]
     for path in paths:
         if os.path.isdir(path):
-            raise OptionError(
-                f"src: {path} is a folder within a folder; name each folder, or give "
-                f"{os.path.join(folder, '**', '*')}"
-            )
+            pattern = os.path.join(folder, "**", "*")
+            remedy = f"name each folder, or give {pattern}"
+            raise OptionError(f"src: {path} is a folder within a folder; {remedy}")
     if not paths:
         raise FileError(f"cannot read {folder}: there is no file in it")
     return [_checked(path) for path in paths]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from onmt_lite.jobs.job import times
-from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.job import Output
+from onmt_lite.jobs.progress import times
 from onmt_lite.models.table import TableModel
 from onmt_lite.search import plan
 from onmt_lite.text.tokenizers import SpaceTokenizer

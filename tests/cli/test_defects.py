@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.jobs.output import Output
+from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import Done

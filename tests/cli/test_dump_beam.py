@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.jobs.reports import Summary
-from onmt_lite.jobs.store import Parts, Store
 from tests.cli.conftest import ROOT
 from tests.cli.test_resume import SLOW
 from tests.support.sweeps import swept
@@ -40,18 +38,6 @@ def test_the_first_hundred_lines(main, many, tmp_path, more):
 def test_another_ending(main, src):
     done = main("-src", src, "-dump_beam", "beam.txt")
     assert done.code == 2 and "expected a file that ends in .json or .html" in done.err
-
-
-def test_a_file_in_the_way_stays(main, src, tmp_path):
-    for name in ("beam.json", "link.json"):
-        store = tmp_path / f"{name}.parts"
-        if name == "beam.json":
-            store.write_text("mine")
-        else:
-            store.symlink_to("beam.json.parts")
-        done = main("-src", src, "-output", "out", "-dump_beam", name)
-        assert done.code == 5 and f"{name}.parts is there already and is no" in done.err
-        assert (tmp_path / "beam.json.parts").read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["no/such.json", "folder.json"])
@@ -87,19 +73,6 @@ def test_a_job_that_was_killed_goes_on(main, many, table, tmp_path, env):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["many.txt", "out", "slow.py"]
 
 
-def test_what_a_killed_job_has_left_is_replaced(main, src, tmp_path):
-    """Killed while it wrote the file: what is left then, and nothing is cleaned up."""
-    if (child := os.fork()) == 0:
-        with Store(str(tmp_path / "beam.json")) as store:
-            store.append(b"{")
-            os._exit(9)
-    os.waitpid(child, 0)
-    assert (tmp_path / "beam.json.parts" / "output").stat().st_size
-    assert main("-src", src, "-dump_beam", "beam.json").code == 0
-    assert len(json.loads((tmp_path / "beam.json").read_text("utf-8"))["scores"]) == 4
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["beam.json", "src.txt"]
-
-
 def test_a_replaced_file_keeps_its_mode(main, src, tmp_path):
     (tmp_path / "beam.json").write_text("older")
     os.chmod("beam.json", 0o600)
@@ -114,13 +87,3 @@ def test_a_pipe_stays_one(shell, src, tmp_path):
     done = shell("", *argv, first="cat beam.json & exec")
     assert done.code == 0 and len(json.loads(done.out)["scores"]) == 4
     assert stat.S_ISFIFO(os.stat(tmp_path / "beam.json").st_mode)
-
-
-def test_the_output_that_a_stopped_job_would_go_on_with_is_kept(main, src, tmp_path):
-    """Of an output that is called like the dump."""
-    path, job = str(tmp_path / "beam.json"), {"versions": {}}
-    with Store(path) as store:
-        store.begin(job, goes_on=False)
-        Parts(path, job).put(0, b"done\n", Summary(), b"")
-    assert main("-src", "no/such", "-dump_beam", "beam.json").code == 5
-    assert Parts(path, job).read(0).data == b"done\n"

@@ -204,8 +204,8 @@ class TestAnInputThatChanges:
             CHANGES["grows"](tmp_path / "tgt")
             return check_phrases(*args)
 
-        check_phrases = onmt_lite.jobs.job.check_phrases
-        monkeypatch.setattr(onmt_lite.jobs.job, "check_phrases", check)
+        check_phrases = onmt_lite.jobs.tasks.check_phrases
+        monkeypatch.setattr(onmt_lite.jobs.tasks, "check_phrases", check)
         assert "src was changed while it was read" in job(None)
 
     def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):
@@ -222,9 +222,9 @@ class TestAnInputThatChanges:
         )
 
     def test_one_that_is_removed_is_still_open(self, main, src, tmp_path, monkeypatch):
-        removed = onmt_lite.jobs.job.note_encoding
+        removed = onmt_lite.jobs.tasks.note_encoding
         monkeypatch.setattr(
-            onmt_lite.jobs.job, "note_encoding", lambda *args: (src.unlink(), removed(*args))
+            onmt_lite.jobs.tasks, "note_encoding", lambda *args: (src.unlink(), removed(*args))
         )
         assert main("-src", src).out == OUT
 
@@ -341,23 +341,18 @@ class TestOtherEncodings:
         data = ("\n".join(self.GERMAN) + more + "\n").encode(encoding)
         assert self.note(main, tiny_checkpoint, data) == [
             "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8 but look like "
-            f"{encoding}; iconv -f {encoding} -t utf-8 FILE"
+            f"{encoding}; convert the input: iconv -f {encoding} -t utf-8"
         ]
 
-    def test_a_packed_file_is_unpacked_first(self, main, tiny_checkpoint, tmp_path):
+    def test_of_a_packed_file(self, main, tiny_checkpoint, tmp_path):
         data = ("\n".join(self.GERMAN) + "\n").encode("latin1")
         (tmp_path / "it's.gz").write_bytes(gzip.compress(data))
-        (tmp_path / "koi.gz").write_bytes(gzip.compress("Привет\nмир\nКак\n".encode("koi8-r")))
-        for name, remedy in [
-            ("it's.gz", "zcat 'it'\"'\"'s.gz' | iconv -f latin1 -t utf-8\n"),
-            ("koi.gz", "see zcat koi.gz | file -i -\n"),
-        ]:
-            done = main("-model", tiny_checkpoint, "-max_length", 3, "-src", name)
-            assert done.code == 0 and remedy in done.err
+        done = main("-model", tiny_checkpoint, "-max_length", 3, "-src", "it's.gz")
+        assert done.code == 0 and "look like latin1; convert the input: iconv -f latin1" in done.err
 
     def test_an_unknown_encoding(self, main, tiny_checkpoint):
         data = "Привет мир\nКак дела\nДобрый день\n".encode("koi8-r")
-        expected = ["NOTE: lines 1, 2, 3 are not UTF-8; see file -i FILE"]
+        expected = ["NOTE: lines 1, 2, 3 are not UTF-8; convert the input"]
         assert self.note(main, tiny_checkpoint, data) == expected
 
     def test_a_file_in_two_encodings_is_not_converted_as_a_whole(self, main, tiny_checkpoint):

@@ -105,7 +105,7 @@ def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp
     argv = ["-src", src, "-output", "out", "-log_file"]
     warning = "onmt_lite: warning: cannot write /dev/full: No space left on device\n"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onmt_lite.jobs.job.log_end", lambda options, summary: None)
+        patch.setattr("onmt_lite.jobs.job.Run._log_end", lambda *args: None)
         done = main(*argv, "/dev/full")
     assert (done.code, done.err) == (0, warning)
     assert (tmp_path / "out").read_text("utf-8") == "ein\n"

@@ -97,7 +97,7 @@ def test_a_signal_that_python_drops_ends_the_job_all_the_same(tmp_path, env, tab
     """What a handler raises while a finalizer runs is dropped, as in callbacks of imports."""
     program = (
         "import os, sys; from onmt_lite.__main__ import main\n"
-        "from onmt_lite.jobs.output import Output\n"
+        "from onmt_lite.jobs.job import Output\n"
         "class Last:\n"
         "    def __del__(self): os.kill(os.getpid(), 15)\n"
         "Output.append = lambda self, done: (Last(), None)[1]\n"

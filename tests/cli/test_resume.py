@@ -249,13 +249,13 @@ def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
 SLOW = """
 import sys
 from onmt_lite import __main__
-from onmt_lite.jobs import output
-append = output.Output.append
+from onmt_lite.jobs import job
+append = job.Output.append
 def slow(self, done):
     append(self, done)
     print("bucket", flush=True)
     sys.stdin.readline()  # as long as the test wants
-output.Output.append = slow
+job.Output.append = slow
 sys.exit(__main__.main())
 """
 

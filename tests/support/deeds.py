@@ -23,7 +23,7 @@ class Acting(Task):
 
 
 def act(task, place, progress, do):
-    deed = take_deed(task.number)
+    deed = take_deed(task.work.number)
     if deed.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, deed))
         time.sleep(60)  # until a signal that stops has done so
