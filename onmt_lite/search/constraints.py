@@ -12,6 +12,7 @@ that hold equally many tokens of its phrases.  The end token comes when all are 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,15 +139,25 @@ class Constraints:
                     must = effects.goes_on
                     bound.append((b * k + row, state.joined, must, must and spare))
             if any(phrases.paths):
-                banks = self._sent([effects.bank for effects in found], k)[0]
                 wanted = [(row, *pair) for row, each in enumerate(found) for pair in each.wanted]
-                steered.append((b, banks, self._sent(wanted, 3)))
+                steered.append((b, [effects.bank for effects in found], wanted))
         if not (forbidden or bound or steered):
             return None
-        return Held(self._sent(forbidden, 2), self._sent(bound, 4), self.goes_on, steered)
+        tables = [
+            forbidden,
+            bound,
+            *(each for _, banks, wanted in steered for each in (banks, wanted)),
+        ]
+        first, second, *others = self._sent(tables, [2, 4, *[1, 3] * len(steered)])
+        places = [b for b, _, _ in steered]
+        dealt_out = [*zip(places, (banks[:, 0] for banks in others[::2]), others[1::2])]
+        return Held(first, second, self.goes_on, dealt_out)
 
-    def _sent(self, numbers: Sequence[object], width: int) -> Tensor:
-        return sent(torch.tensor(numbers, dtype=torch.long).view(-1, width), self.device)
+    def _sent(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
+        """Tables of numbers of these widths, in one transfer."""
+        flat = [torch.tensor(each, dtype=torch.long).flatten() for each in tables]
+        parts = torch.split(sent(torch.cat(flat), self.device), [*map(len, flat)])
+        return [part.view(-1, width) for part, width in zip(parts, widths)]
 
     def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[State | None]:
         """Of the rows of a sentence; at first they have read its prefix."""
@@ -159,7 +170,7 @@ class Constraints:
         return self.states[slot.number]
 
     def follow(self, slots: Sequence[Slot], n_steps: int, newest: Tensor) -> None:
-        """Follow the rows of sentences in their slots; newest (B, M): see `Log`."""
+        """Follow the rows of sentences in their slots; newest (B, M): see `Transfer`."""
         k = self.plan.beam_size
         for b, (slot, line) in enumerate(zip(slots, newest[:, : 3 * k].tolist())):
             phrases = self.phrases[slot.number]
