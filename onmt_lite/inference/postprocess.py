@@ -1,4 +1,4 @@
-"""Postprocessing: a beam's hypotheses as text, the notes on a line, its search in words.
+"""Postprocessing: a beam's hypotheses as text, and the notes on a line.
 
 Notes.  Of the input:
   empty             blank; no output
@@ -30,7 +30,6 @@ Of the output, its best hypothesis:
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,18 +39,14 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import (
     NOTHING,
-    Ending,
     Example,
     Found,
     Hypothesis,
-    Trace,
     Translation,
 )
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
-from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Continuation, Finished, length_norm
-from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
-from onmt_lite.search.recorder import IDLE, Recorder, Step
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
 from onmt_lite.text.tokenizers import word_log_probs
@@ -263,108 +258,3 @@ def model_notes(
         ),
     }
     return [*checkpoint.notes, *(note for note, holds in rules.items() if holds)]
-
-
-# -- traces (-dump_beam) ---------------------------------------------------------------------------
-
-
-class Tracer:
-    """Records searches of examples of a batch; the loop calls its `recorder` at each step, which is
-    None if no example is traced."""
-
-    def __init__(self, renderer: Renderer, examples: Sequence[Example]):
-        self.renderer, self.examples = renderer, examples
-        numbers = {i for i, example in enumerate(examples) if example.line.traced}
-        self.recorder = Recorder(numbers) if numbers else None
-
-    def traced(self, number: int, beam: Beam, found: Found) -> Found:
-        """With the trace, if this example is traced."""
-        if self.recorder is None or number not in self.recorder.steps:
-            return found
-        steps, example = self.recorder.steps.pop(number), self.examples[number]
-        hyps = [hyp for hyp in beam.best() if hyp.step]
-        kept = {(hyp.step, hyp.row, hyp.token) for hyp in hyps}
-        rows = [
-            [self._row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
-            for t, step in enumerate(steps, 1)
-        ]
-        # Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already
-        endings = dict[tuple[int, int], Ending]()
-        for hyp in hyps:
-            ending = self._ending(hyp, steps, example, beam, found)
-            endings.setdefault((ending.step, ending.row), ending)
-        path = list[int]()  # of the best, back from its end
-        n_steps, k = next(iter(endings), (0, 0))
-        for t in range(n_steps - 1, -1, -1):
-            path.insert(0, k)
-            k = rows[t][k].parent
-        trace = Trace(
-            example.line.id,
-            example.line.text,
-            example.src_tokens,
-            beam.plan.beam_size,
-            rows,
-            [[self._row(other, example) for other in step.others] for step in steps],
-            path,
-            list(endings.values()),
-            why_it_stopped(beam, len(steps)),
-            self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
-        )
-        return replace(found, trace=trace)
-
-    def _row(self, row: Continuation, example: Example, is_kept: bool = False) -> Continuation:
-        """With its token as text.  `is_kept`: a hypothesis that is among the best ends with it."""
-        if row.score < IDLE:
-            return replace(row, score=-math.inf, log_prob=-math.inf, state="none", why="")
-        (text,) = self._tokens([row.token], example)
-        if is_kept:
-            return replace(row, text=text, state="finished", why="")
-        why = "better ones took its place later" if row.state == "finished" else row.why
-        return replace(row, text=text, why=why)
-
-    def _tokens(self, ids: list[int], example: Example) -> list[str]:
-        return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
-
-    def _ending(
-        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: Found
-    ) -> Ending:
-        ids, log_probs = beam.hypothesis(hyp)
-        tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
-        # A hypothesis of the output has the text that its tokens became in the end
-        text = next((h.text for h in found.hyps if (h.score, h.log_prob) == key), None)
-        if text is None:
-            text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
-        length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
-        norm = length_norm(beam.plan.length_penalty, beam.plan.alpha, length)
-        row = next(
-            k
-            for k, row in enumerate(steps[hyp.step - 1].rows)
-            if row.exists and row.key == (hyp.row, hyp.token)
-        )
-        return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
-
-    def _attention(self, example: Example, steps: list[Step], path: list[int]) -> list[list[float]]:
-        """From each token of a path to the tokens of the line."""
-        before, late = self.renderer.checkpoint.src_margins[0], self.renderer.checkpoint.aligns_late
-        columns = slice(before, before + len(example.src_tokens))
-        rows = [steps[t].rows[k].parent for t, k in enumerate(path)]
-        made = [steps[t].attn[k, columns].tolist() for t, k in enumerate(rows)]
-        return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
-
-
-def why_it_stopped(beam: Beam, n_steps: int) -> str:
-    """The reason, in words, after the last step."""
-    stop, n = beam.plan.stop, len(beam.finished)
-    have = "1 hypothesis had finished" if n == 1 else f"{n} hypotheses had finished"
-    if beam.note == SEARCH_EMPTY:
-        return "the model allowed no continuation of any row"
-    if n_steps >= beam.limits.max_steps:
-        return f"the limit of {n_steps} tokens was reached"
-    reasons = {
-        TopEnded: "which is enough, and the best candidate of a step was one that ended",
-        Full: "which is enough",
-        LengthRatio: "and the best of them had the length and score that -ratio expects",
-        Exhausted: "and no row was left",
-    }
-    why = reasons.get(type(stop), "and no open row could be expected to beat them")
-    return f"{have}, {why}"

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from onmt_lite.search.beam import Continuation
 from onmt_lite.text.lines import CAPITALS, Line
 from onmt_lite.text.placeholders import Reading
 
@@ -66,6 +65,28 @@ class Hypothesis:
 
 
 NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a blank line
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A row of the step before with a token, as a recorded search keeps it."""
+
+    parent: int
+    token: int
+    score: float
+    log_prob: float
+    # What became of it; "ended": the end token, not counted; "none": there is no such row
+    state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
+    why: str = ""  # the reason, if it does not live on
+    text: str = ""  # the token in words, see `onmt_lite.inference.trace`
+
+    @property
+    def exists(self) -> bool:
+        return self.score > -math.inf
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.parent, self.token
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from torch import Tensor
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.postprocess import Renderer, Tracer, total
+from onmt_lite.inference.postprocess import Renderer, total
 from onmt_lite.inference.records import NOTHING, Example, Found
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_one
+from onmt_lite.inference.trace import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
@@ -121,10 +122,11 @@ class Runner:
         with giving_back(model):
             for start, part in parts_of(group, n_joint):
                 tracer = Tracer(self.renderer, part)
-                if tracer.recorder is not None:  # it knows sentences by their numbers in one batch
+                on_step = tracer if tracer.steps else None
+                if on_step:  # it knows sentences by their numbers in one batch
                     plan, n_batches = replace(plan, watched=True), 1
                 sentences = [sentence_of(config, example) for example in part]
-                for i, beam in decode(model, sentences, plan, n_slots, tracer.recorder, n_batches):
+                for i, beam in decode(model, sentences, plan, n_slots, on_step, n_batches):
                     with self.clock.phase("tokenise"):
                         text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
                         found = tracer.traced(i, beam, text)

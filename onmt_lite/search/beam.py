@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from onmt_lite.search.plan import Limits, Plan
 from onmt_lite.search.policy import Bound, Full, LengthRatio, TopEnded
@@ -48,28 +48,6 @@ class Finished:
     token: int
     log_prob: float
     ended: bool  # with the end token; False: cut off by max_length
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A row of the step before with a token, as a recorded search keeps it."""
-
-    parent: int
-    token: int
-    score: float
-    log_prob: float
-    # What became of it; "ended": the end token, not counted; "none": there is no such row
-    state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
-    why: str = ""  # the reason, if it does not live on
-    text: str = ""  # the token in words, see `onmt_lite.inference.postprocess`
-
-    @property
-    def exists(self) -> bool:
-        return self.score > -math.inf
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.parent, self.token
 
 
 @functools.lru_cache(maxsize=4096)  # the same few lengths, over and over

@@ -46,7 +46,7 @@ class StepRules:
 
 @dataclass
 class Watched:
-    """Inputs of the last top-k, kept only when a recorder is attached."""
+    """Inputs of the last top-k, kept only when a search is traced."""
 
     logits: Tensor  # (R, V): the model's own, before any mask
     norm: Tensor  # (R,): of these

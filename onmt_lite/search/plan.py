@@ -98,7 +98,7 @@ class Plan:
     src_pad_id: int = 0
     aligns: bool = False  # record which source token each row attends to most
     src_margins: tuple[int, int] = (0, 0)  # tokens at both ends of a source that alignments skip
-    watched: bool = False  # keep the inputs of the last top-k for a recorder
+    watched: bool = False  # keep the inputs of the last top-k for a trace
     clock: Clock = field(default_factory=Clock, compare=False, repr=False)  # changes no decision
 
     @property

@@ -1,0 +1,232 @@
+"""Traces (-dump_beam): what each step of a search kept, finished, forbade, passed over, and why."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onmt_lite.inference.postprocess import Renderer
+from onmt_lite.inference.records import Continuation, Ending, Example, Found, Trace
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Candidates, Finished, length_norm
+from onmt_lite.search.decode import BeamBatch
+from onmt_lite.search.plan import Plan
+from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
+from onmt_lite.search.scheduler import Slot
+
+# By the names that `onmt_lite.search.masks` gives them
+RULES = {
+    "prefix": "the prefix of the line demands another token",
+    "forced": "the last step allows the end alone",
+    "model": "a rule of the options or the model forbids it",
+    "too early": "too early to end; min_length allows it from token {min_end} on",
+    "banned": "this token is banned",
+    "phrases": "a phrase that is banned, or one that is forced, forbids it",
+    "n-grams": "it would repeat {repeated} (block_ngram_repeat)",
+}
+IDLE = -1e8  # scores below belong to rows that do not exist yet
+
+
+class Step(NamedTuple):
+    """One step of one sentence."""
+
+    rows: list[Continuation]  # the K new rows, then hypotheses that finished beside them
+    others: list[Continuation]  # the best continuations that did not become a row
+    attn: Tensor  # (K, S): attention of each old row
+
+
+class Tracer:
+    """Records the searches of some examples of a batch: the `on_step` of their decode loop.
+
+    It changes nothing, and a search without one pays nothing for it.
+    """
+
+    def __init__(self, renderer: Renderer, examples: Sequence[Example]):
+        self.renderer, self.examples = renderer, examples
+        self.steps = {i: list[Step]() for i, e in enumerate(examples) if e.line.traced}
+
+    def __call__(self, batch: BeamBatch) -> None:
+        for b, slot in enumerate(batch.slots):
+            step = batch.n_steps - slot.started
+            if slot.number in self.steps and step > 0:  # others take start tokens
+                self.steps[slot.number].append(record(batch, b, slot, step))
+
+    def traced(self, number: int, beam: Beam, found: Found) -> Found:
+        """With the trace, if this example is traced."""
+        steps, example = self.steps.pop(number, None), self.examples[number]
+        if steps is None:
+            return found
+        hyps = [hyp for hyp in beam.best() if hyp.step]
+        kept = {(hyp.step, hyp.row, hyp.token) for hyp in hyps}
+        rows = [
+            [self._row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
+            for t, step in enumerate(steps, 1)
+        ]
+        # Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already
+        endings = dict[tuple[int, int], Ending]()
+        for hyp in hyps:
+            ending = self._ending(hyp, steps, example, beam, found)
+            endings.setdefault((ending.step, ending.row), ending)
+        path = list[int]()  # of the best, back from its end
+        n_steps, k = next(iter(endings), (0, 0))
+        for t in range(n_steps - 1, -1, -1):
+            path.insert(0, k)
+            k = rows[t][k].parent
+        trace = Trace(
+            example.line.id,
+            example.line.text,
+            example.src_tokens,
+            beam.plan.beam_size,
+            rows,
+            [[self._row(other, example) for other in step.others] for step in steps],
+            path,
+            list(endings.values()),
+            why_it_stopped(beam, len(steps)),
+            self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
+        )
+        return replace(found, trace=trace)
+
+    def _row(self, row: Continuation, example: Example, is_kept: bool = False) -> Continuation:
+        """With its token as text.  `is_kept`: a hypothesis that is among the best ends with it."""
+        if row.score < IDLE:
+            return replace(row, score=-math.inf, log_prob=-math.inf, state="none", why="")
+        (text,) = self._tokens([row.token], example)
+        if is_kept:
+            return replace(row, text=text, state="finished", why="")
+        why = "better ones took its place later" if row.state == "finished" else row.why
+        return replace(row, text=text, why=why)
+
+    def _tokens(self, ids: list[int], example: Example) -> list[str]:
+        return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
+
+    def _ending(
+        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: Found
+    ) -> Ending:
+        ids, log_probs = beam.hypothesis(hyp)
+        tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
+        # A hypothesis of the output has the text that its tokens became in the end
+        text = next((h.text for h in found.hyps if (h.score, h.log_prob) == key), None)
+        if text is None:
+            text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
+        length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
+        norm = length_norm(beam.plan.length_penalty, beam.plan.alpha, length)
+        rows = [made.key if made.exists else None for made in steps[hyp.step - 1].rows]
+        row = rows.index((hyp.row, hyp.token))
+        return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
+
+    def _attention(self, example: Example, steps: list[Step], path: list[int]) -> list[list[float]]:
+        """From each token of a path to the tokens of the line."""
+        before, late = self.renderer.checkpoint.src_margins[0], self.renderer.checkpoint.aligns_late
+        columns = slice(before, before + len(example.src_tokens))
+        rows = [steps[t].rows[k].parent for t, k in enumerate(path)]
+        made = [steps[t].attn[k, columns].tolist() for t, k in enumerate(rows)]
+        return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
+
+
+def record(batch: BeamBatch, b: int, slot: Slot, step: int) -> Step:
+    """What the newest step of the batch has done in slot b."""
+    plan, event, k = batch.plan, batch.transfer.event(b, step), batch.plan.beam_size
+    finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
+    rows = continuations(event.rows)
+    ranked = [made for made in continuations(event.candidates) if made.exists]
+    for i, made in enumerate(rows):
+        if made.exists and made.key in finished:
+            rows[i] = replace(made, state="finished")
+        elif made.exists and made.token == plan.eos_id:
+            rows[i] = not_counted(plan, made, event.candidates)
+    here = {made.key for made in rows if made.exists}
+    # Hypotheses that made room for a row, or are no row at the limit
+    rows += [replace(m, state="finished") for m in ranked if m.key in finished - here]
+    here |= finished
+    others = [
+        not_counted(plan, made, event.candidates)
+        for made in ranked
+        if made.key not in here and made.token == plan.eos_id
+    ]
+    here.update(made.key for made in others)
+    alive = [made.score for made in rows[:k] if made.score > IDLE]
+    others += left_out(batch, b, step, alive, here)
+    others.sort(key=lambda made: -made.score)
+    return Step(rows, others, batch.watched.attn[b * k : (b + 1) * k].cpu())
+
+
+def continuations(columns: Candidates) -> list[Continuation]:
+    score, row, token, log_prob = columns
+    return [Continuation(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
+
+
+def not_counted(plan: Plan, made: Continuation, candidates: Candidates) -> Continuation:
+    """A candidate that ends, with the reason why it is no finished hypothesis."""
+    keys = zip(candidates.row, candidates.token)
+    ranks = [i for i, key in enumerate(keys) if key == made.key]
+    per_pool = max(1, len(candidates.token) // plan.n_pools)
+    first = plan.policy.ends_within * plan.width
+    if ranks and ranks[0] % per_pool >= first:
+        why = f"ends, but an end counts among the best {first} candidates of a step alone"
+    elif plan.policy.pool == "first":
+        why = "ends, but enough hypotheses have finished before it"
+    else:
+        why = "ends, but the finished hypotheses that are kept have better scores"
+    return replace(made, state="ended", why=why)
+
+
+def left_out(
+    batch: BeamBatch, b: int, step: int, alive: list[float], here: Collection[tuple[int, int]]
+) -> list[Continuation]:
+    """The best K continuations that lost to the rows, and up to K that would have won but for a
+    rule; alive: the scores of the rows."""
+    plan, watched, k = batch.plan, batch.watched, batch.plan.beam_size
+    of_slot, scores = slice(b * k, (b + 1) * k), watched.scores[b][:, None]  # (K, 1)
+    log_probs = watched.logits[of_slot] - watched.norm[of_slot, None]  # (K, V): the model's own
+    plain, values = log_probs + scores, watched.scored.values[of_slot, : log_probs.size(1)]
+    totals = values - watched.scored.norm[of_slot, None] + scores  # (K, V); -inf: forbidden
+
+    def best_of(totals: Tensor, n: int, why: str = "") -> list[Continuation]:
+        """Of the n largest, those whose row exists and that are not `here`."""
+        best, v = torch.topk(totals.flatten(), min(n, totals.numel())), totals.size(1)
+        made = [
+            Continuation(i // v, i % v, total, float(log_probs[i // v, i % v]), "lost", why)
+            for i, total in zip(best.indices.tolist(), best.values.tolist())
+            if total > IDLE
+        ]
+        return [each for each in made if each.key not in here]
+
+    lowest = min(alive, default=-math.inf)
+    if plan.sampling:
+        why = "others were drawn"
+    elif plan.beam_groups > 1:
+        why = "not among the best of its group, where tokens of earlier groups cost more"
+    else:
+        why = f"not among the best {len(alive)}, the last of which has {lowest:.4f}"
+    lost = best_of(totals, k + len(here), why)[:k]
+
+    limits, n = batch.slots[b].beam.limits, plan.block_ngram_repeat
+    repeated = "a token" if n == 1 else f"{n} tokens in a row"
+    would_win = (totals == -math.inf) & (plain > lowest)  # (K, V)
+    for made in best_of(plain.masked_fill(~would_win, -math.inf), k):
+        rule = next(r for r, mask in watched.masked if mask[of_slot][made.key])  # the first one
+        if rule == "forced" and step <= len(limits.prefix):
+            rule = "prefix"
+        why = RULES[rule].format(min_end=limits.min_end, repeated=repeated)
+        lost.append(replace(made, state="blocked", why=f"blocked: {why}"))
+    return lost
+
+
+def why_it_stopped(beam: Beam, n_steps: int) -> str:
+    """The reason, in words, after the last step."""
+    stop, n = beam.plan.stop, len(beam.finished)
+    have = "1 hypothesis had finished" if n == 1 else f"{n} hypotheses had finished"
+    if beam.note == SEARCH_EMPTY:
+        return "the model allowed no continuation of any row"
+    if n_steps >= beam.limits.max_steps:
+        return f"the limit of {n_steps} tokens was reached"
+    reasons = {
+        TopEnded: "which is enough, and the best candidate of a step was one that ended",
+        Full: "which is enough",
+        LengthRatio: "and the best of them had the length and score that -ratio expects",
+        Exhausted: "and no row was left",
+    }
+    why = reasons.get(type(stop), "and no open row could be expected to beat them")
+    return f"{have}, {why}"
