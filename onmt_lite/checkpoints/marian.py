@@ -31,8 +31,7 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.model_defaults import DECODER as DEFAULTS
-from onmt_lite.search.model_defaults import file_names, parse_yaml
+from onmt_lite.search.model_defaults import file_names, names_of, parse_yaml
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -132,7 +131,7 @@ def _find(path: Path) -> tuple[Path, Path, Path, Description]:
     folder = path if path.is_dir() else path.parent
     said = folder / DECODER
     decoder = Description(_parse(read_whole(said, MAX_YAML), said) if said.is_file() else {}, said)
-    for name in DEFAULTS:
+    for name in names_of("decoder"):
         decoder.get(name)  # refuses a name that is misspelt
     models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
     if models and (path.is_dir() or path.name in models):

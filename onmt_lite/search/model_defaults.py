@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,12 @@ from onmt_lite.errors import CheckpointError, OptionError
 
 FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
 FILES = ("config.json", "generation_config.json")  # the last one wins
+TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
 MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 # Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
 NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
-
-# Names of transformers, and ours
-SEARCH = {
-    "num_beams": "beam_size",
-    "max_length": "max_length",
-    "min_length": "min_length",
-    "max_new_tokens": "max_length",
-    "min_new_tokens": "min_length",
-    "length_penalty": "alpha",
-    "early_stopping": "early_stopping",
-    "no_repeat_ngram_size": "block_ngram_repeat",
-    "repetition_penalty": "repetition_penalty",
-    "num_beam_groups": "beam_groups",
-    "diversity_penalty": "diversity_rate",
-}
-DRAWING = {
-    "temperature": "random_sampling_temp",
-    "top_k": "random_sampling_topk",
-    "top_p": "random_sampling_topp",
-}
-DECODER = {"beam-size": "beam_size", "normalize": "alpha"}  # of Marian's decoder.yml
 # What their values are here, if it is not the same
 VALUES: dict[str, Callable[[Any], Any]] = {
     # New tokens are counted without the start token
@@ -47,23 +28,13 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "top_p": lambda p: 0.0 if p == 1 else p,
     "normalize": float,
 }
-# Settings that change outputs and are not supported, unless they have one of these values
-UNKNOWN: dict[str, tuple[Any, ...]] = {
-    "sequence_bias": (),
-    "exponential_decay_length_penalty": (),
-    "guidance_scale": (1, 1.0),
-    "forced_decoder_ids": ([],),
-    "begin_suppress_tokens": ([],),
-    "force_words_ids": ([],),
-    "constraints": ([],),
-    "encoder_repetition_penalty": (1, 1.0),
-    "encoder_no_repeat_ngram_size": (0,),
-    "renormalize_logits": (False,),
-    "penalty_alpha": (0, 0.0),
-    "dola_layers": (),
-    "stop_strings": ([],),
-    "watermarking_config": (),
-}
+
+
+@lru_cache
+def names_of(table: str) -> dict[str, Any]:
+    """A table of model_defaults.yaml: our names by those of a file, for instance."""
+    tables: dict[str, dict[str, Any]] = yaml.safe_load(TABLES.read_bytes())
+    return tables[table]
 
 
 def read_defaults(
@@ -85,10 +56,11 @@ def read_defaults(
                 f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
                 "to search for the best"
             )
-        for name, neutral in UNKNOWN.items():
+        for name, neutral in names_of("unsupported").items():
             if table.get(name) is not None and table[name] not in neutral:
                 raise CheckpointError(f"{path}: {name} changes what the model says; not supported")
-        options = _options(path, table, {**SEARCH, **(DRAWING if drawn else {})}, check)
+        names = names_of("generation_config") | (names_of("drawing") if drawn else {})
+        options = _options(path, table, names, check)
         if options:
             found.append((options, f"of {path}"))
     return found
@@ -108,7 +80,7 @@ def read_decoder(
     table = _read(path)
     if not model.is_dir() and model.name not in file_names(table.get("models"), "models", path):
         return []
-    options = _options(path, table, DECODER, check)
+    options = _options(path, table, names_of("decoder"), check)
     return [(options, f"of {path}")] if options else []
 
 

@@ -28,7 +28,7 @@ from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.model_defaults import SEARCH
+from onmt_lite.search.model_defaults import names_of
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -72,7 +72,8 @@ class Directory:
         self.tokenizer = described(path / TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
         usual = USUAL.get(self.family, {})
-        for name in (*usual, *SEARCH, *IDS):  # a default would stand in for a name that is misspelt
+        # A default would stand in for a name that is misspelt
+        for name in (*usual, *names_of("generation_config"), *IDS):
             self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
 
