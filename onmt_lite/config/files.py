@@ -7,6 +7,7 @@ import re
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
@@ -148,6 +149,17 @@ class Stream:
     def _close(self) -> None:
         if self.path != "-":
             self.file.close()
+
+
+def check_writable(path: str) -> None:
+    """Raise FileError if a file cannot be made at the path, before work is done for it."""
+    if replaces_a_file(path):
+        target = os.path.realpath(path)
+        with refused(f"write {path}"):
+            if os.path.isdir(target):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with tempfile.TemporaryFile(dir=os.path.dirname(target)):
+                pass
 
 
 def write_out(text: str, path: str = "-") -> None:

@@ -64,12 +64,16 @@ class Range:
 
 @dataclass
 class Survey:
-    """The result of one pass over a file: `spans` are the file, cut."""
+    """The result of one pass over a file."""
 
-    spans: list[Span]
-    n_lines: int
+    spans: list[Span]  # the file, cut
     n_bytes: int
     sha256: str
+    text: list[bytes]  # all of it, if it is small
+
+    @property
+    def n_lines(self) -> int:
+        return sum(span.n_lines for span in self.spans)
 
 
 def cut(
@@ -108,7 +112,7 @@ def cut(
 def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> Survey:
     """Cut, count and hash a file; arguments as those of `cut`.  Raises FileError if it cannot be
     read or changes meanwhile, DataError if it is no text."""
-    n_bytes, sha = 0, hashlib.sha256()
+    n_bytes, sha, text = 0, hashlib.sha256(), list[bytes]()
 
     def chunks(fd: int) -> Iterator[bytes]:
         nonlocal n_bytes
@@ -116,11 +120,12 @@ def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> S
         while chunk := stream.read(CHUNK):
             sha.update(chunk)
             n_bytes += len(chunk)
+            text[:] = [*text, chunk] if n_bytes <= SMALL else []
             yield chunk
 
     with open_input(path) as fd:
         spans = list(cut(path, chunks(fd), counts, max_bytes))
-    return Survey(spans, sum(span.n_lines for span in spans), n_bytes, sha.hexdigest())
+    return Survey(spans, n_bytes, sha.hexdigest(), text)
 
 
 @dataclass
@@ -192,7 +197,8 @@ def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Su
     surveys = [survey(path, repeat(most), max_bytes_of(most)) for path in sources]
     fair = bucket_lines(options, sum(each.n_lines for each in surveys))
     if fair < most and all(each.n_bytes <= SMALL for each in surveys):
-        surveys = [survey(path, repeat(fair), max_bytes_of(fair)) for path in sources]
+        for path, each in zip(sources, surveys):  # from memory: a file is read once
+            each.spans = list(cut(path, each.text, repeat(fair), max_bytes_of(fair)))
     return surveys
 
 

@@ -87,6 +87,8 @@ class Run:
         inputs = look_at_inputs(options, self.sources)
         ranges = inputs.ranges or []
         tasks.check_phrases(ranges)
+        if self.dump is not None:
+            check_writable(self.dump)
         with Output(options.data.output, jobs.report, self.resumable) as out:
             self.out = out
             lacks = wants_bleu(options) and not has_sacrebleu()

@@ -87,3 +87,11 @@ def test_a_pipe_stays_one(shell, src, tmp_path):
     done = shell("", *argv, first="cat beam.json & exec")
     assert done.code == 0 and len(json.loads(done.out)["scores"]) == 4
     assert stat.S_ISFIFO(os.stat(tmp_path / "beam.json").st_mode)
+
+
+def test_a_page_that_cannot_be_written_ends_the_job_before_its_work(main, src, tmp_path):
+    (tmp_path / "page.html").mkdir()
+    for page in ("missing/page.html", "page.html"):
+        done = main("-src", src, "-output", "out", "-dump_beam", page)
+        assert done.code == 5 and f"cannot write {page}" in done.err
+        assert "before the first line" in done.err and not (tmp_path / "out").exists()
