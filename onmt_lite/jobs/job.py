@@ -11,7 +11,15 @@ from itertools import count
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
-from onmt_lite.config.files import Stream, check_paths, name_of, replaces_a_file, rereads, write_out
+from onmt_lite.config.files import (
+    Stream,
+    check_paths,
+    check_writable,
+    name_of,
+    replaces_a_file,
+    rereads,
+    write_out,
+)
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
 from onmt_lite.inference.records import Trace
