@@ -81,18 +81,16 @@ def values(folder, text):
 @pytest.mark.parametrize("mark", ["'", '"'])
 def test_quotes_make_no_difference_in_yaml(folder, mark):
     """As to ConfigArgParse, which reads all values as words."""
-    plain = {
-        "beam_size": "4", "n_best": "2", "alpha": "0.9", "beta": "1e-1", "max_length_ratio": "2",
-        "replace_unk": "true", "verbose": "True", "report_time": "false", "length_penalty": "wu",
-        "gpu": "-1", "ignore_when_blocking": "w1", "block_ngram_repeat": "3", "seed": "-1",
-        "tgt_file_prefix": "False", "coverage_penalty": "none",
-    }  # fmt: skip
-    bare = values(folder, "\n".join(f"{name}: {value}" for name, value in plain.items()))
-    quoted = "\n".join(f"{name}: {mark}{value}{mark}" for name, value in plain.items())
-    found = values(folder, quoted)
-    assert found == bare and {n: type(v) for n, v in found.items()} == {
-        n: type(v) for n, v in bare.items()
-    }
+    plain = (
+        "beam_size 4, n_best 2, alpha 0.9, beta 1e-1, max_length_ratio 2, replace_unk true,"
+        "verbose True, report_time false, length_penalty wu, gpu -1, ignore_when_blocking w1,"
+        "block_ngram_repeat 3, seed -1, tgt_file_prefix False, coverage_penalty none"
+    )
+    pairs = [pair.split() for pair in plain.split(",")]
+    bare = values(folder, "\n".join(f"{name}: {value}" for name, value in pairs))
+    found = values(folder, "\n".join(f"{name}: {mark}{value}{mark}" for name, value in pairs))
+    assert found == bare
+    assert [type(value) for value in found.values()] == [type(value) for value in bare.values()]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +120,18 @@ def test_values_as_words(folder, text, value):
     assert values(folder, text)["precision" if name == "fp32" else name] == value
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["beam_size: '5.0'", "beam_size: five", "beam_size: ''", "beam_size: ' 5'", "beam_size: '0'",
-     "replace_unk: 2", "replace_unk: maybe", "replace_unk: [true]", "alpha: '1,5'", "alpha: 'nan'",
-     "beam_size: true", "alpha: no", "n_best: [2]", "length_penalty: 5", "src_prefix: [a]"],
-)  # fmt: skip
+WRONG = (
+    "beam_size: '5.0'; beam_size: five; beam_size: ''; beam_size: ' 5'; beam_size: '0';"
+    "replace_unk: 2; replace_unk: maybe; replace_unk: [true]; alpha: '1,5'; alpha: 'nan';"
+    "beam_size: true; alpha: no; n_best: [2]; length_penalty: 5; src_prefix: [a]"
+)
+
+
+@pytest.mark.parametrize("text", WRONG.split(";"))
 def test_what_is_wrong_without_quotes_is_wrong_with_them(folder, text):
-    with pytest.raises(OptionError, match=f"{text.partition(':')[0]}: expected .*q.yaml:1"):
-        values(folder, text)
+    name = text.partition(":")[0].strip()
+    with pytest.raises(OptionError, match=f"{name}: expected .*q.yaml:1"):
+        values(folder, text.strip())
 
 
 def test_an_option_of_training_is_refused_as_one(folder):

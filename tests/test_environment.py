@@ -63,9 +63,8 @@ def test_packages_are_named_with_the_command_that_installs_them(checkout, words)
 
 
 def test_an_environment_that_was_not_activated_is_named(checkout, tmp_path):
-    activate = checkout / ".venv" / "bin" / "activate"
-    activate.parent.mkdir(parents=True)
-    activate.touch()
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv" / "bin" / "activate").touch()
     assert start(checkout, "translate.py") == said(ALL, ". .venv/bin/activate")
     script = str(checkout / "translate.py")
     assert start(tmp_path, script) == said(ALL, ". 'check out/.venv/bin/activate'")
@@ -93,13 +92,17 @@ def test_an_old_python_can_read_as_far_as_that(name):
     ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 8))
 
 
+def python(code, env):
+    """What a Python in that environment prints."""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize(
     "given, expected",
-    [
-        ({}, "1000"),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
-        ({"OMP_WAIT_POLICY": "active"}, "None"),
-    ],
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=str,
 )
 def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
@@ -107,9 +110,7 @@ def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
     env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     code = "import os; from onmt_lite.config.environment import prepare_environment as p; p();"
     code += "print(os.environ.get('GOMP_SPINCOUNT'))"
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=ROOT, env=env | given, capture_output=True, check=True)
-    assert done.stdout.decode("utf-8").strip() == expected
+    assert python(code, env | given) == expected
 
 
 PRODUCTS = """
@@ -137,10 +138,7 @@ def test_products_depend_on_neither_threads_nor_rows():
     if not {"GenuineIntel", "avx512f", "avx512bw"} <= flags:
         pytest.skip("another processor")
     env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTS], cwd=ROOT, env=env, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "{True}", done.stderr
+    assert python(PRODUCTS, env) == "{True}"
 
 
 @pytest.mark.parametrize("error", [None, ImportError])
@@ -224,6 +222,4 @@ print(pages())
 def test_memory_that_a_step_has_freed_is_kept(start, given):
     """20 MB are 5,120 pages."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    words = [sys.executable, "-c", start + "\n" + FAULTS]
-    done = subprocess.run(words, env={**env, **given}, capture_output=True, text=True, check=True)
-    assert (int(done.stdout) < 1000) == (not given)
+    assert (int(python(start + "\n" + FAULTS, {**env, **given})) < 1000) == (not given)

@@ -31,8 +31,8 @@ def test_every_error_of_ours(kind):
     """Made of its text alone, as all are."""
     error = kind("what (where); what to do")
     found = travelled(error)
-    assert type(found) is kind
-    assert (str(found), found.exit_code) == ("what (where); what to do", error.exit_code)
+    assert type(found) is kind and str(found) == "what (where); what to do"
+    assert found.exit_code == error.exit_code
 
 
 def test_all_problems():

@@ -11,7 +11,6 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.config.text_options import TextOptions
-from onmt_lite.errors import OptionError
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.table import TableModel
 from onmt_lite.text.vocab import Vocab
@@ -90,8 +89,8 @@ LOGS = {
     "report_bleu": ("-tgt {tgt}", "-report_bleu"),
     "quiet": ("-report_time", "-quiet"),
 }
-APART = "model device gpu precision threads batch_size batch_type log_file".split()
-APART += ["log_file_level"]  # see test_option_table.py
+APART = "model device gpu precision threads batch_size batch_type".split()
+APART += ["log_file", "log_file_level"]  # see test_option_table.py
 APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
@@ -106,6 +105,10 @@ APART += vars(TextOptions())  # see test_transforms.py
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
     """Run translate.py in this process: its output and its log."""
+    # The toy model's twin, twice as sure of everything
+    twin = json.loads(Path(TOY).read_text("utf-8"))
+    rows = twin["sources"]["katze"]["rows"]
+    twin["sources"]["katze"]["rows"] = {key: [2 * x for x in row] for key, row in rows.items()}
     files = {
         "src": "katze\n",
         "other": "katze\nkatze\n",
@@ -114,14 +117,9 @@ def run(tmp_path, monkeypatch, capfd):
         "config": "beam_size: 1\n",
         "phrases": "the\n",
         "banned": "a\n",
+        "sure": json.dumps(twin),
     }
-    # The toy model's twin, twice as sure of everything
-    twin = json.loads(Path(TOY).read_text("utf-8"))
-    rows = twin["sources"]["katze"]["rows"]
-    twin["sources"]["katze"]["rows"] = {key: [2 * x for x in row] for key, row in rows.items()}
-    files["sure"] = json.dumps(twin)
-    paths = {name: tmp_path / name for name in [*files, "out", "log"]} | {"toy": TOY}
-
+    paths = {name: tmp_path / name for name in [*files, "out"]} | {"toy": TOY}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
 
@@ -161,11 +159,6 @@ def test_it_changes_the_log_alone(run, name):
     assert first.err != second.err
 
 
-def test_log_file(run, tmp_path):
-    run("-verbose -quiet false -log_file {log}")
-    assert "PRED 1: a cat" in (tmp_path / "log").read_text()
-
-
 def test_model_and_tokenizer(tiny_checkpoint):
     pieces = Translator.from_pretrained(tiny_checkpoint, device="cpu")
     spaces = Translator.from_pretrained(tiny_checkpoint, device="cpu", tokenizer="space")
@@ -185,27 +178,28 @@ def test_precision(tiny_checkpoint, precision, int8_anywhere):
     assert translator.translate(["der hund"])[0].hyps[0].score < 0
 
 
-@pytest.mark.parametrize("asked", [{"device": "cuda:98"}, {"gpu": 98}])
-def test_a_missing_gpu_is_an_error(tiny_checkpoint, asked):
-    with pytest.raises(OptionError, match="GPU"):
-        Translator.from_pretrained(tiny_checkpoint, **asked)
+@pytest.fixture
+def encoded(monkeypatch):
+    """(sentences, threads) of each call of the encoder."""
+    seen = []
+    encode = TableModel.encode
+
+    def watched(*args):
+        seen.append((len(args[2]), torch.get_num_threads()))
+        return encode(*args)
+
+    monkeypatch.setattr(TableModel, "encode", watched)
+    return seen
 
 
 @pytest.mark.parametrize("where", ["from_pretrained", "translate"])
-def test_threads(monkeypatch, where):
+def test_threads(encoded, where):
     """They are those of the model's work; before and after it torch has as many as ever."""
-    seen = []
-    encode = TableModel.encode
-    monkeypatch.setattr(
-        TableModel,
-        "encode",
-        lambda *args: (seen.append(torch.get_num_threads()), encode(*args))[1],
-    )
     before = torch.get_num_threads()
     given = {"from_pretrained": {}, "translate": {}, where: {"threads": before + 1}}
     translator = Translator.from_pretrained(TOY, device="cpu", **given["from_pretrained"])
     translator.translate(["katze"], **given["translate"])
-    assert seen == [before + 1]
+    assert encoded == [(1, before + 1)]
     assert torch.get_num_threads() == before
 
 
@@ -220,17 +214,12 @@ def test_seed(where):
     assert drawn[0] != drawn[1] == drawn[2]
 
 
-def test_batch_size_and_type(monkeypatch):
-    sizes = []
-    encode = TableModel.encode
-    monkeypatch.setattr(
-        TableModel, "encode", lambda *args: (sizes.append(len(args[2])), encode(*args))[1]
-    )
+def test_batch_size_and_type(encoded):
     translator = Translator.from_pretrained(TOY, device="cpu")
     lines = ["katze katze" + " " * i for i in range(6)]  # no copies
     translator.translate(lines, batch_size=4)  # tokens
     translator.translate(lines, batch_size=4, batch_type="sents")
-    assert sizes == [2, 2, 2, 4, 2]
+    assert [n_sents for n_sents, _ in encoded] == [2, 2, 2, 4, 2]
 
 
 def test_ban_unk_token():

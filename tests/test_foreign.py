@@ -51,11 +51,7 @@ def test_values_that_ask_for_nothing(resolve, yaml):
     resolved = resolve(yaml)
     assert resolved.notes == ()
     assert "size" not in resolved.values
-
-
-def test_a_value_without_effect_is_noted(resolve):
-    assert resolve("host: there").notes[0].startswith("host there: without effect here (")
-    (note,) = resolve("", "-host", "a", "b").notes
+    (note,) = resolve(yaml, "-host", "a", "b").notes
     assert note == "host a b: without effect here (command line)"
 
 

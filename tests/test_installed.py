@@ -75,15 +75,9 @@ def from_checkout(tmp_path, monkeypatch, capfdbinary):
     return run
 
 
-@pytest.mark.sweep
-def test_the_package_is_the_installed_one(run, environment):
+def test_the_shipped_model_translates(run, from_checkout, environment):
     where = run("python", "-c", "import onmt_lite; print(onmt_lite.__file__)")
     assert Path(where).is_relative_to(environment)
-    tests = run("python", "-c", "import importlib.util; print(importlib.util.find_spec('tests'))")
-    assert tests == "None\n"
-
-
-def test_the_shipped_model_translates(run, from_checkout):
     exact = "-precision", "fp32"
     expected = from_checkout(*exact, stdin=GERMAN)
     assert "Good morning" in expected
@@ -100,10 +94,7 @@ def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
     values = [line.split("  # ")[0] for line in found.splitlines()]
     assert values == [line.split("  # ")[0] for line in expected.splitlines()]
     assert "n_best: 5" in values
-
-
-@pytest.mark.sweep
-def test_a_shipped_configuration_that_names_a_shipped_model(run, from_checkout):
+    # One that names a shipped model
     expected = from_checkout("-config", "configs/searches.yaml", stdin="x x\n")
     assert run("onmt_translate", "-config", "searches", stdin="x x\n") == expected
 
@@ -120,30 +111,24 @@ def test_version_and_help(run, command):
 
 
 @pytest.mark.sweep
-def test_names_of_other_tools_are_known(run):
+def test_the_commands_train_and_export(run, tmp_path):
+    assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
+    run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
+    # The table of names from other tools is there too
     said = "onmt_lite: error: unknown option num_beams; here it is beam_size (command line)\n"
     run("onmt_translate", "-num_beams", "5", code=2, err=said)
 
 
 @pytest.mark.sweep
-def test_the_commands_train_and_export(run, tmp_path):
-    assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
-    run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
-
-
-@pytest.mark.sweep
 def test_from_python(run):
     code = (
-        "from onmt_lite import Translator; "
+        "import importlib.util; from onmt_lite import Translator; "
+        "assert importlib.util.find_spec('tests') is None; "
         "translator = Translator.from_pretrained('data/de-en'); "
         "print(translator.translate(['Guten Morgen!'])[0].hyps[0].text)"
     )
     assert run("python", "-c", code, err="").startswith("Good morning")
-
-
-@pytest.mark.sweep
-def test_an_example_as_it_is(run):
     out = run("python", ROOT / "examples" / "draw_search.py", "Ja.", err="")
     assert out.startswith("Ja.\n\nstep ")
 

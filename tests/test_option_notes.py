@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import onmt_lite
 import translate
 from onmt_lite import OptionError, OptionWarning, TranslateOptions, Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
@@ -27,112 +26,92 @@ from tests.support import tiny
 
 TOY = str(Path(__file__).resolve().parents[1] / "data" / "toy.json")
 
-# option -> lines in which giving it changes nothing, and a word of why
-IDLE = [
-    ("alpha", "-alpha 0.6 -length_penalty none", "length_penalty is none"),
-    ("alpha", "-search opennmt-2018 -alpha 0.5 -length_penalty avg", "by the length itself"),
-    ("length_penalty", "-length_penalty wu -alpha 0", "alpha is 0"),
-    ("length_penalty", "-search marian -alpha 0 -length_penalty none -beta 0", None),
-    ("beta", "-beta 0.2", "coverage_penalty is none"),
-    ("beta", "-search ctranslate2 -alpha 0 -beta 0.2", "coverage_penalty is none"),
-    ("coverage_penalty", "-coverage_penalty wu", "beta is 0"),
-    ("coverage_penalty", "-coverage_penalty summary -beta 0", "beta is 0"),
-    ("stepwise_penalty", "-stepwise_penalty", "coverage_penalty is none"),
-    ("stepwise_penalty", "-stepwise_penalty -coverage_penalty wu", "beta is 0"),
-    ("ignore_when_blocking", "-ignore_when_blocking the", "block_ngram_repeat is 0"),
-    ("block_ngram_repeat", "-search fairseq -block_ngram_repeat 1", "2 tokens in a row"),
-    ("block_ngram_repeat", "-search opennmt-3 -block_ngram_repeat 1", "2 tokens in a row"),
-    ("block_ngram_repeat", "-block_ngram_repeat 9 -max_length 9", "no room"),
-    ("with_score", "-with_score -output_format jsonl", "output_format is jsonl"),
-    ("with_score", "-with_score -output_format moses", "output_format is moses"),
-    ("with_score", "-with_score -output_format tsv", "output_format is tsv"),
-    ("alignment_layer", "-alignment_layer -1", "report_align or attn_debug"),
-    ("alignment_heads", "-alignment_heads 1", "report_align or attn_debug"),
-    ("with_score", "-with_score -score_only -tgt a", "nothing is searched"),
-    ("beam_size", "-beam_size 8 -score_only -tgt a", "nothing is searched"),
-    ("min_length", "-min_length 8 -score_only -tgt a", "nothing is searched"),
-    ("n_best_unique", "-n_best_unique", "n_best is 1"),
-    ("split_longer", "-split_longer 90 -tgt a -score_only", "score_only is true"),
-    ("split_longer", "-split_longer 90 -tgt a -tgt_file_prefix", "tgt_file_prefix is true"),
-    ("split_longer", "-split_longer 90 -report_align -gold_align -tgt a", "gold_align is true"),
-    ("report_bleu", "-report_bleu", "tgt is not given"),
-    ("report_bleu", "-report_bleu -tgt a -tgt_file_prefix", "tgt_file_prefix is true"),
-    ("report_bleu", "-report_bleu -tgt a -score_only", "score_only is true"),
-    ("text_field", "-text_field sentence", "the input is text"),
-    ("text_field", "-text_field a -src a.jsonl -input_format text", "the input is text"),
-    ("avg_raw_probs", "-avg_raw_probs", "several model"),
-    ("avg_raw_probs", "-avg_raw_probs -model a", "several model"),
-    ("model_weights", "-model_weights 2 -model a", "several model"),
-    ("seed", "-seed 5", "do_sample"),
-    ("seed", "-seed 5 -search transformers -beam_groups 5", "do_sample"),
-    ("seed", "-seed 5 -random_sampling_topk 1", "one token to draw"),
-    ("random_sampling_topp", "-random_sampling_topk 1 -random_sampling_topp 0.5", "one token"),
-    ("beam_size", "-beam_size 8 -do_sample", "n_best"),
-    ("beam_size", "-beam_size 8 -n_best 2 -random_sampling_topk 5", "n_best"),
-    ("ratio", "-ratio 1.2 -do_sample", "do_sample is true"),
-    ("log_file_level", "-log_file_level ERROR", "log_file is not given"),
-    (
-        "early_stopping",
-        "-search transformers -early_stopping true -do_sample -beam_size 1",
-        "each sample ends by itself",
-    ),
-    ("patience", "-search ctranslate2 -patience 2 -alpha 0", "alpha"),
-    ("patience", "-search ctranslate2 -patience 2 -beam_size 1", "the first end token"),
-    ("early_stopping", "-search transformers -beam_size 1 -early_stopping never", "first end"),
-    ("early_stopping", "-search transformers-2 -beam_size 1 -early_stopping true", "first end"),
-    (
-        "block_ngram_repeat",
-        "-search opennmt-3 -do_sample -block_ngram_repeat 3",
-        "draws them",
-    ),
-    (
-        "ignore_when_blocking",
-        "-search opennmt-3 -do_sample -block_ngram_repeat 3 -ignore_when_blocking .",
-        "draws them",
-    ),
-    (
-        "coverage_penalty",
-        "-search opennmt-3 -random_sampling_topp 0.5 -coverage_penalty wu -beta 1",
-        "if it draws",
-    ),
-    ("beta", "-search opennmt-3 -do_sample -coverage_penalty wu -beta 1", "if it draws"),
-    (
-        "stepwise_penalty",
-        "-search opennmt-3 -do_sample -coverage_penalty wu -beta 1 -stepwise_penalty",
-        "if it draws",
-    ),
-    ("replace_unk", "-replace_unk -ban_unk_token", "ban_unk_token is true"),
-    ("replace_unk", "-replace_unk -search marian", "ban_unk_token is true"),
-    ("src_prefix", "-src_prefix a", "transforms is not given"),
-    ("tgt_prefix", "-tgt_prefix a", "transforms prefix or tgt_file_prefix"),
-    ("src_suffix", "-src_suffix a -transforms prefix", "transforms is prefix"),
-    ("tgt_suffix", "-tgt_suffix a", "transforms suffix"),
-    ("src_subword_model", "-src_subword_model a", "transforms sentencepiece or bpe"),
-    ("src_subword_model", "-src_subword_model a -tokenizer space", "tokenizer sentencepiece"),
-    ("tgt_subword_model", "-tgt_subword_model a", "transforms sentencepiece or bpe"),
-    (
-        "tgt_subword_model",
-        "-transforms bpe -src_subword_model a -tgt_subword_model b -share_vocab",
-        "share_vocab",
-    ),
-    ("src_subword_type", "-src_subword_type bpe", "onmt_tokenize"),
-    ("tgt_subword_type", "-tgt_subword_type bpe", "onmt_tokenize"),
-    ("src_subword_vocab", "-src_subword_vocab a -tokenizer bpe -src_subword_model c", "is 0"),
-    ("src_subword_vocab", "-src_subword_vocab a -src_vocab_threshold 5", "transforms"),
-    ("tgt_subword_vocab", "-tgt_subword_vocab a", "tgt_vocab_threshold is 0"),
-    ("src_vocab_threshold", "-src_vocab_threshold 5", "src_subword_vocab is not given"),
-    ("tgt_vocab_threshold", "-tgt_vocab_threshold 5", "tgt_subword_vocab is not given"),
-    ("penn", "-penn false", "transforms is not given"),
-    ("norm_quote_commas", "-norm_quote_commas false", "transforms is not given"),
-    ("norm_numbers", "-norm_numbers false -transforms uppercase", "transforms normalize"),
-    ("pre_replace_unicode_punct", "-pre_replace_unicode_punct", "transforms normalize"),
-    ("post_remove_control_chars", "-post_remove_control_chars", "transforms normalize"),
-    ("upper_corpus_ratio", "-upper_corpus_ratio 1", "transforms uppercase"),
-    ("batch_size", "-batch_size 64 -deterministic", "deterministic is true"),
-    ("batch_type", "-batch_type sents -deterministic", "deterministic is true"),
-    ("threads", "-threads 2 -deterministic", "deterministic is true"),
-    ("src_onmttok_kwargs", "-src_onmttok_kwargs {}", "onmt_tokenize"),
-    ("tgt_onmttok_kwargs", "-tgt_onmttok_kwargs {}", "onmt_tokenize"),
+# option, a line in which giving it changes nothing, and a word of why
+TABLE = [
+    tuple(row.split(": "))
+    for row in """
+alpha: -alpha 0.6 -length_penalty none: length_penalty is none
+alpha: -search opennmt-2018 -alpha 0.5 -length_penalty avg: by the length itself
+length_penalty: -length_penalty wu -alpha 0: alpha is 0
+beta: -beta 0.2: coverage_penalty is none
+beta: -search ctranslate2 -alpha 0 -beta 0.2: coverage_penalty is none
+coverage_penalty: -coverage_penalty wu: beta is 0
+coverage_penalty: -coverage_penalty summary -beta 0: beta is 0
+stepwise_penalty: -stepwise_penalty: coverage_penalty is none
+stepwise_penalty: -stepwise_penalty -coverage_penalty wu: beta is 0
+ignore_when_blocking: -ignore_when_blocking the: block_ngram_repeat is 0
+block_ngram_repeat: -search fairseq -block_ngram_repeat 1: 2 tokens in a row
+block_ngram_repeat: -search opennmt-3 -block_ngram_repeat 1: 2 tokens in a row
+block_ngram_repeat: -block_ngram_repeat 9 -max_length 9: no room
+with_score: -with_score -output_format jsonl: output_format is jsonl
+alignment_layer: -alignment_layer -1: report_align or attn_debug
+alignment_heads: -alignment_heads 1: report_align or attn_debug
+with_score: -with_score -score_only -tgt a: nothing is searched
+beam_size: -beam_size 8 -score_only -tgt a: nothing is searched
+min_length: -min_length 8 -score_only -tgt a: nothing is searched
+n_best_unique: -n_best_unique: n_best is 1
+split_longer: -split_longer 90 -tgt a -score_only: score_only is true
+split_longer: -split_longer 90 -tgt a -tgt_file_prefix: tgt_file_prefix is true
+split_longer: -split_longer 90 -report_align -gold_align -tgt a: gold_align is true
+report_bleu: -report_bleu: tgt is not given
+report_bleu: -report_bleu -tgt a -tgt_file_prefix: tgt_file_prefix is true
+report_bleu: -report_bleu -tgt a -score_only: score_only is true
+text_field: -text_field sentence: the input is text
+text_field: -text_field a -src a.jsonl -input_format text: the input is text
+avg_raw_probs: -avg_raw_probs -model a: several model
+model_weights: -model_weights 2 -model a: several model
+seed: -seed 5: do_sample
+seed: -seed 5 -search transformers -beam_groups 5: do_sample
+seed: -seed 5 -random_sampling_topk 1: one token to draw
+random_sampling_topp: -random_sampling_topk 1 -random_sampling_topp 0.5: one token
+beam_size: -beam_size 8 -do_sample: n_best
+beam_size: -beam_size 8 -n_best 2 -random_sampling_topk 5: n_best
+ratio: -ratio 1.2 -do_sample: do_sample is true
+log_file_level: -log_file_level ERROR: log_file is not given
+early_stopping: -search transformers -early_stopping true -do_sample -beam_size 1: \
+each sample ends by itself
+patience: -search ctranslate2 -patience 2 -alpha 0: alpha
+patience: -search ctranslate2 -patience 2 -beam_size 1: the first end token
+early_stopping: -search transformers -beam_size 1 -early_stopping never: first end
+early_stopping: -search transformers-2 -beam_size 1 -early_stopping true: first end
+block_ngram_repeat: -search opennmt-3 -do_sample -block_ngram_repeat 3: draws them
+ignore_when_blocking: -search opennmt-3 -do_sample -block_ngram_repeat 3 -ignore_when_blocking .: \
+draws them
+coverage_penalty: -search opennmt-3 -random_sampling_topp 0.5 -coverage_penalty wu -beta 1: \
+if it draws
+beta: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1: if it draws
+stepwise_penalty: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1 -stepwise_penalty: \
+if it draws
+replace_unk: -replace_unk -ban_unk_token: ban_unk_token is true
+replace_unk: -replace_unk -search marian: ban_unk_token is true
+src_prefix: -src_prefix a: transforms is not given
+tgt_prefix: -tgt_prefix a: transforms prefix or tgt_file_prefix
+src_suffix: -src_suffix a -transforms prefix: transforms is prefix
+tgt_suffix: -tgt_suffix a: transforms suffix
+src_subword_model: -src_subword_model a: transforms sentencepiece or bpe
+src_subword_model: -src_subword_model a -tokenizer space: tokenizer sentencepiece
+tgt_subword_model: -tgt_subword_model a: transforms sentencepiece or bpe
+tgt_subword_model: -transforms bpe -src_subword_model a -tgt_subword_model b -share_vocab: \
+share_vocab
+src_subword_type: -src_subword_type bpe: onmt_tokenize
+tgt_subword_type: -tgt_subword_type bpe: onmt_tokenize
+src_subword_vocab: -src_subword_vocab a -tokenizer bpe -src_subword_model c: is 0
+src_subword_vocab: -src_subword_vocab a -src_vocab_threshold 5: transforms
+tgt_subword_vocab: -tgt_subword_vocab a: tgt_vocab_threshold is 0
+src_vocab_threshold: -src_vocab_threshold 5: src_subword_vocab is not given
+tgt_vocab_threshold: -tgt_vocab_threshold 5: tgt_subword_vocab is not given
+penn: -penn false: transforms is not given
+norm_quote_commas: -norm_quote_commas false: transforms is not given
+norm_numbers: -norm_numbers false -transforms uppercase: transforms normalize
+pre_replace_unicode_punct: -pre_replace_unicode_punct: transforms normalize
+post_remove_control_chars: -post_remove_control_chars: transforms normalize
+upper_corpus_ratio: -upper_corpus_ratio 1: transforms uppercase
+batch_size: -batch_size 64 -deterministic: deterministic is true
+batch_type: -batch_type sents -deterministic: deterministic is true
+threads: -threads 2 -deterministic: deterministic is true
+src_onmttok_kwargs: -src_onmttok_kwargs {}: onmt_tokenize
+tgt_onmttok_kwargs: -tgt_onmttok_kwargs {}: onmt_tokenize
+""".strip().split("\n")
 ]
 # Options that have an effect in every combination that is not refused, as far as options alone
 # tell; what a model adds is below
@@ -145,7 +124,6 @@ unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic
 token_scores report_align attn_debug gold_align score_only
 """.split()
 ALWAYS += ["dump_beam", "force_words", "ban_words"]
-TABLE = [case for case in IDLE if case[2]]
 
 
 def notes_of(argv):
@@ -174,44 +152,43 @@ def test_a_note_says_why(name, line, why, tmp_path):
     assert note.replace("(command line)", "(keyword argument)") in by_python
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "-alpha 0.6",
-        "-length_penalty none",
-        "-alpha 0 -length_penalty none",  # both say: no normalisation
-        "-length_penalty wu -alpha 0.6",
-        "-beta 0.2 -coverage_penalty wu",
-        "-beta 0 -coverage_penalty none",
-        "-beta -0.0 -ratio -0.0",
-        "-stepwise_penalty -coverage_penalty summary -beta 1",
-        "-stepwise_penalty false",
-        "-search opennmt-2018 -length_penalty avg",
-        "-search opennmt-2018 -length_penalty wu -alpha 0.5",
-        "-with_score",
-        "-text_field a -src a.jsonl.gz",
-        "-text_field a -input_format jsonl",
-        "-text_field a -tgt a.JSONL",
-        "-model a b -avg_raw_probs -model_weights 1 2",
-        "-seed 829",
-        "-seed 5 -do_sample",
-        "-seed 5 -random_sampling_topp 0.9",
-        "-beam_size 1 -random_sampling_topk 10",
-        "-beam_size 10 -n_best 10 -do_sample",
-        "-search fairseq -beam_size 8 -do_sample",
-        "-search transformers -early_stopping true -do_sample",
-        "-search transformers -early_stopping never",
-        "-search ctranslate2 -patience 2",
-        "-do_sample -block_ngram_repeat 3 -coverage_penalty wu -beta 1",
-        "-replace_unk -phrase_table a",
-        "-replace_unk -alignment_layer 1",
-        "-report_align -alignment_layer -2 -alignment_heads 1",
-        "-transforms prefix -src_prefix a -tgt_prefix b",
-        "-tokenizer bpe -src_subword_model a",
-        "-block_ngram_repeat 3 -ignore_when_blocking .",
-        "-block_ngram_repeat 1",
-    ],
-)
+EFFECTIVE = """
+-alpha 0.6
+-length_penalty none
+-alpha 0 -length_penalty none
+-length_penalty wu -alpha 0.6
+-beta 0.2 -coverage_penalty wu
+-beta 0 -coverage_penalty none
+-beta -0.0 -ratio -0.0
+-stepwise_penalty -coverage_penalty summary -beta 1
+-stepwise_penalty false
+-search opennmt-2018 -length_penalty avg
+-search opennmt-2018 -length_penalty wu -alpha 0.5
+-with_score
+-text_field a -src a.jsonl.gz
+-text_field a -input_format jsonl
+-text_field a -tgt a.JSONL
+-model a b -avg_raw_probs -model_weights 1 2
+-seed 829
+-seed 5 -do_sample
+-seed 5 -random_sampling_topp 0.9
+-beam_size 1 -random_sampling_topk 10
+-beam_size 10 -n_best 10 -do_sample
+-search fairseq -beam_size 8 -do_sample
+-search transformers -early_stopping true -do_sample
+-search transformers -early_stopping never
+-search ctranslate2 -patience 2
+-do_sample -block_ngram_repeat 3 -coverage_penalty wu -beta 1
+-replace_unk -phrase_table a
+-replace_unk -alignment_layer 1
+-report_align -alignment_layer -2 -alignment_heads 1
+-transforms prefix -src_prefix a -tgt_prefix b
+-tokenizer bpe -src_subword_model a
+-block_ngram_repeat 3 -ignore_when_blocking .
+-block_ngram_repeat 1"""
+
+
+@pytest.mark.parametrize("line", EFFECTIVE.strip().split("\n"))
 def test_no_note_where_there_is_an_effect_or_nothing_is_asked(line):
     assert notes_of(line.split()) == ()
 
@@ -231,7 +208,7 @@ def small(option):
         return st.sampled_from(option.choices)
     if option.kind is bool:
         return st.booleans()
-    low = 0 if option.bounds["min"] is None else max(0, option.bounds["min"])
+    low = max(0, option.bounds["min"] or 0)
     if option.kind is int:
         return st.integers(low, low + 3)
     return st.sampled_from([low + 0.5, low + 1.0])
@@ -330,138 +307,125 @@ def test_help_says_what_the_rules_ask_for(program):
 
 
 @pytest.fixture
+def toy():
+    return Translator.from_pretrained(TOY)
+
+
+@pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """run(words) -> the log of a job on one line"""
+    """run(words) -> the log of a job on one line, which has notes and no warnings"""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src.txt").write_text("katze\n", encoding="utf-8")
 
     def run_once(line, model=TOY):
         argv = ["-model", str(model), "-src", "src.txt", *shlex.split(line)]
-        assert translate.main(argv) == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", OptionWarning)
+            assert translate.main(argv) == 0
         return capfd.readouterr().err
 
     yield run_once
     logging.getLogger("onmt_lite").handlers.clear()
 
 
-class TestModels:
-    @pytest.mark.parametrize(
-        ("line", "note"),
-        [
-            (
-                "-block_ngram_repeat 2 -ignore_when_blocking the zz 'y y'",
-                "ignore_when_blocking: the model's vocabulary has no 'zz' 'y y'; passed over",
-            ),
-            ("-ban_unk_token", "ban_unk_token: without effect; the model has no unknown token"),
-            ("-precision bf16", "precision: without effect; a table model has no weights"),
-            ("-beta 1", "beta: without effect; coverage_penalty is none, "),
-        ],
-    )
-    def test_one_line_in_the_log(self, run, line, note):
-        err = run(line)
-        assert err.count("NOTE") == 1 and f"NOTE: {note}" in err
-
-    def test_max_length_above_what_the_model_takes(self, run, tiny_checkpoint):
-        err = run("-max_length 1000", tiny_checkpoint)
-        said = f"NOTE: max_length 1000: the model stops at {tiny.MAX_POSITIONS} tokens"
-        assert err.count("NOTE") == 1 and said in err
-
-    def test_passed_over_tokens_change_nothing(self):
-        toy = Translator.from_pretrained(TOY)
-        given = dict(block_ngram_repeat=1, min_length=4)
-        expected = toy.translate(["katze"], ignore_when_blocking=["the"], **given)
-        with pytest.warns(OptionWarning, match="no 'zz'"):
-            found = toy.translate(["katze"], ignore_when_blocking=["zz", "the"], **given)
-        assert found == expected
-        assert found != toy.translate(["katze"], **given)
-
-    def test_beta_without_a_penalty_does_not_change_the_stop_rule(self):
-        options = dict(search="ctranslate2", alpha=0.0, n_best=2, beam_size=3)
-        toy = Translator.from_pretrained(TOY)
-        with pytest.warns(OptionWarning, match="beta"):
-            found = toy.translate(["katze"], beta=1.0, **options)
-        assert found == toy.translate(["katze"], **options)
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (
+            "-block_ngram_repeat 2 -ignore_when_blocking the zz 'y y'",
+            "ignore_when_blocking: the model's vocabulary has no 'zz' 'y y'; passed over",
+        ),
+        ("-ban_unk_token", "ban_unk_token: without effect; the model has no unknown token"),
+        ("-precision bf16", "precision: without effect; a table model has no weights"),
+        ("-beta 1", "beta: without effect; coverage_penalty is none, "),
+    ],
+)
+def test_one_line_in_the_log(run, line, note):
+    err = run(line)
+    assert err.count("NOTE") == 1 and f"NOTE: {note}" in err
 
 
-class TestPython:
-    def test_a_warning_once_where_the_call_is(self):
-        toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
-        with pytest.warns(OptionWarning, match="^beta: without effect; ") as caught:
-            toy.translate(["katze"])
-        assert [w.filename for w in caught] == [__file__]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            toy.translate(["katze"])
-            toy.translate(["katze"], coverage_penalty="summary")
-            list(toy.translate_stream(["katze"]))
-        with pytest.warns(OptionWarning, match="stepwise_penalty") as caught:
-            list(toy.translate_stream(["katze"], stepwise_penalty=True))
-        assert [w.filename for w in caught] == [__file__]
-
-    def test_what_calls_with_files_have_alone(self, tmp_path):
-        (tmp_path / "ban").write_text("the\n", encoding="utf-8")
-        toy = Translator.from_pretrained(TOY, ban_words=str(tmp_path / "ban"))
-        with pytest.warns(OptionWarning, match="^ban_words: without effect; it is of translate_fi"):
-            toy.translate(["katze"])
-
-    def test_it_can_be_silenced(self):
-        toy = Translator.from_pretrained(TOY)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", category=onmt_lite.OptionWarning)
-            toy.translate(["katze"], beta=0.5)
-
-    def test_the_command_line_has_no_warnings(self, run):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OptionWarning)
-            assert run("-beta 1").count("NOTE") == 1
+def test_max_length_above_what_the_model_takes(run, tiny_checkpoint):
+    err = run("-max_length 1000", tiny_checkpoint)
+    said = f"NOTE: max_length 1000: the model stops at {tiny.MAX_POSITIONS} tokens"
+    assert err.count("NOTE") == 1 and said in err
 
 
-class TestMinLengthOfALine:
-    """max_length_ratio 2 gives a line of one token 7: the end token may be the eighth at most."""
-
-    @pytest.mark.parametrize(
-        ("min_length", "more", "noted"),
-        [
-            (6, {}, False),  # the seventh token may be the end
-            (7, {}, True),
-            (9, {}, True),
-            (9, {"max_length_ratio": 0.0}, False),
-            (9, {"max_length_ratio": 0.0, "max_length": 9}, True),
-            (0, {}, False),
-        ],
-    )
-    def test_a_note_of_the_line(self, min_length, more, noted):
-        toy = Translator.from_pretrained(TOY)
-        (found,) = toy.translate(["katze"], min_length=min_length, **more)
-        assert ("min-length-over-limit" in found.notes) == noted
-        assert not noted or not any(hyp.ended for hyp in found.hyps)
-
-    def test_the_summary_names_the_lines(self, run):
-        assert "min-length-over-limit: 1 of 1 lines (1)" in run("-min_length 9")
+def test_passed_over_tokens_change_nothing(toy):
+    given = dict(block_ngram_repeat=1, min_length=4)
+    expected = toy.translate(["katze"], ignore_when_blocking=["the"], **given)
+    with pytest.warns(OptionWarning, match="no 'zz'"):
+        found = toy.translate(["katze"], ignore_when_blocking=["zz", "the"], **given)
+    assert found == expected
+    assert found != toy.translate(["katze"], **given)
 
 
-class TestTraining:
-    def notes_of(self, line):
-        words = f"-train a -output b -train_steps 3 {line}"
-        return load_train_options(shlex.split(words))[0].notes
+def test_beta_without_a_penalty_does_not_change_the_stop_rule(toy):
+    options = dict(search="ctranslate2", alpha=0.0, n_best=2, beam_size=3)
+    with pytest.warns(OptionWarning, match="beta"):
+        found = toy.translate(["katze"], beta=1.0, **options)
+    assert found == toy.translate(["katze"], **options)
 
-    @pytest.mark.parametrize(
-        ("line", "name"),
-        [
-            ("-init_from m -d_model 64", "d_model"),
-            ("-init_from m -vocab_size 900", "vocab_size"),
-            ("-init_from m -enc_layers 6", "enc_layers"),
-            ("-init_from m -all_characters", "all_characters"),
-        ],
-    )
-    def test_idle(self, line, name):
-        (note,) = self.notes_of(line)
-        assert note.startswith(f"{name}: without effect; ")
 
-    @pytest.mark.parametrize("line", ["-init_from m -dropout 0.2", "-d_model 64 -heads 4", ""])
-    def test_not_idle(self, line):
-        assert self.notes_of(line) == ()
+def test_a_warning_once_where_the_call_is():
+    toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
+    with pytest.warns(OptionWarning, match="^beta: without effect; ") as caught:
+        toy.translate(["katze"])
+    assert [w.filename for w in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        toy.translate(["katze"])
+        toy.translate(["katze"], coverage_penalty="summary")
+        list(toy.translate_stream(["katze"]))
+    with pytest.warns(OptionWarning, match="stepwise_penalty") as caught:
+        list(toy.translate_stream(["katze"], stepwise_penalty=True))
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_what_calls_with_files_have_alone(tmp_path):
+    (tmp_path / "ban").write_text("the\n", encoding="utf-8")
+    toy = Translator.from_pretrained(TOY, ban_words=str(tmp_path / "ban"))
+    with pytest.warns(OptionWarning, match="^ban_words: without effect; it is of translate_fi"):
+        toy.translate(["katze"])
+
+
+@pytest.mark.parametrize(
+    ("min_length", "more", "noted"),
+    [
+        (6, {}, False),  # max_length_ratio 2 gives a line of one token 7: that may be the end
+        (7, {}, True),
+        (9, {}, True),
+        (9, {"max_length_ratio": 0.0}, False),
+        (9, {"max_length_ratio": 0.0, "max_length": 9}, True),
+        (0, {}, False),
+    ],
+)
+def test_a_note_of_the_line_whose_end_may_not_come(toy, min_length, more, noted):
+    (found,) = toy.translate(["katze"], min_length=min_length, **more)
+    assert ("min-length-over-limit" in found.notes) == noted
+    assert not noted or not any(hyp.ended for hyp in found.hyps)
+
+
+def test_the_summary_names_the_lines(run):
+    assert "min-length-over-limit: 1 of 1 lines (1)" in run("-min_length 9")
+
+
+@pytest.mark.parametrize(
+    ("line", "idle"),
+    [
+        ("-init_from m -d_model 64", "d_model"),
+        ("-init_from m -vocab_size 900", "vocab_size"),
+        ("-init_from m -enc_layers 6", "enc_layers"),
+        ("-init_from m -all_characters", "all_characters"),
+        ("-init_from m -dropout 0.2", ""),
+        ("-d_model 64 -heads 4", ""),
+        ("", ""),
+    ],
+)
+def test_of_training(line, idle):
+    words = f"-train a -output b -train_steps 3 {line}"
+    notes = load_train_options(shlex.split(words))[0].notes
+    assert [note.split("; ")[0] for note in notes] == [f"{idle}: without effect"] * bool(idle)
 
 
 def test_model_notes_of_a_gpu(monkeypatch):

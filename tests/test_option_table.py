@@ -98,28 +98,24 @@ def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path
 
 
 @pytest.mark.parametrize("name", swept(BY_CLASS["C"], BY_CLASS["C"][::5]))
-class TestTaken:
-    def test_one_line_names_it_and_the_output_is_the_same(self, run, name):
-        plain = run({})
-        assert plain[0] == 0 and plain[2] == ""
-        for given in ({}, {name: ASKS[name]}):
-            for argv in ([], words(name, ASKS[name])):
-                if not given and not argv:
-                    continue
-                code, out, err = run(given, *argv)
-                assert (code, out) == plain[:2]
-                assert len(named(err, name)) == 1, err
-                assert err.count("\n") == 1
+def test_one_line_names_it_and_the_output_is_the_same(run, name):
+    plain = run({})
+    assert plain[0] == 0 and plain[2] == ""
+    asks = words(name, ASKS[name])
+    for given, argv in [({}, asks), ({name: ASKS[name]}, []), ({name: ASKS[name]}, asks)]:
+        code, out, err = run(given, *argv)
+        assert (code, out) == plain[:2]
+        assert len(named(err, name)) == 1, err
+        assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", BY_CLASS["N"])
-class TestRefused:
-    def test_with_a_reason(self, run, name):
-        for given, argv in (({name: ASKS[name]}, []), ({}, words(name, ASKS[name]))):
-            code, out, err = run(given, *argv)
-            assert (code, out) == (2, "")
-            (line,) = err.rstrip("\n").split("\n")
-            assert name in line and "leave it out" in line and "unknown option" not in line
+def test_refused_with_a_reason(run, name):
+    for given, argv in (({name: ASKS[name]}, []), ({}, words(name, ASKS[name]))):
+        code, out, err = run(given, *argv)
+        assert (code, out) == (2, "")
+        (line,) = err.rstrip("\n").split("\n")
+        assert name in line and "leave it out" in line and "unknown option" not in line
 
 
 # -- those that work, where no other test has them ------------------------------------------------
@@ -182,5 +178,7 @@ def test_save_config_stops_and_gives_the_same_job(run):
     given = {"search": "fairseq", "n_best": 2, "fp32": True, "fast": True, "seed": -1}
     *plain, _ = run(given)
     assert run(given, "-save_config", "saved.yaml") == (0, "", "")
+    first, again = (load_options(["-config", name])[1] for name in ("a.yaml", "saved.yaml"))
+    assert again.values == {**first.values, "config": ("saved.yaml",)}
     code = translate.main(["-config", "saved.yaml", "-output", "out.txt"])
     assert [code, Path("out.txt").read_text(encoding="utf-8")] == plain

@@ -39,6 +39,23 @@ class Table(Column):
     columns = property(lambda self: self.values)
 
 
+CALLS = {  # name of what is no list of lines, or holds what is no line -> calls
+    "lines": [
+        lambda t, lines: t.translate(lines),
+        lambda t, lines: list(t.translate_stream(lines)),
+    ],
+    "prefixes": [
+        lambda t, lines: t.translate(["a"] * 5, prefixes=lines),
+        lambda t, lines: list(t.translate_stream(["a"] * 5, prefixes=lines)),
+    ],
+    "src_lines": [lambda t, lines: t.score(lines, ["a"] * 5)],
+    "tgt_lines": [lambda t, lines: t.score(["a"] * 5, lines)],
+}
+each_call = pytest.mark.parametrize(
+    ("name", "call"), [(name, call) for name, calls in CALLS.items() for call in calls]
+)
+
+
 class TestLines:
     @pytest.mark.parametrize("kind", [tuple, iter, Column, lambda x: (y for y in x)])
     def test_any_iterable_will_do(self, translator, kind):
@@ -53,53 +70,23 @@ class TestLines:
         file = io.StringIO(newline.join(lines), newline="")
         assert translator.translate(file) == translator.translate(lines)
 
-    @pytest.mark.parametrize(
-        ("lines", "got"),
-        [
-            ("der hund", "one string"),
-            (b"der hund", "bytes"),
-            (None, "NoneType"),
-            (7, "int"),
-            ({"text": "der hund"}, "dict"),
-            (Table(["text"]), "Table"),
-        ],
-    )
-    def test_what_is_no_list_of_lines(self, translator, lines, got):
-        for call, name in [
-            (translator.translate, "lines"),
-            (translator.translate_stream, "lines"),
-            (lambda x: translator.translate(["a"], prefixes=x or 5), "prefixes"),
-            (lambda x: translator.score(x, ["a"]), "src_lines"),
-            (lambda x: translator.score(["a"], x), "tgt_lines"),
-        ]:
+    @each_call
+    def test_what_is_no_list_of_lines(self, translator, name, call):
+        kinds = {"one string": "der hund", "bytes": b"der hund", "NoneType": None, "int": 7}
+        kinds |= {"dict": {"text": "der hund"}, "Table": Table(["text"])}
+        for got, lines in kinds.items():
             if lines is None and name == "prefixes":
                 continue
             with pytest.raises(TypeError, match=f"{name}: expected a list of lines, got {got}"):
-                call(lines)
+                call(translator, lines)
 
-    @pytest.mark.parametrize(
-        ("value", "got"),
-        [
-            (None, "None (NoneType)"),
-            (float("nan"), "NaN (float)"),
-            (1.5, "1.5 (float)"),
-            (7, "7 (int)"),
-            (b"der", "b'der' (bytes)"),
-            (["der"], "['der'] (list)"),
-        ],
-    )
-    def test_what_is_no_line(self, translator, value, got):
-        lines = ["a", "der", "", value, "a"]
-        for call, name in [
-            (lambda: translator.translate(lines), "lines"),
-            (lambda: list(translator.translate_stream(lines)), "lines"),
-            (lambda: translator.translate(["a"] * 5, prefixes=lines), "prefixes"),
-            (lambda: list(translator.translate_stream(["a"] * 5, prefixes=lines)), "prefixes"),
-            (lambda: translator.score(lines, ["a"] * 5), "src_lines"),
-            (lambda: translator.score(["a"] * 5, lines), "tgt_lines"),
-        ]:
+    @each_call
+    def test_what_is_no_line(self, translator, name, call):
+        kinds = {"None (NoneType)": None, "NaN (float)": float("nan"), "1.5 (float)": 1.5}
+        kinds |= {"7 (int)": 7, "b'der' (bytes)": b"der", "['der'] (list)": ["der"]}
+        for got, value in kinds.items():
             with pytest.raises(TypeError) as caught:
-                call()
+                call(translator, ["a", "der", "", value, "a"])
             assert str(caught.value) == f"{name}[3]: expected a line of text, got {got}"
 
 
@@ -123,22 +110,13 @@ class TestStream:
         found = list(translator.translate_stream(LINES, prefixes, **options))
         assert_same(found, expected)
         assert [t.id for t in found] == list(range(len(LINES)))
-
-    def test_of_no_lines_is_empty(self, translator):
-        assert list(translator.translate_stream([])) == []
+        assert list(translator.translate_stream([], **options)) == []
 
     def test_of_lines_without_end(self, translator):
         endless = itertools.cycle(LINES)
         found = list(itertools.islice(translator.translate_stream(endless), 10))
         expected = translator.translate(list(itertools.islice(itertools.cycle(LINES), 10)))
         assert_same(found, expected)
-
-    def test_the_first_result_needs_one_line(self, translator):
-        def lines():
-            yield "der hund"
-            raise AssertionError("read too soon")
-
-        assert next(translator.translate_stream(lines())).src == "der hund"
 
     def test_windows_grow_to_a_limit(self, translator, fake):
         n_read, most_waiting = 0, 0
@@ -176,12 +154,6 @@ class TestStream:
         with pytest.raises(TypeError, match=r"lines\[1\]"):
             next(stream)
 
-    def test_wrong_arguments_are_told_at_once(self, translator):
-        with pytest.raises(OptionError):
-            translator.translate_stream(["a"], beem_size=3)
-        with pytest.raises(TypeError):
-            translator.translate_stream("a")
-
     @pytest.mark.parametrize(
         ("n_lines", "n_prefixes", "message"),
         [(3, 2, "more lines than prefixes, which are 2"), (2, 3, "more prefixes than lines")],
@@ -201,10 +173,10 @@ class TestFile:
 
     @pytest.fixture(autouse=True)
     def log(self):
-        """The log as it is before and after a job of the command line."""
+        """A job leaves the log as it is, but for the command line's."""
         logger = logging.getLogger("onmt_lite")
         state = logger.handlers, logger.propagate, logger.level
-        yield logger
+        yield lambda: (logger.handlers, logger.propagate, logger.level) == state
         logger.handlers, logger.propagate, logger.level = state
 
     @pytest.mark.parametrize(
@@ -232,31 +204,29 @@ class TestFile:
         run_job(load_options([*map(str, argv), "-device", "cpu", "-quiet"])[0])
         assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
-    def test_leaves_the_log_and_the_terminal_alone(self, translator, src, tmp_path, capfd, log):
-        before = log.handlers, log.propagate, log.level
-        translator.translate_file(src, tmp_path / "out")
-        assert (log.handlers, log.propagate, log.level) == before
-        assert capfd.readouterr() == ("", "")
-
-    def test_that_fails_leaves_an_older_output(self, translator, src, tmp_path):
+    def test_that_fails_leaves_an_older_output(self, translator, src, tmp_path, capfd, log):
         src.write_bytes("der hund\n".encode("utf-16"))
         (tmp_path / "out").write_text("older\n", encoding="utf-8")
         with pytest.raises(DataError, match="UTF-16"):
             translator.translate_file(src, tmp_path / "out")
         assert (tmp_path / "out").read_text(encoding="utf-8") == "older\n"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src.txt"]
+        assert log() and capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize("name", ["quiet", "print_model", "log_file", "device"])
     def test_options_that_are_not_its_own(self, translator, src, tmp_path, name):
         with pytest.raises(OptionError, match=f"{name}: "):
             translator.translate_file(src, tmp_path / "out", **{name: "x"})
 
-    def test_takes_the_translators_own_model_and_defaults(self, tiny_checkpoint, src, tmp_path):
+    def test_takes_the_translators_own_model_and_defaults(
+        self, tiny_checkpoint, src, tmp_path, capfd, log
+    ):
         options = dict(device="cpu", n_best=2, beam_size=2, verbose=True)
         translator = Translator.from_pretrained(tiny_checkpoint, **options)
         translator.translate_file(src, tmp_path / "out")
         texts = [h.text for t in translator.translate(LINES) for h in [*t.hyps, t.hyps[0]][:2]]
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == texts
+        assert log() and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", ["translate", "translate_stream", "translate_file"])
@@ -302,19 +272,19 @@ class TestWhatBelongsToOthers:
     ("given", "hint"),
     [
         (dict(num_beams=4), "unknown option num_beams; here it is beam_size"),
-        (dict(num_return_sequences=4), "here it is n_best"),
-        (dict(beam=4), "here it is beam_size"),
         (dict(data_type="img"), "data_type img: only text is translated"),
     ],
 )
 def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
     for call in (
         lambda: translator.translate(["a"], **given),
-        lambda: translator.translate_stream(["a"], **given),
+        lambda: translator.translate_stream(["a"], **given),  # at once, not at the first line
         lambda: Translator.from_pretrained(tiny_checkpoint, **given),
     ):
         with pytest.raises(OptionError, match=re.escape(hint)):
             call()
+    with pytest.raises(TypeError):
+        translator.translate_stream("a")
 
 
 def test_a_translation_as_text_and_as_a_record(translator):

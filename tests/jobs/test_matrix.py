@@ -125,8 +125,7 @@ MATRIX = {
     ),
     35: (
         "values out of range, all told at once",
-        "test_schema.py::test_every_problem_is_listed_at_once",
-        "test_options.py::test_contradictions_and_wrong_values",
+        "test_options.py::test_every_refusal_says_what_to_do",
         "test_options.py::test_problems_of_all_sources_and_cross_checks_come_together",
     ),
     36: (
@@ -135,12 +134,11 @@ MATRIX = {
     ),
     37: (
         "command line against YAML",
-        "test_schema.py::test_later_sources_win_also_with_the_default_value",
-        "test_schema.py::test_printed_yaml_names_origins",
+        "test_options.py::test_precedence_from_left_to_right",
     ),
     38: (
         "options that do not go together, a GPU that is absent",
-        "test_options.py::test_contradictions_and_wrong_values",
+        "test_options.py::test_every_refusal_says_what_to_do",
         "cli/test_cli.py::test_a_missing_gpu_is_told_before_the_model_is_loaded",
     ),
     39: (
@@ -153,7 +151,7 @@ MATRIX = {
         "cli/test_cli.py::test_outputs_that_cannot_be_written",
         KIT,
     ),
-    41: ("variables of the environment", "test_schema.py::test_variables_are_text"),
+    41: ("variables of the environment", "test_schema.py::test_yaml_values"),
     # C: models
     42: (
         "missing and unexpected weights",
@@ -226,7 +224,7 @@ MATRIX = {
         "test_search.py::test_equals_the_reference",
         "test_search.py::test_a_beam_that_drops_nothing_finds_all_in_order",
     ),
-    59: ("min_length above max_length", "test_options.py::test_contradictions_and_wrong_values"),
+    59: ("min_length above max_length", "test_options.py::test_every_refusal_says_what_to_do"),
     60: (
         "n-gram blocking leaves nothing",
         "test_search.py::test_where_nothing_else_is_left_the_least_bad_survives",
