@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: what follows needs the packages
     from onmt_lite.config.cli import run_program
     from onmt_lite.config.console import ignore_signals
-    from onmt_lite.config.options import PROGRAM, load_options
+    from onmt_lite.config.options import PROGRAM
 
-    code = run_program(argv, PROGRAM, load_options, lambda options: translate(options, early))
+    code = run_program(argv, PROGRAM, lambda options: translate(options, early))
     ignore_signals()  # the output is complete, or what is wrong has been said
     return code
 

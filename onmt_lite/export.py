@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import missing, refuse
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError, refused
 from onmt_lite.text.whole import replace_files
 
@@ -62,13 +62,10 @@ RULES = (
     ),
 )
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
-PROGRAM = Program("onmt_export", USAGE, OPTIONS, RULES)
-
-
-def load_export_options(argv: Sequence[str]) -> tuple[ExportOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return resolved.build(ExportOptions), resolved
+PROGRAM = Program(
+    "onmt_export", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(ExportOptions)
+)
+load_export_options = PROGRAM.load
 
 
 def export(options: ExportOptions) -> None:
@@ -117,7 +114,7 @@ def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_export_options, export)
+    return run_program(argv, PROGRAM, export)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.option import META, opt, options_of
-from onmt_lite.config.sources import Program, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError
 
 
@@ -38,7 +38,8 @@ def resolve(tmp_path):
         path = tmp_path / "a.yaml"
         path.write_text(yaml, encoding="utf-8")
         argv = ["-config", str(path), *argv]
-        return load(argv, Program("test", "", OPTIONS, foreign=FOREIGN))
+        program = Program("test", "", OPTIONS, ours_too=FOREIGN, foreign=lambda: FOREIGN)
+        return program.load(argv)[0]
 
     return run
 

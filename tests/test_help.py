@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import export
-from onmt_lite.config.foreign import FOREIGN
+from onmt_lite.config.foreign import of_opennmt
 from onmt_lite.config.help import by_group, help_on, help_text, json_schema
 from onmt_lite.config.help import example as example_of
 from onmt_lite.config.option import META_NAMES
@@ -202,7 +202,7 @@ class TestSchema:
     @each_program
     def test_every_option_with_its_default_and_what_it_does(self, program):
         found = schema_of(program)["properties"]
-        assert set(found) == set(program.options) - set(META_NAMES) | set(program.foreign)
+        assert set(found) == set(program.options) - set(META_NAMES) | set(program.foreign())
         for name, option in program.options.items():
             if name in META_NAMES:
                 continue
@@ -267,7 +267,7 @@ def test_schema_and_program_agree_on_any_value(name, value):
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(sorted(FOREIGN)), ANYTHING)
+@given(st.sampled_from(sorted(of_opennmt())), ANYTHING)
 def test_what_the_schema_takes_of_other_programs_is_taken(name, value):
     by_schema, by_program = takes(TRANSLATE, {name: value})
     assert by_program or not by_schema

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite.config.foreign import FOREIGN
+from onmt_lite.config.foreign import of_opennmt
 from onmt_lite.config.options import OPTIONS, load_options
 from tests.support.files import DATA
 from tests.support.sweeps import swept
@@ -71,8 +71,9 @@ def run(tmp_path, monkeypatch, capfd, int8_anywhere):
 
 def test_the_table_is_whole():
     assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
-    assert set(NAMES) <= {*OPTIONS, *FOREIGN}
-    assert set(FOREIGN) - set(NAMES) == {"src_feats", "fp16"}  # 2.2 to 3.0, and a name of training
+    assert set(NAMES) <= {*OPTIONS, *of_opennmt()}
+    # 2.2 to 3.0, and a name of training
+    assert set(of_opennmt()) - set(NAMES) == {"src_feats", "fp16"}
     assert set(ASKS) == {*BY_CLASS["C"], *BY_CLASS["N"], "precision"}
     for name in ASKS:
         row = ROWS[NAMES.index(name)]

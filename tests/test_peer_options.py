@@ -5,7 +5,7 @@ import re
 import pytest
 
 from onmt_lite import OptionError
-from onmt_lite.config.foreign import FOR_TRAINING, FOREIGN, NOTHING, option_of, table
+from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, option_of, table
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
 from onmt_lite.ray.options import load_ray_options
 
@@ -69,7 +69,7 @@ def test_every_name_leads_to_one_option_that_exists():
     assert [name for name, several in found.items() if len(several) > 1] == []
     assert set().union(*found.values()) <= set(OPTIONS)
     others = {*table()["nothing"].split(), *table()["training"].split()}
-    assert not {*found, *others} & set(FOREIGN) and not set(found) & set(OPTIONS) - {"n_best"}
+    assert not {*found, *others} & set(of_opennmt()) and not set(found) & set(OPTIONS) - {"n_best"}
     assert not set(found) & others
 
 

@@ -349,7 +349,7 @@ class TestNames:
 
     def test_options_exist(self, path):
         known = {*OPTIONS, *TRAIN_OPTIONS, *EXPORT_OPTIONS, *CALIBRATE_OPTIONS, *RAY_OPTIONS}
-        known |= {*vars(parse_benchmarks([])), *foreign.FOREIGN}
+        known |= {*vars(parse_benchmarks([])), *foreign.of_opennmt()}
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
         named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
         assert set(named) - known == set()

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
@@ -24,8 +24,7 @@ ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
 
 def run_program(
     argv: Sequence[str] | None,
-    program: Program,
-    load: Callable[[Sequence[str]], tuple[T, Resolved]],
+    program: Program[T],
     run: Callable[[T], None],
 ) -> int:
     """Run a program on the words of `argv`, by default those of the command line.
@@ -41,7 +40,7 @@ def run_program(
         if told := tell(argv, program):
             write_out(told + "\n")
             return 0
-        loaded, resolved = load(argv)
+        loaded, resolved = program.load(argv)
         if resolved.values["print_config"]:
             write_out(resolved.to_yaml())
         elif (path := resolved.values["save_config"]) is not None:
@@ -84,7 +83,7 @@ def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
     print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
 
-def tell(argv: Sequence[str], program: Program) -> str:
+def tell(argv: Sequence[str], program: Program[Any]) -> str:
     """Return what the command line asks the program about itself, which is then all that it does.
     Raises OptionError for a wrong question."""
     asked = dict(split_argv(argv)[0])
@@ -95,7 +94,7 @@ def tell(argv: Sequence[str], program: Program) -> str:
         return help_on(names, program.options, columns)
     if asked.get("version") in ON:
         return versions()
-    if "md" in asked and "md" in program.foreign:  # OpenNMT-py's name
+    if "md" in asked and "md" in program.foreign():  # OpenNMT-py's name
         return markdown_table(program.options)
     return json_schema(program) if asked.get("print_schema") in ON else ""
 
@@ -120,7 +119,7 @@ def versions() -> str:
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
-def files_named(program: Program, resolved: Resolved) -> Iterator[tuple[str, str]]:
+def files_named(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str, str]]:
     """Yield every file that the options name: which option, and its path; of a model all files."""
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":

@@ -166,12 +166,12 @@ def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> l
     )
 
 
-def json_schema(program: Program) -> str:
+def json_schema(program: Program[Any]) -> str:
     """Return the JSON Schema (draft 2020-12) of a program's YAML files, for editors that check
     them.  It takes the values that the program takes, except that in JSON 5.0 is a whole number."""
     options = program.options.items()
     known = {name: _property(option) for name, option in options if name not in META_NAMES}
-    for name, other in program.foreign.items():
+    for name, other in program.foreign().items():
         if name in known:  # values that ask for nothing there, besides those of ours
             own = known[name]
             known[name] = {**own, "anyOf": [*own["anyOf"], {"enum": _values(other)}]}

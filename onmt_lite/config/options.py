@@ -1,11 +1,11 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from onmt_lite.config.checks import RULES
-from onmt_lite.config.foreign import FOREIGN, remark_on
+from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
 from onmt_lite.config.option import META, Option, as_words, check, options_of
 from onmt_lite.config.rules import help_of
@@ -15,7 +15,7 @@ from onmt_lite.config.search_options import (
     SamplingOptions,
     SearchOptions,
 )
-from onmt_lite.config.sources import Program, Resolved, Resolver, load
+from onmt_lite.config.sources import Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.search.model_defaults import read_decoder, read_defaults
 from onmt_lite.search.presets import PRESETS, SWITCHES
@@ -112,26 +112,23 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
     return [(defaults, f"of {name}"), *own]
 
 
-OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), help_besides)
-PROGRAM = Program(
-    name="onmt_translate",
-    usage=USAGE,
-    options=OPTIONS,
-    rules=RULES,
-    foreign=FOREIGN,
-    remark=lambda name: remark_on(name, OPTIONS),
-    defaults=preset_defaults,
-    quoted=True,
-)
-
-
 def build_options(resolved: Resolved) -> TranslateOptions:
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
     configs = resolved.values["config"]
     return TranslateOptions(**groups, given=resolved.given(), notes=resolved.notes, configs=configs)
 
 
-def load_options(argv: Sequence[str]) -> tuple[TranslateOptions, Resolved]:
-    """Load the options of `translate.py`.  Raises OptionError with every problem."""
-    resolved = load(argv, PROGRAM)
-    return build_options(resolved), resolved
+OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), help_besides)
+PROGRAM = Program(
+    name="onmt_translate",
+    usage=USAGE,
+    options=OPTIONS,
+    rules=RULES,
+    build=build_options,
+    ours_too=OURS_TOO,
+    foreign=of_opennmt,
+    remark=lambda name: remark_on(name, OPTIONS),
+    defaults=preset_defaults,
+    quoted=True,
+)
+load_options = PROGRAM.load

@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
@@ -27,6 +27,7 @@ from onmt_lite.config.option import (
 from onmt_lite.config.rules import Rule, notes, refusals
 from onmt_lite.errors import OptionError
 
+T = TypeVar("T")
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
@@ -38,18 +39,34 @@ PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """A program, as far as its options go."""
+class Program(Generic[T]):
+    """A program, as far as its options go; T is what it makes of their values."""
 
     name: str
     usage: str  # what follows the command in the help
     options: Mapping[str, Option]
     rules: Sequence[Rule] = ()  # about options that do not go together
-    foreign: Mapping[str, Foreign] = field(default_factory=dict)  # of another program, in YAML too
+    build: Callable[[Any], T] = lambda resolved: resolved  # from Resolved
+    # Options of another program, in YAML too: those that are ours too, and all
+    ours_too: Mapping[str, Foreign] = field(default_factory=dict)
+    foreign: Callable[[], Mapping[str, Foreign]] = dict
     remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
     # From the given values, defaults that depend on them and what they belong to; the last ones win
     defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
     quoted: bool = False  # whether quotes around a value in YAML make no difference
+
+    def load(self, argv: Sequence[str]) -> tuple[T, "Resolved"]:
+        """Load a command line and the YAML files that it names.
+
+        Raises OptionError with every problem.
+        """
+        resolver = Resolver(self)
+        for name, words in split_argv(argv)[0]:
+            for path in words if name == "config" else ():
+                resolver.yaml_file(path)
+        resolver.command_line(argv)
+        resolved = resolver.result()
+        return self.build(resolved), resolved
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,9 @@ class Resolved:
         )
 
 
-def notes_on(program: Program, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+def notes_on(
+    program: Program[Any], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> list[str]:
     """Return what the rules of a program note about values.
 
     An option that is given what holds anyway, as in a printed configuration, asks for nothing.
@@ -104,13 +123,17 @@ def dump(value: Any) -> str:
 class Resolver:
     """Takes values from one source after another, collecting problems on the way."""
 
-    def __init__(self, program: Program):
-        self.program, self.options, self.foreign = program, program.options, program.foreign
+    def __init__(self, program: Program[Any]):
+        self.program, self.options = program, program.options
         self.values = {name: option.default for name, option in self.options.items()}
         self.origins = dict.fromkeys(self.options, "default")
-        self.asked: dict[str, tuple[str, str]] = {}  # foreign options: words and origin
+        self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
         self.notes: dict[str, str] = {}  # by name, so that each option has one
+
+    def _foreign(self, name: str) -> Foreign | None:
+        program = self.program
+        return program.ours_too.get(name) if name in self.options else program.foreign().get(name)
 
     def yaml_file(self, path: str) -> None:
         path = find_config(path)
@@ -123,7 +146,7 @@ class Resolver:
 
     def _is_text(self, name: str, kind: str) -> bool:
         """Return whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
-        known = self.foreign.get(name)
+        known = self._foreign(name)
         if known and known.switch and kind == "bool":  # a switch of the other program
             return False
         option = self.options.get(known.renamed if known and known.renamed else name)
@@ -145,7 +168,7 @@ class Resolver:
 
     def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
         """Take a value, or the words of a command line; None is as if it were not there."""
-        known, ours, typed = self.foreign.get(name), name in self.options, read is parse_words
+        known, ours, typed = self._foreign(name), name in self.options, read is parse_words
         if raw is None and (ours or known):
             return
         words = as_words(raw or True) if typed else as_words(raw)
@@ -156,15 +179,15 @@ class Resolver:
         elif name in META_NAMES and ours and not typed:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
         elif known and known.switch and words == "true":
-            self._note(name, words, origin)
+            self._note(name, known, words, origin)
             self._take(*known.switch, origin, check)
         elif ours or known is None:
             self._take(name, raw, origin, read)
         elif known.renamed and asks:
-            self._note(name, words, origin)
+            self._note(name, known, words, origin)
             self._take(known.renamed, raw, origin, read)
         elif asks:
-            self.asked[name] = words, origin
+            self.asked[name] = known, words, origin
         else:  # what was said before counts no more
             self.asked.pop(name, None)
 
@@ -176,7 +199,7 @@ class Resolver:
             self.values[name] = read(self.options[name], raw)
             self.origins[name] = origin
         except ValueError as error:
-            known = self.foreign.get(name)
+            known = self._foreign(name)
             hint = f"; {known.says}" if known and known.refused else ""
             self.problems.append(f"{name}: {error}{hint} ({origin})")
 
@@ -186,7 +209,7 @@ class Resolver:
             return f"unknown option {shown}; here it is {plain}"
         if remark := self.program.remark(plain):
             return f"unknown option {shown}; {remark}"
-        if plain in self.foreign:
+        if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
         starts = [known for known in self.options if name and known.startswith(name)]
         near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
@@ -194,10 +217,10 @@ class Resolver:
             return f"unknown option {shown}; -help lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
-    def _note(self, name: str, words: str, origin: str) -> None:
-        if says := self.foreign[name].says:
+    def _note(self, name: str, known: Foreign, words: str, origin: str) -> None:
+        if known.says:
             shown = "" if words == "true" else f" {words[:50]}"
-            self.notes[name] = f"{name}{shown}: {says} ({origin})"
+            self.notes[name] = f"{name}{shown}: {known.says} ({origin})"
 
     def result(self) -> Resolved:
         """Return all values, checked by the rules.  Raises OptionError with every problem."""
@@ -205,13 +228,12 @@ class Resolver:
         for found, origin in self.program.defaults(given):
             for name in found.keys() - given.keys():
                 self.values[name], self.origins[name] = found[name], f"default {origin}"
-        for name, (words, origin) in self.asked.items():
-            known = self.foreign[name]
-            excused = known.unless and known.unless[1] in self.values[known.unless[0]]
+        for name, (known, words, origin) in self.asked.items():
+            excused = known.transform and known.transform in self.values["transforms"]
             if known.refused and not excused:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
             else:
-                self._note(name, words, origin)
+                self._note(name, known, words, origin)
         self.problems += refusals(self.program.rules, self.values)
         if self.problems:
             raise OptionError(*self.problems)
@@ -232,16 +254,6 @@ def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[s
         else:
             stray.append(word)
     return given, stray
-
-
-def load(argv: Sequence[str], program: Program) -> Resolved:
-    """Load a command line and the YAML files that it names.  Raises OptionError with every
-    problem."""
-    resolver = Resolver(program)
-    for path in [path for name, words in split_argv(argv)[0] if name == "config" for path in words]:
-        resolver.yaml_file(path)
-    resolver.command_line(argv)
-    return resolver.result()
 
 
 # -- YAML files ----------------------------------------------------------------------------------

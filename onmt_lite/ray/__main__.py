@@ -18,9 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment("yaml")
     # Imported late: what follows needs the package
     from onmt_lite.config.cli import run_program
-    from onmt_lite.ray.options import PROGRAM, load_ray_options
+    from onmt_lite.ray.options import PROGRAM
 
-    return run_program(argv, PROGRAM, load_ray_options, translate)
+    return run_program(argv, PROGRAM, translate)
 
 
 def translate(options: RayOptions) -> None:

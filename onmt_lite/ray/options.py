@@ -3,11 +3,10 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from onmt_lite.config.foreign import FOREIGN, remark_on
+from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import OPTIONS as TRANSLATE
@@ -15,7 +14,7 @@ from onmt_lite.config.options import PROGRAM as TRANSLATION
 from onmt_lite.config.options import TranslateOptions, build_options, help_besides, preset_defaults
 from onmt_lite.config.rules import Values, missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
-from onmt_lite.config.sources import Program, Resolved, load, notes_on
+from onmt_lite.config.sources import Program, Resolved, notes_on
 from onmt_lite.config.text_options import ModelOptions, TextOptions
 
 T = TypeVar("T", ModelOptions, TextOptions)
@@ -154,24 +153,12 @@ RULES = (
     ),
     refuse_all(problems_of_translation),
 )
-PROGRAM = Program(
-    name="onmt_ray",
-    usage=USAGE,
-    options=OPTIONS,
-    rules=RULES,
-    foreign=FOREIGN,
-    remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
-    defaults=preset_defaults,
-    quoted=True,
-)
 
 
-def load_ray_options(argv: Sequence[str]) -> tuple[RayOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
+def build_ray_options(resolved: Resolved) -> RayOptions:
     files, cluster = resolved.build(FilesOptions), resolved.build(ClusterOptions)
     translation = of_actors(build_options(of_translation(resolved)), cluster)
-    return RayOptions(files, cluster, translation), resolved
+    return RayOptions(files, cluster, translation)
 
 
 def of_translation(resolved: Resolved) -> Resolved:
@@ -208,3 +195,18 @@ def whole(paths: Any) -> Any:
     if isinstance(paths, tuple):
         return tuple(map(whole, paths))
     return os.path.abspath(paths) if os.path.lexists(paths) else paths
+
+
+PROGRAM = Program(
+    name="onmt_ray",
+    usage=USAGE,
+    options=OPTIONS,
+    rules=RULES,
+    build=build_ray_options,
+    ours_too=OURS_TOO,
+    foreign=of_opennmt,
+    remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
+    defaults=preset_defaults,
+    quoted=True,
+)
+load_ray_options = PROGRAM.load

@@ -9,12 +9,12 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.train.options import PROGRAM, load_train_options
+from onmt_lite.train.options import PROGRAM
 from onmt_lite.train.run import train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_train_options, train)
+    return run_program(argv, PROGRAM, train)
 
 
 if __name__ == "__main__":

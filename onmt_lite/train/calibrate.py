@@ -31,7 +31,7 @@ from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.rules import Values, missing, refuse_all
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
@@ -109,13 +109,10 @@ def wrong_words(v: Values) -> list[str]:
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
 RULES = (missing("model", "valid"), refuse_all(wrong_words))
-PROGRAM = Program("onmt_calibrate", USAGE, OPTIONS, RULES)
-
-
-def load_calibrate_options(argv: Sequence[str]) -> tuple[CalibrateOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return resolved.build(CalibrateOptions), resolved
+PROGRAM = Program(
+    "onmt_calibrate", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(CalibrateOptions)
+)
+load_calibrate_options = PROGRAM.load
 
 
 def calibrate(options: CalibrateOptions) -> None:
@@ -316,7 +313,7 @@ def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[li
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_calibrate_options, calibrate)
+    return run_program(argv, PROGRAM, calibrate)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Every option of the trainer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -8,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.checkpoints.shipped import find_model
 from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program, Resolved
 
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
@@ -241,7 +240,6 @@ RULES = (
     ),
 )
 OPTIONS: dict[str, Option] = options_of((*GROUPS, *META), partial(help_of, RULES))
-PROGRAM = Program("onmt_train", USAGE, OPTIONS, RULES, remark=ELSEWHERE.get)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
@@ -252,11 +250,13 @@ def as_table(options: TrainOptions) -> dict[str, Any]:
     return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
 
-def load_train_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
+def build_options(resolved: Resolved) -> TrainOptions:
     data = resolved.build(DataOptions)
     if data.init_from is not None:  # may be the name of a shipped model
         data = replace(data, init_from=str(find_model(data.init_from)))
     model, learning = resolved.build(ModelOptions), resolved.build(LearningOptions)
-    return TrainOptions(data, model, learning, resolved.notes), resolved
+    return TrainOptions(data, model, learning, resolved.notes)
+
+
+PROGRAM = Program("onmt_train", USAGE, OPTIONS, RULES, remark=ELSEWHERE.get, build=build_options)
+load_train_options = PROGRAM.load

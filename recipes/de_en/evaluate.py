@@ -23,7 +23,7 @@ from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import refuse
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import FileError
 from onmt_lite.train.data import Pair, read_pairs
 from onmt_lite.train.run import HAS_SACREBLEU
@@ -143,13 +143,10 @@ RULES = (
     refuse(lambda v: not HAS_SACREBLEU, "no scores without sacrebleu; pip install sacrebleu"),
 )
 OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
-PROGRAM = Program("onmt_evaluate", USAGE, OPTIONS, RULES)
-
-
-def load_evaluate_options(argv: Sequence[str]) -> tuple[EvaluateOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return resolved.build(EvaluateOptions), resolved
+PROGRAM = Program(
+    "onmt_evaluate", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(EvaluateOptions)
+)
+load_evaluate_options = PROGRAM.load
 
 
 def joined(pairs: Sequence[Pair], n: int) -> list[Pair]:
@@ -234,7 +231,7 @@ def translated(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_evaluate_options, evaluate)
+    return run_program(argv, PROGRAM, evaluate)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import Tensor
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import given, help_of, missing, refuse, requires
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.data import COMMON_CHARACTERS, read_pairs, train_sentencepiece
@@ -88,13 +88,10 @@ RULES = (
     refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
 )
 OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), partial(help_of, RULES))
-PROGRAM = Program("onmt_grow", USAGE, OPTIONS, RULES)
-
-
-def load_grow_options(argv: Sequence[str]) -> tuple[GrowOptions, Resolved]:
-    """Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return resolved.build(GrowOptions), resolved
+PROGRAM = Program(
+    "onmt_grow", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(GrowOptions)
+)
+load_grow_options = PROGRAM.load
 
 
 def grow(options: GrowOptions) -> None:
@@ -212,7 +209,7 @@ def _message(field: int, content: bytes) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_grow_options, grow)
+    return run_program(argv, PROGRAM, grow)
 
 
 if __name__ == "__main__":

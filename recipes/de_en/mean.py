@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import missing, refuse
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError
 from recipes.de_en.models import check_new, read_model, write_model
 
@@ -61,13 +61,10 @@ RULES = (
     ),
 )
 OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
-PROGRAM = Program("onmt_mean", USAGE, OPTIONS, RULES)
-
-
-def load_mean_options(argv: Sequence[str]) -> tuple[MeanOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return resolved.build(MeanOptions), resolved
+PROGRAM = Program(
+    "onmt_mean", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(MeanOptions)
+)
+load_mean_options = PROGRAM.load
 
 
 def write_mean(options: MeanOptions) -> None:
@@ -93,7 +90,7 @@ def write_mean(options: MeanOptions) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_mean_options, write_mean)
+    return run_program(argv, PROGRAM, write_mean)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Options of the text that a model learns from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import Values, given, help_of, missing, refuse, refuse_all, requires
-from onmt_lite.config.sources import Program, Resolved, load
+from onmt_lite.config.sources import Program
 
 USAGE = """\
 -train PAIRS.tsv -epochs N -output DIR [options]
@@ -178,10 +177,11 @@ RULES = (
 OPTIONS: dict[str, Option] = options_of(
     (FileOptions, ChangeOptions, *META), partial(help_of, RULES)
 )
-PROGRAM = Program("onmt_text", USAGE, OPTIONS, RULES)
-
-
-def load_text_options(argv: Sequence[str]) -> tuple[TextOptions, Resolved]:
-    """Load the options of a command line.  Raises OptionError with all problems."""
-    resolved = load(argv, PROGRAM)
-    return TextOptions(resolved.build(FileOptions), resolved.build(ChangeOptions)), resolved
+PROGRAM = Program(
+    "onmt_text",
+    USAGE,
+    OPTIONS,
+    RULES,
+    build=lambda given: TextOptions(given.build(FileOptions), given.build(ChangeOptions)),
+)
+load_text_options = PROGRAM.load

@@ -23,7 +23,7 @@ from onmt_lite.errors import FileError, OptionError
 from onmt_lite.export import write_whole
 from onmt_lite.train.data import Pair, read_lines, read_pairs, weighted
 from recipes.de_en.augment import Augment
-from recipes.de_en.options import PROGRAM, TextOptions, load_text_options
+from recipes.de_en.options import PROGRAM, TextOptions
 
 
 def key(side: str) -> str:
@@ -74,7 +74,7 @@ def write_text(options: TextOptions) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_text_options, write_text)
+    return run_program(argv, PROGRAM, write_text)
 
 
 if __name__ == "__main__":

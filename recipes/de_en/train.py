@@ -6,6 +6,7 @@ file of `-train`, epoch 1 from the second, and so on, round and round.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -15,10 +16,11 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.sources import Program, Resolved
+from onmt_lite.config.sources import Resolved
 from onmt_lite.errors import OptionError
+from onmt_lite.train import options as training
 from onmt_lite.train.data import Pair, Text
-from onmt_lite.train.options import OPTIONS, TrainOptions, load_train_options
+from onmt_lite.train.options import TrainOptions
 from onmt_lite.train.run import train
 
 USAGE = """\
@@ -26,8 +28,6 @@ USAGE = """\
 
 Trains as onmt_lite.train does, but an epoch has the pairs of one training file, each file in its
 turn.  The pieces are made of the words of the first file."""
-
-PROGRAM = Program("onmt_train", USAGE, OPTIONS)
 
 
 class InTurn(Text):
@@ -40,9 +40,9 @@ class InTurn(Text):
         return list(self.files[epoch % len(self.files)])
 
 
-def load_in_turn_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
+def build_options(resolved: Resolved) -> TrainOptions:
     """Raises OptionError with all problems."""
-    options, resolved = load_train_options(argv)
+    options = training.build_options(resolved)
     problems = []
     if not options.data.valid:
         problems.append("valid is missing: no file may lack pairs that another has; give a path")
@@ -50,11 +50,15 @@ def load_in_turn_options(argv: Sequence[str]) -> tuple[TrainOptions, Resolved]:
         problems.append("train_weights: each epoch has one file, once; leave train_weights out")
     if problems:
         raise OptionError(*problems)
-    return options, resolved
+    return options
+
+
+PROGRAM = replace(training.PROGRAM, usage=USAGE, build=build_options)
+load_in_turn_options = PROGRAM.load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program(argv, PROGRAM, load_in_turn_options, partial(train, text=InTurn))
+    return run_program(argv, PROGRAM, partial(train, text=InTurn))
 
 
 if __name__ == "__main__":
