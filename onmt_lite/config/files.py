@@ -153,12 +153,11 @@ class Stream:
 
 def check_writable(path: str) -> None:
     """Raise FileError if a file cannot be made at the path, before work is done for it."""
-    if replaces_a_file(path):
-        target = os.path.realpath(path)
-        with refused(f"write {path}"):
-            if os.path.isdir(target):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with tempfile.TemporaryFile(dir=os.path.dirname(target)):
+    with refused(f"write {path}"):
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if replaces_a_file(path):
+            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
                 pass
 
 
