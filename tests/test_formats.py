@@ -40,30 +40,22 @@ def run(tmp_path, capfd):
     logging.getLogger("onmt_lite").handlers.clear()
 
 
-def numbers(text):
-    return [float(word) for word in text.split()]
-
-
-def records_of(lines, n_best):
-    """Per line of the input, what JSONL says of n_best hypotheses, in the words of tests."""
-    for line in lines:
-        hyps = json.loads(line)["hyps"]
-        yield hyps + [None] * (n_best - len(hyps))
-
-
 @pytest.mark.parametrize(("words", "scored"), [*product(OPTIONS, (False, True))])
 def test_formats_agree(run, words, scored):
     n_best = int(words.split()[1]) if words else 1
-    more = "-token_scores" if scored else ""
-    jsonl, _ = run(f"{words} {more} -output_format jsonl")
-    text, _ = run(f"{words} {more} -with_score")
-    moses, _ = run(f"{words} {more} -output_format moses")
-    tsv, _ = run(f"{words} {more} -output_format tsv")
-    hyps = [hyp for line in records_of(jsonl, n_best) for hyp in line]
+    words += " -token_scores" * scored
+    jsonl, _ = run(f"{words} -output_format jsonl")
+    text, _ = run(f"{words} -with_score")
+    moses, _ = run(f"{words} -output_format moses")
+    tsv, _ = run(f"{words} -output_format tsv")
+    hyps = []
+    for line in jsonl:
+        found = json.loads(line)["hyps"]
+        assert scored or "word_log_probs" not in found[0]
+        hyps += found + [None] * (n_best - len(found))
     assert len(hyps) == len(text) == len(moses) == len(tsv) == len(LINES) * n_best
-    for i, (hyp, *rows) in enumerate(zip(hyps, text, moses, tsv)):
-        line, of_text, of_moses, of_tsv = i // n_best, *rows
-        made = hyp is not None and hyp["token_log_probs"] != []
+    for i, (hyp, of_text, of_moses, of_tsv) in enumerate(zip(hyps, text, moses, tsv)):
+        line, made = i // n_best, hyp is not None and hyp["token_log_probs"] != []
         hyp = hyp or {"text": "", "score": 0.0, "log_prob": 0.0, "token_log_probs": []}
         scores = " ".join(f"{x:.4f}" for x in hyp["token_log_probs"])
         score, log_prob = f"{hyp['score']:.4f}", f"{hyp['log_prob']:.4f}"
@@ -84,32 +76,21 @@ def test_formats_agree(run, words, scored):
 
 @pytest.mark.parametrize("words", OPTIONS)
 def test_log_probs_add_up(run, words, tiny_checkpoint):
-    for model, (lines, _) in (
-        (model, run(f"{words} -token_scores -output_format jsonl", model))
-        for model in (TOY, tiny_checkpoint)
-    ):
-        n_made = 0
-        for line in lines:
-            for hyp in json.loads(line)["hyps"]:
-                by_token, by_word = hyp["token_log_probs"], hyp["word_log_probs"]
-                assert len(by_token) == len(hyp["tokens"]) + hyp["ended"]
-                assert sum(by_token) == pytest.approx(hyp["log_prob"], abs=1e-5)
-                if not by_token:
-                    assert by_word == []
-                    continue
-                n_made += 1
-                if hyp["text"]:
-                    assert len(by_word) == len(hyp["text"].split())
-                    end = by_token[-1] if hyp["ended"] else 0.0
-                    assert sum(by_word) + end == pytest.approx(hyp["log_prob"], abs=1e-5)
-                if model == TOY:  # a word is a token
-                    assert by_word == by_token[: len(hyp["tokens"])]
-        assert n_made > 0
-
-
-def test_words_are_scored_only_where_asked(run):
-    (first, *_), _ = run("-output_format jsonl")
-    assert "word_log_probs" not in json.loads(first)["hyps"][0]
+    for model in (TOY, tiny_checkpoint):
+        lines, _ = run(f"{words} -token_scores -output_format jsonl", model)
+        hyps = [hyp for line in lines for hyp in json.loads(line)["hyps"]]
+        for hyp in hyps:
+            by_token, by_word = hyp["token_log_probs"], hyp["word_log_probs"]
+            assert len(by_token) == len(hyp["tokens"]) + hyp["ended"]
+            assert sum(by_token) == pytest.approx(hyp["log_prob"], abs=1e-5)
+            assert by_token or by_word == []
+            if hyp["text"]:
+                assert len(by_word) == len(hyp["text"].split())
+                end = by_token[-1] if hyp["ended"] else 0.0
+                assert sum(by_word) + end == pytest.approx(hyp["log_prob"], abs=1e-5)
+            if model == TOY:  # a word is a token
+                assert by_word == by_token[: len(hyp["tokens"])]
+        assert any(hyp["token_log_probs"] for hyp in hyps)
 
 
 def test_what_a_limit_cuts_off_is_counted_and_marked(run):
@@ -129,14 +110,13 @@ def test_tabs_and_line_ends_in_a_text_do_not_move_columns():
 def test_impossible_tokens_can_be_read_back():
     """-Infinity of a table model."""
     hyp = Hypothesis("a", ["a"], -math.inf, -math.inf, [-math.inf, -0.5], True)
-    for output_format in ("text", "moses", "tsv"):
+    for output_format in ("text", "moses", "tsv", "jsonl"):
         write = build_writer(DataOptions(output_format=output_format, token_scores=True), 1)
-        assert "-inf -0.5000" in write(Translation(0, "x", [hyp]))
-    write = build_writer(DataOptions(output_format="jsonl"), 1)
-    assert json.loads(write(Translation(0, "x", [hyp])))["hyps"][0]["token_log_probs"] == [
-        None,
-        -0.5,
-    ]
+        said = write(Translation(0, "x", [hyp]))
+        if output_format == "jsonl":
+            assert json.loads(said)["hyps"][0]["token_log_probs"] == [None, -0.5]
+        else:
+            assert "-inf -0.5000" in said
 
 
 def test_a_job_with_workers_and_one_from_python_say_the_same(tmp_path, run):
@@ -144,9 +124,8 @@ def test_a_job_with_workers_and_one_from_python_say_the_same(tmp_path, run):
     expected, _ = run(words)
     assert run(f"{words} -workers 2 -bucket_lines 2")[0] == expected
     options = dict(output_format="jsonl", token_scores=True)
-    Translator.from_pretrained(TOY, device="cpu").translate_file(
-        tmp_path / "src", tmp_path / "out", **options
-    )
+    translator = Translator.from_pretrained(TOY, device="cpu")
+    translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
     assert (tmp_path / "out").read_text().split("\n")[:-1] == expected
 
 
@@ -161,63 +140,51 @@ def score(tmp_path, run):
     return lambda words, *more: run(f"-tgt {tmp_path}/tgt {words}", *more)
 
 
-def by_hand(line, target):
-    """Log-probabilities of the target's tokens and the end token, from the table of the file."""
-    table = json.loads(Path(TOY).read_text(encoding="utf-8"))
-    source, vocab = table["sources"][line], table["vocab"]
-    ids = [*map(vocab.index, target.split()), 0]
-    found = []
-    for n, i in enumerate(ids):
-        row = source["rows"].get(" ".join(map(str, ids[:n])), source["default"])
-        found.append(row[i] - math.log(sum(map(math.exp, row))))
-    return found
-
-
 def test_score_only_equals_the_gold_scores_of_a_translation(score, tiny_checkpoint):
     for model in (TOY, tiny_checkpoint):
         usual = [*map(json.loads, score("-output_format jsonl", model)[0])]
         records = [*map(json.loads, score("-score_only -output_format jsonl", model)[0])]
         assert [r["gold_log_prob"] for r in records] == [r["gold_log_prob"] for r in usual]
         lines, _ = score("-score_only -token_scores", model)
-        assert len(lines) == len(LINES) == len(records)
-        for record, line, text in zip(records, lines, LINES):
+        plain, _ = score("-score_only", model)
+        for record, line, first, text in zip(records, lines, plain, LINES, strict=True):
             total, tokens = record["gold_log_prob"], record["gold_token_log_probs"]
             assert record["hyps"] == [] and record["src"] == text
             if not text.strip():
                 assert line == "" and total is tokens is None and record["notes"] == ["empty"]
                 continue
             assert sum(tokens) == pytest.approx(total)
-            columns = line.split("\t")
-            assert float(columns[0]) == pytest.approx(total, abs=1e-4)
-            assert int(columns[1]) == len(tokens)
-            expected = math.exp(-total / len(tokens))
-            assert float(columns[2]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-            assert numbers(columns[3]) == pytest.approx(tokens, abs=1e-4)
-            assert score("-score_only", model)[0][record["id"]] == "\t".join(columns[:3])
+            *columns, by_token = line.split("\t")
+            assert first == "\t".join(columns)
+            expected = [total, len(tokens), math.exp(-total / len(tokens))]
+            assert [*map(float, columns)] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+            assert [*map(float, by_token.split())] == pytest.approx(tokens, abs=1e-4)
 
 
 def test_score_only_is_what_the_table_says(score):
+    """Of the target's tokens and the end token, from the table of the file."""
+    table = json.loads(Path(TOY).read_text(encoding="utf-8"))
+    source, expected = table["sources"]["katze"], []
+    ids = [*map(table["vocab"].index, "the cat".split()), 0]
+    for n, i in enumerate(ids):
+        row = source["rows"].get(" ".join(map(str, ids[:n])), source["default"])
+        expected.append(row[i] - math.log(sum(map(math.exp, row))))
     (first, *_), _ = score("-score_only -output_format jsonl")
-    expected = by_hand("katze", "the cat")
     assert json.loads(first)["gold_token_log_probs"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_score_only_is_what_translations_cost(score, run, tmp_path, tiny_checkpoint):
     """The translations of a search, given back as references, have its log-probabilities."""
-    found = [
-        json.loads(line)["hyps"][0] for line in run("-output_format jsonl", tiny_checkpoint)[0]
-    ]
+    lines, _ = run("-output_format jsonl", tiny_checkpoint)
+    found = [json.loads(line)["hyps"][0] for line in lines]
     (tmp_path / "tgt").write_text("".join(hyp["text"] + "\n" for hyp in found))
     lines, log = score("-score_only -output_format jsonl", tiny_checkpoint)
     n = 0
     for line, hyp in zip(lines, found):
-        record = json.loads(line)
-        if hyp["ended"] and record["gold_token_log_probs"] is not None:
-            if len(record["gold_token_log_probs"]) == len(hyp["token_log_probs"]):
-                n += 1
-                assert record["gold_token_log_probs"] == pytest.approx(
-                    hyp["token_log_probs"], abs=1e-4
-                )
+        gold = json.loads(line)["gold_token_log_probs"]
+        if hyp["ended"] and gold is not None and len(gold) == len(hyp["token_log_probs"]):
+            n += 1
+            assert gold == pytest.approx(hyp["token_log_probs"], abs=1e-4)
     assert n > 0 and "GOLD AVG SCORE" in log
 
 
@@ -231,12 +198,6 @@ def test_score_only_searches_nothing(score, monkeypatch):
     assert "GOLD 1: the cat" in score("-score_only -verbose")[1]
 
 
-@pytest.mark.sweep
-def test_score_only_with_workers_says_the_same(score):
-    words = "-score_only -output_format jsonl -quiet"
-    assert score(words)[0] == score(f"{words} -workers 2 -bucket_lines 2")[0]
-
-
 def test_perplexities_of_what_is_impossible_and_of_a_single_token():
     write = build_writer(DataOptions(score_only=True, tgt="a"), 1)
     for tokens, said in (
@@ -248,6 +209,12 @@ def test_perplexities_of_what_is_impossible_and_of_a_single_token():
         gold = dict(gold_log_prob=sum(tokens), gold_token_log_probs=tokens, has_gold=True)
         assert write(Translation(0, "x", **gold)) == said + "\n"
     assert write(Translation(0, "x", has_gold=True)) == "\n"
+
+
+@pytest.mark.sweep
+def test_score_only_with_workers_says_the_same(score):
+    words = "-score_only -output_format jsonl -quiet"
+    assert score(words)[0] == score(f"{words} -workers 2 -bucket_lines 2")[0]
 
 
 @pytest.mark.parametrize(

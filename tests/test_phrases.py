@@ -91,15 +91,17 @@ tables = st.fixed_dictionaries({"default": rows, "first": rows, "second": rows})
 phrases = st.sampled_from(["cat", "the", "category", "the cat", "cats", "at", "cat.", "s", "a cat"])
 
 
+EVEN, ENDING = [0.0] * len(PIECES), [2.0] + [0.0] * (len(PIECES) - 1)
+
+
 def make_translator(kind, *given) -> Translator:
+    """Of sources that all rows of a table are of, or the first and the second are of their own."""
     sources = []
     for table in given:
-        by_row = {"": table["first"], "1": table["second"], "6": table["second"]}
-        sources.append(make_source(by_row, table["default"]))
-    return translator_of(kind, sources)
-
-
-def translator_of(kind, sources) -> Translator:
+        if isinstance(table, dict):
+            by_row = {"": table["first"], "1": table["second"], "6": table["second"]}
+            table = make_source(by_row, table["default"])
+        sources.append(make_source({}, table) if isinstance(table, list) else table)
     tokens, tokenizer = KINDS[kind]
     checkpoint = Checkpoint(
         TableModel(sources, len(tokens)),
@@ -173,7 +175,7 @@ def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
 class TestBanned:
     @pytest.mark.parametrize("search", BAN)
     @pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
-    @settings(deadline=None, max_examples=10)
+    @settings(max_examples=10)
     @given(
         kind=st.sampled_from([*KINDS]),
         first=tables,
@@ -186,11 +188,9 @@ class TestBanned:
     def test_are_in_no_hypothesis_and_other_lines_are_as_ever(
         self, search, kind, first, second, banned, k, block, drawn
     ):
-        given = dict(search=search, beam_size=k, n_best=k, max_length=7)
-        if "block_ngram_repeat" in PRESETS[search].options:
-            given["block_ngram_repeat"] = block
-        if drawn and "do_sample" in PRESETS[search].options:
-            given["do_sample"] = True
+        given = {"block_ngram_repeat": block, "do_sample": drawn}
+        given = {name: value for name, value in given.items() if name in PRESETS[search].options}
+        given |= dict(search=search, beam_size=k, n_best=k, max_length=7)
         translator = make_translator(kind, first, second)
         lines = ["s0 s0", "s1 s1"]
         plain = translator.translate(lines, **given)
@@ -198,9 +198,7 @@ class TestBanned:
         assert found[1] == plain[1]
         for hyp in found[0].hyps:
             assert not any(holds(hyp.text, phrase) for phrase in banned)
-            if hyp.ended:
-                want = sum(log_probs_of(translator, 0, hyp.tokens))
-                assert hyp.log_prob == pytest.approx(want, abs=1e-4)
+        assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], ban_words=[banned], **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
 
@@ -211,67 +209,57 @@ class TestBanned:
         translator = Translator(checkpoint, TranslateOptions.of(device="cpu"))
         lines = [f"s{i} s{i}" for i in range(n_lines)]
         options = dict(beam_size=5, n_best=5, max_length=5, block_ngram_repeat=2)
-        for found in translator.translate(lines, ban_words="a a a a", **options):
-            assert {h.text for h in found.hyps} == {"", "a", "a a"}
-        for found in translator.translate(lines, ban_words="a a", **options):
-            assert {h.text for h in found.hyps} == {"", "a"}
+        for banned, texts in (("a a a a", {"", "a", "a a"}), ("a a", {"", "a"})):
+            for found in translator.translate(lines, ban_words=banned, **options):
+                assert {h.text for h in found.hyps} == texts
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_leave_the_next_best_word(self, kind):
         """After `the` comes `cat`, or else `a`; the model knows no other words."""
         tokens = KINDS[kind][0]
-        bare = [token.strip("▁") for token in tokens]
-        the, cat, a = map(bare.index, ("the", "cat", "a"))
+        the, cat, a = map([t.strip("▁") for t in tokens].index, ("the", "cat", "a"))
         first, then, last = ([-9.0] * len(tokens) for _ in range(3))
         first[the], then[cat], then[a], last[0] = 9.0, 5.0, 4.0, 9.0
-        translator = translator_of(kind, [make_source({"": first, str(the): then}, last)])
+        translator = make_translator(kind, make_source({"": first, str(the): then}, last))
         for k in (1, 3):
             (found,) = translator.translate(["s0 s0"], ban_words="cat", beam_size=k)
             assert (found.text, found.notes) == ("the a", ())
 
-    def test_are_parts_of_other_words_in_a_beam(self):
-        first = [-9.0] * len(PIECES)
-        first[1] = 5.0  # ▁cat
-        then = [-9.0] * len(PIECES)
-        then[2], then[0] = 4.0, 1.0  # egory, and else the end
-        table = dict(first=first, second=then, default=[9.0, *[0.0] * (len(PIECES) - 1)])
+    def test_may_be_parts_of_other_words(self):
+        cat, egory = [-9.0] * len(PIECES), [-9.0] * len(PIECES)
+        cat[1], egory[2], egory[0] = 5.0, 4.0, 1.0
+        table = dict(first=cat, second=egory, default=[9.0, *EVEN[1:]])
         translator = make_translator("pieces", table)
-        (plain,) = translator.translate(["s0 s0"])
-        (found,) = translator.translate(["s0 s0"], ban_words="cat")
-        assert plain.text == found.text == "category"
-        (found,) = translator.translate(["s0 s0"], ban_words="category")
-        assert found.text == "cat"
+        for banned, text in ((None, "category"), ("cat", "category"), ("category", "cat")):
+            assert translator.translate(["s0 s0"], ban_words=banned)[0].text == text
 
 
-def log_probs_of(translator, number, tokens):
-    """Of the tokens and the end token, by the table itself."""
-    model, vocab = translator.checkpoint.model, translator.checkpoint.tgt_vocab
-    source = model.sources[number]
-    ids = [*vocab.encode(list(tokens)), 0]
-    for i, token in enumerate(ids):
-        row = source.rows.get(" ".join(map(str, ids[:i])), source.default)
-        yield row[token] - log_sum(row)
-
-
-def log_sum(row):
-    return math.log(sum(math.exp(x) for x in row))
+def assert_scored(translator, hyps):
+    """Log-probabilities of ended ones are the table's own."""
+    source = translator.checkpoint.model.sources[0]
+    for hyp in (hyp for hyp in hyps if hyp.ended):
+        ids, log_prob = [*translator.checkpoint.tgt_vocab.encode(list(hyp.tokens)), 0], 0.0
+        for i, token in enumerate(ids):
+            row = source.rows.get(" ".join(map(str, ids[:i])), source.default)
+            log_prob += row[token] - math.log(sum(map(math.exp, row)))
+        assert hyp.log_prob == pytest.approx(log_prob, abs=1e-4)
 
 
 class TestForced:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category"])
+    @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "dog"])
     @pytest.mark.parametrize("k", [1, 5])
     def test_are_said_whoever_cuts_lines(self, kind, phrase, k):
-        surfaces = Surfaces(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0))
-        table = dict.fromkeys(("default", "first", "second"), [2.0] + [0.0] * (len(PIECES) - 1))
-        found = make_translator(kind, table).translate(
-            ["s0 s0"], force_words=phrase, beam_size=k, max_length=9
-        )
-        assert holds(found[0].text, phrase) == bool(surfaces.spelt(phrase))
-        assert found[0].unmet == (() if surfaces.spelt(phrase) else (phrase,))
+        spelt = Surfaces(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).spelt(phrase)
+        translator, options = make_translator(kind, ENDING), dict(beam_size=k, max_length=9)
+        (found,) = translator.translate(["s0 s0"], force_words=phrase, **options)
+        assert holds(found.text, phrase) == bool(spelt)
+        assert found.unmet == (() if spelt else (phrase,))
+        if not spelt:
+            assert found.hyps == translator.translate(["s0 s0"], **options)[0].hyps
 
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lines" not in kind])
-    @settings(deadline=None, max_examples=20)
+    @settings(max_examples=20)
     @given(
         first=tables,
         second=tables,
@@ -293,37 +281,21 @@ class TestForced:
         if not block:
             sayable = [p for p in found[0].unmet if surfaces.spelt(p)]
             assert all(p.endswith(".") for p in sayable)  # a letter may follow a mark
-        for hyp in found[0].hyps:
-            if hyp.ended:
-                want = sum(log_probs_of(translator, 0, hyp.tokens))
-                assert hyp.log_prob == pytest.approx(want, abs=1e-4)
+        assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], force_words="\t".join(forced), **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
 
     def test_go_with_banned_ones(self):
-        table = dict.fromkeys(("default", "first", "second"), [0.0] * len(PIECES))
-        (found,) = make_translator("pieces", table).translate(
+        (found,) = make_translator("pieces", EVEN).translate(
             ["s0 s0"], force_words="category", ban_words="cat\tthe", max_length=9, n_best=5
         )
         assert holds(found.text, "category") and not found.unmet
         assert not any(holds(h.text, "cat") or holds(h.text, "the") for h in found.hyps)
 
-    def test_that_the_model_cannot_say_are_told(self):
-        table = dict.fromkeys(("default", "first", "second"), [2.0] + [0.0] * (len(PIECES) - 1))
-        translator = make_translator("pieces", table)
-        (plain,) = translator.translate(["s0"])
-        (found,) = translator.translate(["s0"], force_words="dog")
-        assert found.unmet == ("dog",) and found.hyps == plain.hyps
-
-    @pytest.mark.parametrize("search", sorted(set(PRESETS) - {"opennmt"}))
-    def test_are_refused_by_searches_of_other_systems(self, search):
-        with pytest.raises(OptionError, match=f"force_words: -search {search} has no such"):
-            TranslateOptions.of(force_words="a", search=search)
-        table = dict.fromkeys(("default", "first", "second"), [0.0] * len(PIECES))
-        with pytest.raises(OptionError, match="force_words"):
-            make_translator("pieces", table).translate(["s0"], force_words="a", search=search)
-
-    def test_do_not_go_with_drawing(self):
+    def test_are_refused_where_no_search_has_them(self):
+        for search in set(PRESETS) - {"opennmt"}:
+            with pytest.raises(OptionError, match=f"force_words: -search {search} has no such"):
+                make_translator("pieces", EVEN).translate(["s0"], force_words="a", search=search)
         with pytest.raises(OptionError, match="force_words and drawing"):
             TranslateOptions.of(force_words="a", do_sample=True)
 
@@ -338,9 +310,8 @@ class TestForced:
     ],
 )
 def test_phrases_that_do_not_fit_are_refused(forced, banned, said):
-    table = dict.fromkeys(("default", "first", "second"), [0.0] * len(PIECES))
     with pytest.raises(DataError, match=re.escape(said)):
-        make_translator("pieces", table).translate(["s0"] * 2, force_words=forced, ban_words=banned)
+        make_translator("pieces", EVEN).translate(["s0"] * 2, force_words=forced, ban_words=banned)
 
 
 class Array(list):
@@ -351,58 +322,47 @@ class Array(list):
 
 
 def test_phrases_of_an_array_and_halves_of_characters():
-    table = dict.fromkeys(("default", "first", "second"), [0.0] * len(PIECES))
-    translator = make_translator("pieces", table)
-    words = Array(["the cat", "dog"])
-    as_list, as_array, halved = (
-        translator.translate(["s0"], force_words=[phrases])[0].unmet
-        for phrases in ([*words], words, "a\ud800b")
-    )
-    assert as_array == as_list and halved == ("a?b",)
+    translator = make_translator("pieces", EVEN)
+    for forced, unmet in ((Array(["the cat", "dog"]), ("dog",)), ("a\ud800b", ("a?b",))):
+        (found,) = translator.translate(["s0"], force_words=[forced])
+        assert found.unmet[-1:] == unmet
 
 
 class TestFiles:
     @pytest.fixture
     def run(self, tmp_path, capfd):
+        """run(words, file=its text) -> exit code, standard output, standard error."""
+
         def run_once(words, src="katze\n\nkatze\n", **files):
             for name, text in {"src": src, **files}.items():
                 (tmp_path / name).write_text(text, "utf-8")
             words = words.format(**{name: tmp_path / name for name in files})
-            argv = f"-model data/toy.json -src {tmp_path / 'src'} {words}".split()
-            code = translate.main(argv)
-            out, err = capfd.readouterr()
-            return code, out, err
+            code = translate.main(f"-model data/toy.json -src {tmp_path}/src {words}".split())
+            return code, *capfd.readouterr()
 
         return run_once
 
-    def test_of_one_line_hold_for_all(self, run):
-        code, out, err = run("-force_words {phrases} -output_format jsonl", phrases="the\n")
+    @pytest.mark.parametrize(
+        "text, n_phrases, unmet",
+        [("the\n", 3, [[], ["the"], []]), ("\n\nthe\tdog", 2, [None, None, ["dog"]])],
+    )
+    def test_hold_for_all_lines_or_go_line_by_line(self, run, text, n_phrases, unmet):
+        code, out, err = run("-force_words {phrases} -output_format jsonl", phrases=text)
         records = [json.loads(line) for line in out.splitlines()]
-        assert code == 0 and "force_words: 1 of 3 phrases not met" in err
-        assert [r["unmet"] for r in records] == [[], ["the"], []]
-        assert all("the" in records[i]["hyps"][0]["text"].split() for i in (0, 2))
+        assert code == 0 and f"force_words: 1 of {n_phrases} phrases not met" in err
+        assert [r.get("unmet") for r in records] == unmet
+        assert "the" in records[2]["hyps"][0]["text"].split()
+        if unmet[0] is None:
+            _, plain, _ = run("-output_format jsonl")
+            assert out.splitlines()[:2] == plain.splitlines()[:2]
 
-    def test_of_several_lines_go_line_by_line(self, run):
-        code, out, err = run("-force_words {phrases} -output_format jsonl", phrases="\n\nthe\tdog")
-        records = [json.loads(line) for line in out.splitlines()]
-        assert code == 0 and "force_words: 1 of 2 phrases not met" in err
-        assert "unmet" not in records[0] and records[2]["unmet"] == ["dog"]
-        _, plain, _ = run("-output_format jsonl")
-        assert out.splitlines()[:2] == plain.splitlines()[:2]
-
-    @pytest.mark.parametrize("more", ["-workers 2 -bucket_lines 1", "-bucket_lines 1"])
+    @pytest.mark.parametrize("more", ["-workers 2", "", *(f"-shard {i}/3" for i in (1, 2, 3))])
     def test_are_read_beside_buckets(self, run, more):
-        code, out, _ = run(f"-ban_words {{phrases}} {more}", phrases="a\n\nthe\n")
-        lines = out.splitlines()
+        _, whole, _ = run("-ban_words {phrases}", phrases="a\n\nthe\n")
+        code, out, _ = run(f"-ban_words {{phrases}} -bucket_lines 1 {more}", phrases="a\n\nthe\n")
+        lines = whole.splitlines(keepends=True)
         assert code == 0 and "a" not in lines[0].split() and "the" not in lines[2].split()
-
-    def test_are_read_beside_shards(self, run):
-        parts = [
-            run(f"-ban_words {{phrases}} -bucket_lines 1 -shard {i}/3", phrases="\n\na\n")[1]
-            for i in (1, 2, 3)
-        ]
-        assert "".join(parts) == run("-ban_words {phrases}", phrases="\n\na\n")[1]
-        assert parts[0] != parts[2]
+        assert out == (lines[int(more[7]) - 1] if "shard" in more else whole)
 
     @pytest.mark.parametrize("text", ["a\nb\n", "", "a\nb\nc\nd\n"])
     def test_of_another_number_of_lines_are_refused(self, run, text):
@@ -410,12 +370,10 @@ class TestFiles:
         assert (code, out) == (3, "") and "lines" in err and "force_words" in err
         assert err.count("\n") == 1
 
-    def test_that_contradict_each_other_are_refused(self, run):
+    def test_that_contradict_each_other_or_are_not_there(self, run):
         words = "-force_words {phrases} -ban_words {banned}"
         code, out, err = run(words, phrases="a\n", banned="\n\na\n")
         assert (code, out) == (3, "") and "line 3: 'a' is forced, and banned" in err
-
-    def test_that_are_not_there_are_told(self, run):
         code, out, err = run("-ban_words missing.txt")
         assert (code, out) == (5, "") and "cannot read missing.txt" in err
 

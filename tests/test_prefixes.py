@@ -27,6 +27,9 @@ from tests.support.tables import (
     sources,
 )
 
+# What pymarian 1.12.42 printed with --force-decode --n-best --word-scores, for a beam of 3
+WORD_SCORES = [-5.38524, -4.08668, -1.69248, -0.43930, -0.35721, -0.37092, -0.42285, -0.42210,
+               -0.36529, -0.36775, -0.38696, -0.40199]  # fmt: skip
 WITH = [name for name, preset in PRESETS.items() if "tgt_file_prefix" in preset.options]
 APART = ("table", "ensemble_of_probs")  # which has lines of its own; which copies
 SPOKEN = sorted(n for n in cases.FAMILIES if n not in APART and "copy" not in n)
@@ -113,19 +116,15 @@ class TestGivenTokens:
             assert (hyp.tokens, hyp.tokens[:n]) == (words, text.split())
             assert not hyp.ended or tokens[-1] == TGT_VOCAB.eos_id
 
-    @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+    @pytest.mark.parametrize("beam_size", swept([1, 2, 3, 5], [1, 5]))
     def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(
         self, beam_size, int8_anywhere
     ):
         """In int8, where a last bit may decide a rounding."""
         translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")
         said = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe.", "Nein."]
-        begun = [
-            "A very good",
-            "",
-            "That",
-            "I am going to go to the station, because I want to see",
-        ]
+        begun = ["A very good", "", "That"]
+        begun += ["I am going to go to the station, because I want to see"]
         lines, prefixes = said * 4, begun * 5
         options = dict(n_best=beam_size, beam_size=beam_size, max_length=30)
         together = translator.translate(lines, prefixes, **options)
@@ -186,32 +185,23 @@ class TestScores:
         """With one token to choose, no group meets what another has taken more than once."""
         translator = make_translator(make_source({}, [0.3, 1.0, 0.5, 0.2]))
         options = dict(search="transformers", beam_size=4, n_best=4, max_length=4, alpha=0.0)
-        (found,) = translator.translate(
-            ["s0"], ["a b"], beam_groups=groups, diversity_rate=100.0, **options
-        )
+        options |= dict(beam_groups=groups, diversity_rate=100.0)
+        (found,) = translator.translate(["s0"], ["a b"], **options)
         assert len(found.hyps) >= 3 and min(hyp.score for hyp in found.hyps) > -150
 
-
-class TestMarian:
-    """What pymarian 1.12.42 printed with --force-decode --n-best --word-scores, for a beam of 3."""
-
-    WORD_SCORES = [-5.38524, -4.08668, -1.69248, -0.43930, -0.35721, -0.37092, -0.42285, -0.42210,
-                   -0.36529, -0.36775, -0.38696, -0.40199]  # fmt: skip
-
     @pytest.mark.parametrize("normalize, score", [(0.0, -14.6988), (1.0, -1.2249)])
-    def test_counts_given_words_as_any(self, normalize, score):
+    def test_marian_counts_given_words_as_any(self, normalize, score):
         """The first two of the words are given."""
-        logits = {}
-        for t, x in enumerate(self.WORD_SCORES):
+        n, logits = len(WORD_SCORES), {}
+        for t, x in enumerate(WORD_SCORES):
             logits[" ".join("1" * t)] = [math.log(-math.expm1(x)), x, -30.0, -30.0]
-        (found,) = make_translator(make_source(logits, [0.0] * 4)).translate(
-            ["s0"], ["a a"], search="marian", beam_size=3, alpha=normalize,
-            max_length=len(self.WORD_SCORES), n_best=3,
-        )  # fmt: skip
-        scores = [h.score for h in found.hyps if h.tokens == ["a"] * len(self.WORD_SCORES)]
+        translator = make_translator(make_source(logits, [0.0] * 4))
+        options = dict(search="marian", beam_size=3, n_best=3, alpha=normalize, max_length=n)
+        (found,) = translator.translate(["s0"], ["a a"], **options)
+        scores = [h.score for h in found.hyps if h.tokens == ["a"] * n]
         assert scores == [pytest.approx(score, abs=1e-4)]
 
-    def test_the_beam_is_as_wide_behind_it(self):
+    def test_marian_has_its_whole_beam_after_it(self):
         endless = make_translator(make_source({}, [-9.0, 1.0, 0.9, 0.8]))
         options = dict(search="marian", beam_size=3, n_best=3, max_length=4)
         (found,) = endless.translate(["s0"], ["a b c"], **options)
@@ -219,21 +209,15 @@ class TestMarian:
 
 
 class TestTranslator:
-    def test_an_empty_prefix_asks_for_nothing(self):
-        translator = make_translator(make_source({}, [0.2, 1.0, 0.5]))
-        assert translator.translate(["s0"], [""]) == translator.translate(["s0"])
-
-    def test_a_blank_line_stays_blank(self):
-        (found,) = make_translator(make_source({}, [0.0] * 3)).translate([" "], ["a"])
-        assert (found.hyps[0].text, found.notes) == ("", ("empty",))
-
-    def test_one_for_each_line(self):
-        with pytest.raises(DataError, match="2 lines but 1 prefixes"):
-            make_translator(make_source({}, [0.0] * 3)).translate(["s0", "s0"], ["a"])
-
     def test_an_unknown_word_says_whose_it_is(self):
         with pytest.raises(DataError, match="tgt line 1: 'x' is not in the vocabulary"):
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["x"])
+
+    def test_blank_lines_and_empty_prefixes(self):
+        translator = make_translator(make_source({}, [0.2, 1.0, 0.5]))
+        assert translator.translate(["s0"], [""]) == translator.translate(["s0"])
+        (found,) = translator.translate([" "], ["a"])
+        assert (found.hyps[0].text, found.notes) == ("", ("empty",))
 
     def test_one_beyond_the_limit_is_kept_and_noted(self):
         (found,) = make_translator(make_source({}, [0.0, 1.0, 2.0])).translate(
@@ -242,59 +226,49 @@ class TestTranslator:
         assert found.hyps[0].tokens[:3] == ["a", "a", "a"] and len(found.hyps[0].tokens) <= 4
         assert "prefix-over-limit" in found.notes
 
-    def test_3_5_1_counts_it_apart_from_the_limit(self):
+    def test_3_5_1_counts_it_apart_from_the_limits(self):
         """All but its last token, as the original does."""
         endless = make_translator(make_source({}, [-9.0, 1.0, 2.0]))
-        options = dict(search="opennmt-3", max_length=4, max_length_ratio=0, beam_size=1)
+        options = dict(search="opennmt-3", beam_size=1)
         for prefix, n in [("", 4), ("a", 4), ("a a a", 6)]:
-            (found,) = endless.translate(["s0"], [prefix], **options)
+            (found,) = endless.translate(
+                ["s0"], [prefix], max_length=4, max_length_ratio=0, **options
+            )
             assert len(found.hyps[0].tokens) == n
             assert "prefix-over-limit" not in found.notes
-
-    def test_3_5_1_counts_the_least_length_after_it(self):
         eager = make_translator(make_source({}, [5.0, 1.0, 2.0]))
-        options = dict(search="opennmt-3", min_length=2, beam_size=1)
-        (found,) = eager.translate(["s0"], ["a a a"], **options)
-        assert len(found.hyps[0].tokens) == 2 + 3 - 1
-        (ours,) = eager.translate(["s0"], ["a a a"], min_length=2, beam_size=1)
-        assert len(ours.hyps[0].tokens) == 3
+        for more, n in ((options, 2 + 3 - 1), (dict(beam_size=1), 3)):
+            (found,) = eager.translate(["s0"], ["a a a"], min_length=2, **more)
+            assert len(found.hyps[0].tokens) == n
 
 
 class TestCommandLine:
     @pytest.fixture
     def run(self, tmp_path, capfd):
-        (tmp_path / "src").write_text("katze\n\nkatze\n")
-        (tmp_path / "tgt").write_text("the\n\na\n")
+        def run_once(words, tgt="the\n\na\n"):
+            (tmp_path / "src").write_text("katze\n\nkatze\n")
+            (tmp_path / "tgt").write_text(tgt)
+            argv = f"-model data/toy.json -src {tmp_path}/src -tgt_file_prefix {words}"
+            code = translate.main(argv.replace("TGT", f"{tmp_path}/tgt").split())
+            return code, *capfd.readouterr()
 
-        def run_once(*words):
-            code = translate.main(
-                ["-model", "data/toy.json", "-src", str(tmp_path / "src"), *words]
-            )
-            return code, capfd.readouterr()
-
-        run_once.tgt = ["-tgt", str(tmp_path / "tgt")]
-        yield run_once
+        return run_once
 
     def test_lines_of_tgt(self, run):
-        code, said = run(*run.tgt, "-tgt_file_prefix", "-verbose")
-        first, blank, last = said.out.split("\n")[:3]
+        code, out, err = run("-tgt TGT -verbose")
+        first, blank, last = out.split("\n")[:3]
         assert (code, first.split()[0], blank, last.split()[0]) == (0, "the", "", "a")
-        assert "GOLD" not in said.err
-
-    def test_no_record_has_a_gold_score(self, run):
-        _, said = run(*run.tgt, "-tgt_file_prefix", "-output_format", "jsonl")
-        records = [json.loads(line) for line in said.out.splitlines()]
+        assert "GOLD" not in err
+        _, out, _ = run("-tgt TGT -output_format jsonl")
+        records = [json.loads(line) for line in out.splitlines()]
         assert [record["hyps"][0]["tokens"][:1] for record in records] == [["the"], [], ["a"]]
         assert not any("gold_log_prob" in record for record in records)
 
-    def test_needs_tgt(self, run):
-        code, said = run("-tgt_file_prefix")
-        assert code == 2 and "tgt_file_prefix needs tgt" in said.err
-
-    def test_needs_as_many_lines(self, run, tmp_path):
-        (tmp_path / "tgt").write_text("the\n")
-        code, said = run(*run.tgt, "-tgt_file_prefix")
-        assert code == 3 and "src has 3 lines, tgt has 1" in said.err
+    def test_needs_tgt_and_as_many_lines(self, run):
+        code, _, err = run("")
+        assert code == 2 and "tgt_file_prefix needs tgt" in err
+        code, _, err = run("-tgt TGT", "the\n")
+        assert code == 3 and "src has 3 lines, tgt has 1" in err
 
 
 def test_a_prefix_that_the_model_does_not_know_is_noted(translator):

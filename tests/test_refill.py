@@ -1,4 +1,4 @@
-"""A sentence that joins a running batch is translated as if it were alone."""
+"""A sentence in a batch, or one that joins it, is translated as if it were alone."""
 
 from dataclasses import replace
 from functools import partial
@@ -73,8 +73,9 @@ def test_every_search_gives_what_a_sentence_gets_alone(name, group, n_slots, cho
         else None
     )
     options |= dict(search=name, beam_size=3, n_best=2, max_length=6)
-    refilled = run(translator, lines, True, prefixes, batch_size=n_slots, **options)
-    assert refilled == run(translator, lines, False, prefixes, batch_size=1, **options)
+    alone = run(translator, lines, False, prefixes, batch_size=1, **options)
+    assert run(translator, lines, True, prefixes, batch_size=n_slots, **options) == alone
+    assert run(translator, lines, False, prefixes, batch_size=n_slots + 1, **options) == alone
 
 
 @pytest.fixture

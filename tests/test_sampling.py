@@ -43,12 +43,15 @@ SYSTEMS = ["opennmt", "opennmt-3", "transformers-2", "transformers", "transforme
 
 
 class TestDistribution:
+    @pytest.mark.parametrize("temperature", [1.0, 0.5])
     @pytest.mark.parametrize("name", SYSTEMS)
-    def test_frequencies_are_the_models(self, name):
-        found = draw(search=name, max_length=1 + name.startswith("transformers"))
-        minimum = name == "fairseq"  # whose shortest output has a word
-        expected = dict(zip("$abc", P))
-        assert_distributed(first_tokens(found), {y: expected[y] for y in "$abc"[minimum:]})
+    def test_frequencies_are_the_models(self, name, temperature):
+        limit = 1 + name.startswith("transformers")
+        found = draw(search=name, max_length=limit, random_sampling_temp=temperature)
+        expected = {y: p ** (1 / temperature) for y, p in zip("$abc", P)}
+        if name == "fairseq":  # whose shortest output has a word
+            del expected["$"]
+        assert_distributed(first_tokens(found), expected)
 
     def test_each_step_is_drawn_anew(self):
         found = draw(max_length=2)
@@ -59,14 +62,6 @@ class TestDistribution:
         both = Counter({pair: n for pair, n in pairs.items() if pair[0] != "c"})
         assert_distributed(both, expected)
 
-    @pytest.mark.parametrize("name", ["opennmt", "transformers", "fairseq"])
-    def test_temperature_sharpens(self, name):
-        found = draw(search=name, random_sampling_temp=0.5, max_length=2)
-        expected = {y: p**2 for y, p in zip("$abc", P)}
-        assert_distributed(
-            first_tokens(found), {y: expected[y] for y in "$abc"[name == "fairseq" :]}
-        )
-
     def test_top_k_and_top_p_cut_the_tail(self):
         best = dict(a=0.5, b=0.3)
         assert_distributed(first_tokens(draw(random_sampling_topk=2, max_length=1)), best)
@@ -74,10 +69,7 @@ class TestDistribution:
         assert_distributed(first_tokens(draw(random_sampling_topp=0.6, max_length=1)), best)
 
     def test_samples_of_one_line_are_independent(self):
-        translator = Translator(make_checkpoint([SOURCE]), TranslateOptions.of(device="cpu"))
-        found = translator.translate(
-            ["s0 s0"] * 600, do_sample=True, beam_size=5, n_best=5, max_length=1, max_length_ratio=0
-        )
+        found = draw(600, beam_size=5, n_best=5, max_length=1)
         assert {len(t.hyps) for t in found} == {5}  # equal ones stay
         assert_distributed(first_tokens(found), dict(zip("$abc", P)))
         firsts = Counter(t.hyps[0].tokens == t.hyps[4].tokens for t in found)
@@ -94,75 +86,57 @@ class TestDistribution:
     def test_beam_sampling_draws_without_replacement(self):
         """transformers draws 2k candidates of 2k there are: all of them, so nothing is random."""
         source = make_source({}, logits(0.1, 0.5, 0.4))
-        options = dict(search="transformers", max_length=2, n_best=2)
-        translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
-        given = dict(max_length_ratio=0, beam_size=2, do_sample=True, **options)
-        for t in translator.translate(["s0 s0"] * 50, **given):
+        for t in draw(50, source, search="transformers", beam_size=2, n_best=2, max_length=2):
             assert [h.tokens for h in t.hyps] == [["a"], ["b"]]
 
     def test_beam_sampling_keeps_unlikely_rows_sometimes(self):
-        translator = Translator(make_checkpoint([SOURCE]), TranslateOptions.of(device="cpu"))
-        given = dict(max_length_ratio=0, beam_size=2, n_best=2, max_length=3, do_sample=True)
-        seen = set()
-        for t in translator.translate(["s0 s0"] * 100, search="transformers", **given):
+        seen, options = set(), dict(search="transformers", beam_size=2, n_best=2, max_length=3)
+        for t in draw(100, **options):
             assert t.hyps[0].score >= t.hyps[1].score
             seen |= {" ".join(h.tokens) for h in t.hyps}
-        (best,) = translator.translate(
-            ["s0 s0"], search="transformers", beam_size=2, n_best=2, max_length=3
-        )
+        (best,) = draw(1, **options, do_sample=False)
         assert seen > {" ".join(h.tokens) for h in best.hyps}
 
 
-class TestSeeds:
-    def lines(self, group, **options):
-        options = dict(do_sample=True, beam_size=2, n_best=2, max_length=8, **options)
-        translator = Translator(
-            make_checkpoint([SOURCE]),
-            TranslateOptions.of(device="cpu", seed=options.pop("seed", 1), max_length_ratio=0),
-        )
-        return [[h.text for h in t.hyps] for t in translator.translate(group, **options)]
-
-    def test_a_line_is_drawn_by_its_number_whatever_the_batch(self):
-        lines = ["s0 s0"] * 20
-        base = self.lines(lines)
-        assert self.lines(lines) == base
-        assert self.lines(lines, batch_type="sents", batch_size=3) == base
-        # Blank lines are not drawn for, but they count
-        assert self.lines(["", *lines[1:]])[1:] == base[1:]
-        assert len({tuple(hyps) for hyps in base}) > 5  # equal lines differ
-
-    def test_another_seed_is_another_sample(self):
-        assert self.lines(["s0 s0"] * 20, seed=2) != self.lines(["s0 s0"] * 20)
-
-    def test_noise_is_that_of_a_gumbel_distribution(self):
-        noise = gumbel(
-            torch.tensor([line_seed(1, i) for i in range(50)]), torch.full((50,), 3), 2000
-        )
-        assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
-        assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
-        assert noise.unique().numel() > 99_900  # no two places share theirs
-        later = gumbel(torch.tensor([line_seed(1, 0)]), torch.tensor([4]), 2000)
-        assert torch.corrcoef(torch.cat([noise[:1], later]))[0, 1].abs() < 0.1
+def texts(lines, seed=1, **options):
+    checkpoint = make_checkpoint([SOURCE])
+    translator = Translator(checkpoint, TranslateOptions.of(device="cpu", seed=seed))
+    usual = dict(do_sample=True, beam_size=2, n_best=2, max_length=8, max_length_ratio=0)
+    return [[h.text for h in t.hyps] for t in translator.translate(lines, **usual, **options)]
 
 
-class TestScores:
-    def test_opennmt_counts_what_it_drew_by(self):
-        options = dict(max_length=3, random_sampling_temp=2.0, length_penalty="none")
-        for t in draw(20, **options):
-            (hyp,) = t.hyps
-            assert hyp.score == pytest.approx(hyp.log_prob / 2, abs=1e-5)
+def test_a_line_is_drawn_by_its_number_whatever_the_batch():
+    lines = ["s0 s0"] * 20
+    base = texts(lines)
+    assert texts(lines) == base
+    assert texts(lines, batch_type="sents", batch_size=3) == base
+    # Blank lines are not drawn for, but they count
+    assert texts(["", *lines[1:]])[1:] == base[1:]
+    assert len({tuple(hyps) for hyps in base}) > 5  # equal lines differ
+    assert texts(lines, seed=2) != base
 
-    def test_fairseq_counts_the_tempered_distribution(self):
-        found = draw(20, search="fairseq", max_length=1, random_sampling_temp=0.5, alpha=0.0)
-        norm = math.log(sum(p**2 for p in P))
-        for t in found:
-            (hyp,) = t.hyps  # a word and the end token, both tempered
-            expected = 2 * hyp.log_prob - 2 * norm
-            assert hyp.score == pytest.approx(expected, abs=1e-4)
 
-    def test_filters_do_not_renormalise(self):
-        for t in draw(20, random_sampling_topk=2, max_length=1, length_penalty="none"):
-            assert t.hyps[0].score == pytest.approx(t.hyps[0].log_prob, abs=1e-5)
+def test_noise_is_that_of_a_gumbel_distribution():
+    seeds = torch.tensor([line_seed(1, i) for i in range(50)])
+    noise = gumbel(seeds, torch.full((50,), 3), 2000)
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
+    assert noise.unique().numel() > 99_900  # no two places share theirs
+    later = gumbel(seeds[:1], torch.tensor([4]), 2000)
+    assert torch.corrcoef(torch.cat([noise[:1], later]))[0, 1].abs() < 0.1
+
+
+def test_scores_count_what_tokens_were_drawn_by():
+    """By the tempered logits or distribution; filters do not renormalise."""
+    options = dict(length_penalty="none", random_sampling_temp=2.0)
+    for t in draw(20, max_length=3, **options):
+        assert t.hyps[0].score == pytest.approx(t.hyps[0].log_prob / 2, abs=1e-5)
+    norm = math.log(sum(p**2 for p in P))
+    for t in draw(20, search="fairseq", max_length=1, random_sampling_temp=0.5, alpha=0.0):
+        (hyp,) = t.hyps  # a word and the end token, both tempered
+        assert hyp.score == pytest.approx(2 * hyp.log_prob - 2 * norm, abs=1e-4)
+    for t in draw(20, random_sampling_topk=2, max_length=1, length_penalty="none"):
+        assert t.hyps[0].score == pytest.approx(t.hyps[0].log_prob, abs=1e-5)
 
 
 class TestFilters:
@@ -190,24 +164,17 @@ class TestFilters:
             assert chosen.sum() - chosen.min() < p + 1e-6
 
 
-class TestNgramBlocking:
-    """The end token may always come, so no bigram ever has to be repeated."""
-
-    def bigrams(self, name, **options):
-        source = make_source({}, [-1.0, 0.0, 0.0, 0.0, 0.0])
-        given = dict(beam_size=4, n_best=4, max_length=12, block_ngram_repeat=2) | options
-        for t in draw(60, source, search=name, **given):
-            for hyp in t.hyps:
-                yield Counter(zip(hyp.tokens, hyp.tokens[1:]))
-
-    @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "opennmt-3"])
-    def test_no_sample_repeats_a_bigram(self, name):
-        assert all(set(counts.values()) <= {1} for counts in self.bigrams(name))
-
-    def test_a_sample_repeats_what_may_repeat_alone(self):
-        found = list(self.bigrams("opennmt", ignore_when_blocking=("a",)))
-        repeated = {pair for counts in found for pair, n in counts.items() if n > 1}
-        assert repeated and all("a" in pair for pair in repeated)
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "opennmt-3"])
+def test_no_sample_repeats_a_bigram(name):
+    """The end token may always come, so none ever has to; what is exempt alone may repeat."""
+    source = make_source({}, [-1.0, 0.0, 0.0, 0.0, 0.0])
+    options = dict(search=name, beam_size=4, n_best=4, max_length=12, block_ngram_repeat=2)
+    for exempt in [(), ("a",)] if name == "opennmt" else [()]:
+        more = dict(ignore_when_blocking=exempt) if exempt else {}
+        hyps = [hyp for t in draw(60, source, **options, **more) for hyp in t.hyps]
+        counts = [Counter(zip(hyp.tokens, hyp.tokens[1:])) for hyp in hyps]
+        repeated = {pair for each in counts for pair, n in each.items() if n > 1}
+        assert bool(repeated) == bool(exempt) and all("a" in pair for pair in repeated)
 
 
 @pytest.mark.parametrize(

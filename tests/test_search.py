@@ -1,6 +1,7 @@
 """The default search (DESIGN.md 3.1) against brute force, a second search and worked examples."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,19 @@ covering = st.builds(
 )
 
 
+RULES = {
+    "plain": narrow,
+    "ties": narrow,
+    "coverage": covering,
+    "ratio": st.builds(replace, narrow, ratio=st.floats(0.3, 3)),
+    "prefix": st.builds(
+        lambda rules, prefix: replace(rules, prefix=tuple(prefix[: rules.max_length - 1])),
+        narrow,
+        st.lists(st.integers(1, 2)),
+    ),
+}
+
+
 def assert_same(found: list[Hyp], expected: list[Hyp], tolerance: float = TOLERANCE):
     assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=tolerance)
@@ -84,66 +98,17 @@ class TestAgainstOtherSearches:
         (beam,) = search([source], wide)
         assert_same(hypotheses(beam), brute_force(source, wide))
 
-    @settings(deadline=None, max_examples=500)
-    @given(sources(vocab_sizes=[3, 4, 5]), narrow)
-    def test_equals_the_reference(self, source, rules):
+    @pytest.mark.parametrize("kind", RULES)
+    @settings(max_examples=400)
+    @given(data=st.data())
+    def test_equals_the_reference(self, kind, data):
+        source = data.draw(sources([3, 4, 5], tied=kind == "ties", holes=kind != "prefix"))
+        rules = data.draw(RULES[kind])
         (beam,) = search([source], rules)
         assert_same(hypotheses(beam), reference(source, rules))
-
-    @settings(deadline=None, max_examples=500)
-    @given(sources(vocab_sizes=[3, 4, 5], tied=True), narrow)
-    def test_equals_the_reference_where_scores_tie(self, source, rules):
-        (beam,) = search([source], rules)
-        assert_same(hypotheses(beam), reference(source, rules))
-
-    @settings(deadline=None, max_examples=200)
-    @given(sources(), covering)
-    def test_equals_the_reference_with_coverage(self, source, rules):
-        (beam,) = search([source], rules)
-        assert_same(hypotheses(beam), reference(source, rules))
-
-    @settings(deadline=None, max_examples=200)
-    @given(sources(vocab_sizes=[3, 4, 5]), narrow, st.floats(0.3, 3))
-    def test_equals_the_reference_with_a_ratio(self, source, rules, ratio):
-        rules = Settings(**{**vars(rules), "ratio": ratio})
-        (beam,) = search([source], rules)
-        assert_same(hypotheses(beam), reference(source, rules))
-
-    @settings(deadline=None, max_examples=200)
-    @given(sources(vocab_sizes=[3, 4, 5], holes=False), narrow, st.lists(st.integers(1, 2)))
-    def test_equals_the_reference_with_a_prefix(self, source, rules, prefix):
-        rules = Settings(**{**vars(rules), "prefix": tuple(prefix[: rules.max_length - 1])})
-        (beam,) = search([source], rules)
-        assert_same(hypotheses(beam), reference(source, rules))
-
-    @settings(deadline=None, max_examples=60)
-    @given(sources(), st.integers(1, 8))
-    def test_a_beam_of_one_is_greedy(self, source, max_length):
-        tokens: tuple[int, ...] = ()
-        while len(tokens) < max_length and EOS not in tokens:
-            row = source.logits(tokens)
-            tokens += (row.index(max(row)),)
-        (beam,) = search([source], Settings(1, max_length))
-        assert [h.tokens for h in hypotheses(beam)] == [tokens]
 
 
 class TestHypotheses:
-    @settings(deadline=None, max_examples=100)
-    @given(sources(vocab_sizes=[3, 4, 5]), narrow)
-    def test_are_well_formed(self, source, rules):
-        (beam,) = search([source], rules)
-        found = hypotheses(beam)
-        assert found
-        assert len({h.tokens for h in found}) == len(found)
-        assert sorted((h.score for h in found), reverse=True) == [h.score for h in found]
-        for hyp in found:
-            assert EOS not in hyp.tokens[:-1]
-            assert hyp.ended == (hyp.tokens[-1] == EOS)
-            assert hyp.ended or len(hyp.tokens) == rules.max_length
-            assert len(hyp.tokens) <= rules.max_length
-            assert not hyp.ended or len(hyp.tokens) > rules.min_length
-            assert not set(hyp.tokens) & set(rules.banned)
-
     @settings(deadline=None, max_examples=60)
     @given(st.data(), st.one_of(narrow, covering))
     def test_do_not_depend_on_the_batch(self, data, rules):
@@ -201,134 +166,102 @@ class TestTies:
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 
 
-class TestNgramBlocking:
-    @settings(deadline=None, max_examples=60)
-    @given(sources(holes=False), st.integers(1, 3), st.integers(1, 4))
-    def test_nothing_repeats_while_a_sentence_may_end(self, source, n, beam_size):
-        (beam,) = search([source], Settings(beam_size, 8, block_ngram_repeat=n))
-        for hyp in hypotheses(beam):
-            ngrams = [hyp.tokens[i : i + n] for i in range(len(hyp.tokens) - n + 1)]
-            assert len(set(ngrams)) == len(ngrams)
+ATTENTION = {"": [0.9, 0.1], "1": [0.8, 0.2]}  # in all (1.7, .3), that of the end token counted
+COVERED = ({"": logits(0.1, 0.6, 0.3)}, logits(0.6, 0.4, 0), ATTENTION)
+HALF = dict(beam_size=1, max_length=9, beta=0.5)
+STEPS = HALF | dict(stepwise=True)
+SUM, MISSED, TWICE = math.log(0.36), 0.5 * math.log(0.3), -0.5 * 0.7
+WU = (5 + 2) / 6
+# spec/search.md, trap 1: `a$` has log-probability -0.6162 and two tokens
+COUNTED = ({"": logits(0.1, 0.6, 0.3)}, logits(0.9, 0.06, 0.04))
+MOSTLY_A = ({}, logits(0.1, 0.8, 0.1))
+MOSTLY_END = ({}, logits(0.9, 0.07, 0.03))
 
-    def test_the_completing_token_is_banned(self):
-        source = make_source({}, logits(0.1, 0.8, 0.1))
-        (beam,) = search([source], Settings(1, 5, block_ngram_repeat=2))
+
+@pytest.mark.parametrize(
+    "table, rules, tokens, score",
+    [
+        # The length is counted with the end token
+        (COUNTED, Settings(1, 9, length_penalty="none"), (1, EOS), -0.6162),
+        (COUNTED, Settings(1, 9), (1, EOS), -0.3081),
+        (COUNTED, Settings(1, 9, alpha=2.0), (1, EOS), -0.6162 / 4),
+        (COUNTED, Settings(1, 9, alpha=0.0), (1, EOS), -0.6162),
+        (COUNTED, Settings(1, 9, 0, "wu"), (1, EOS), -0.6162 / WU),
+        (COUNTED, Settings(1, 9, 0, "wu", 0.6), (1, EOS), -0.6162 / WU**0.6),
+        # Coverage counts the attention of the end token
+        (COVERED, Settings(**HALF, coverage_penalty="wu"), (1, EOS), SUM / 2 + MISSED),
+        (COVERED, Settings(**HALF, coverage_penalty="summary"), (1, EOS), SUM / 2 + TWICE),
+        (COVERED, Settings(**STEPS, coverage_penalty="wu"), (1, EOS), (SUM + MISSED) / 2),
+        (COVERED, Settings(**STEPS, coverage_penalty="summary"), (1, EOS), (SUM + TWICE) / 2),
+        # min_length counts tokens before the end; masked ones keep their share: nothing is lifted
+        (MOSTLY_END, Settings(1, 9), (EOS,), math.log(0.9)),
+        (MOSTLY_END, Settings(1, 9, min_length=1), (1, EOS), math.log(0.07 * 0.9) / 2),
+        (MOSTLY_END, Settings(1, 9, min_length=3), (1, 1, 1, EOS), math.log(0.07**3 * 0.9) / 4),
         # `a a` may not be followed by a; the end token comes before b, its equal
-        assert hypotheses(beam)[0].tokens == (1, 1, EOS)
-
-    def test_an_exempt_token_lifts_the_ban(self):
-        source = make_source({}, logits(0.1, 0.8, 0.1))
-        (beam,) = search([source], Settings(1, 5, block_ngram_repeat=2, exempt=(1,)))
-        assert hypotheses(beam)[0].tokens == (1, 1, 1, 1, 1)
-
-    def test_where_nothing_else_is_left_the_least_bad_survives(self):
-        source = make_source({}, logits(0.05, 0.6, 0.35))
-        (beam,) = search([source], Settings(1, 6, min_length=4, block_ngram_repeat=1))
-        assert hypotheses(beam)[0].tokens == (1, 2, 1, 1, EOS)
-
-    def test_a_sentence_with_nothing_left_does_not_lift_the_ban_of_another(self):
-        blocked = make_source({}, logits(0.1, 0.5, 0.4, 0))
-        # After `b a` only a repetition may follow: one row dies, the other goes on to c
-        half_open = make_source({"2 1": logits(0.1, 0.5, 0.4, 0)}, logits(0.1, 0.4, 0.3, 0.2))
-        rules = Settings(2, 3, min_length=3, block_ngram_repeat=1)
-        together = [[h.tokens for h in hypotheses(b)] for b in search([blocked, half_open], rules)]
-        assert together == [[(1, 2, 1), (2, 1, 1)], [(1, 2, 3)]]
+        (MOSTLY_A, Settings(1, 5, block_ngram_repeat=2), (1, 1, EOS), math.log(0.8**2 * 0.1) / 3),
+        (MOSTLY_A, Settings(1, 5, block_ngram_repeat=2, exempt=(1,)), (1,) * 5, math.log(0.8)),
+    ],
+)
+def test_worked_scores(table, rules, tokens, score):
+    (beam,) = search([make_source(*table)], rules)
+    (hyp,) = hypotheses(beam)
+    assert (hyp.tokens, hyp.ended) == (tokens, tokens[-1] == EOS)
+    assert hyp.score == pytest.approx(score, abs=1e-4)
 
 
-class TestLimits:
-    @pytest.mark.parametrize("min_length", [0, 1, 2, 3])
-    def test_min_length_counts_tokens_before_the_end(self, min_length):
-        source = make_source({}, logits(0.9, 0.07, 0.03))
-        (beam,) = search([source], Settings(1, 9, min_length=min_length))
-        (hyp,) = hypotheses(beam)
-        assert hyp.tokens == (1,) * min_length + (EOS,)
-        # Masked tokens keep their share: what is left is not lifted
-        log_prob = min_length * math.log(0.07) + math.log(0.9)
-        assert hyp.score == pytest.approx(log_prob / (min_length + 1), abs=TOLERANCE)
-
-    @pytest.mark.parametrize("max_length", [1, 2, 5])
-    def test_max_length_counts_all_tokens(self, max_length):
-        source = make_source({}, logits(0.1, 0.9))
-        (beam,) = search([source], Settings(1, max_length))
-        (hyp,) = hypotheses(beam)
-        assert (hyp.tokens, hyp.ended) == ((1,) * max_length, False)
-        assert hyp.score == pytest.approx(math.log(0.9), abs=TOLERANCE)
-
-    def test_open_rows_at_max_length_are_ranked_with_the_ended(self):
-        source = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.3, 0.5, 0.2))
-        (beam,) = search([source], Settings(2, 2, length_penalty="none"))
-        expected = [Hyp((1, 1), math.log(0.3), False), Hyp((1, EOS), math.log(0.18), True)]
-        assert_same(hypotheses(beam), expected)
-
-    def test_where_the_model_allows_nothing_the_best_row_ends_as_it_is(self):
-        # After each first word only the end may follow, which min_length forbids
-        source = make_source({"": logits(0, 0.4, 0.6)}, logits(1, 0, 0))
-        (beam,) = search([source], Settings(2, 9, min_length=2))
-        assert_same(hypotheses(beam), [Hyp((2,), math.log(0.6), False)])
-        mute = make_source({}, logits(1, 0, 0))
-        (beam,) = search([mute], Settings(2, 9, min_length=1))
-        assert_same(hypotheses(beam), [Hyp((), 0.0, False)])
+@pytest.mark.parametrize("max_length", [1, 2, 5])
+def test_max_length_counts_all_tokens(max_length):
+    (beam,) = search([make_source({}, logits(0.1, 0.9))], Settings(1, max_length))
+    assert_same(hypotheses(beam), [Hyp((1,) * max_length, math.log(0.9), False)])
 
 
-class TestScores:
-    # spec/search.md, trap 1: `a$` has log-probability -0.6162 and two tokens
-    @pytest.mark.parametrize(
-        "form, alpha, expected",
-        [
-            ("none", 1.0, -0.6162),
-            ("avg", 1.0, -0.3081),
-            ("avg", 2.0, -0.6162 / 4),
-            ("avg", 0.0, -0.6162),
-            ("wu", 1.0, -0.6162 / ((5 + 2) / 6)),
-            ("wu", 0.6, -0.6162 / ((5 + 2) / 6) ** 0.6),
-        ],
-    )
-    def test_length_is_counted_with_the_end_token(self, form, alpha, expected):
-        source = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.9, 0.06, 0.04))
-        (beam,) = search([source], Settings(1, 9, length_penalty=form, alpha=alpha))
-        (hyp,) = hypotheses(beam)
-        assert hyp.tokens == (1, EOS)
-        assert hyp.score == pytest.approx(expected, abs=1e-4)
+def test_open_rows_at_max_length_are_ranked_with_the_ended():
+    source = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.3, 0.5, 0.2))
+    (beam,) = search([source], Settings(2, 2, length_penalty="none"))
+    expected = [Hyp((1, 1), math.log(0.3), False), Hyp((1, EOS), math.log(0.18), True)]
+    assert_same(hypotheses(beam), expected)
 
-    @pytest.mark.parametrize(
-        "form, stepwise, expected",
-        [
-            # Attention (.9, .1) + (.8, .2) = (1.7, .3)
-            ("wu", False, math.log(0.36) / 2 + 0.5 * math.log(0.3)),
-            ("wu", True, (math.log(0.36) + 0.5 * math.log(0.3)) / 2),
-            ("summary", False, math.log(0.36) / 2 - 0.5 * 0.7),
-            ("summary", True, (math.log(0.36) - 0.5 * 0.7) / 2),
-        ],
-    )
-    def test_coverage_counts_the_attention_of_the_end_token(self, form, stepwise, expected):
-        rows = {"": logits(0.1, 0.6, 0.3)}
-        source = make_source(rows, logits(0.6, 0.4, 0), {"": [0.9, 0.1], "1": [0.8, 0.2]})
-        rules = Settings(1, 9, coverage_penalty=form, beta=0.5, stepwise=stepwise)
-        (beam,) = search([source], rules)
-        (hyp,) = hypotheses(beam)
-        assert hyp.tokens == (1, EOS)
-        assert hyp.score == pytest.approx(expected, abs=TOLERANCE)
 
-    def test_a_token_without_attention_costs_a_finite_amount(self):
-        source = make_source({}, logits(0.9, 0.1), {"": [1.0, 0.0]})
-        (beam,) = search([source], Settings(1, 9, coverage_penalty="wu", beta=0.5))
-        (hyp,) = hypotheses(beam)
-        assert -1000 < hyp.score < -10
+def test_where_the_model_allows_nothing_the_best_row_ends_as_it_is():
+    """After each first word only the end may follow, which min_length forbids."""
+    source = make_source({"": logits(0, 0.4, 0.6)}, logits(1, 0, 0))
+    (beam,) = search([source], Settings(2, 9, min_length=2))
+    assert_same(hypotheses(beam), [Hyp((2,), math.log(0.6), False)])
+    mute = make_source({}, logits(1, 0, 0))
+    (beam,) = search([mute], Settings(2, 9, min_length=1))
+    assert_same(hypotheses(beam), [Hyp((), 0.0, False)])
 
-    def test_stepwise_coverage_changes_the_winner(self):
-        # Both children of a are likelier than b's best, but a's decoder never looks at the
-        # second source token: .3315, .3185 and .315 before coverage
-        rows = {"": logits(0, 0.65, 0.35), "1": logits(0.51, 0.49, 0), "2": logits(0.9, 0.1, 0)}
-        attn = {"": [0.9, 0.1], "1": [0.9, 0.1], "2": [0.1, 0.9]}
-        source = make_source(rows, logits(1, 0, 0), attn)
-        rules = dict(beam_size=2, max_length=2, coverage_penalty="wu", beta=0.5)
-        winner = {
-            stepwise: hypotheses(search([source], Settings(**rules, stepwise=stepwise))[0])[
-                0
-            ].tokens
-            for stepwise in (False, True)
-        }
-        assert winner == {False: (1, EOS), True: (2, EOS)}
+
+def test_where_nothing_else_is_left_the_least_bad_survives():
+    """And only where a sentence has nothing left, whatever others have."""
+    source = make_source({}, logits(0.05, 0.6, 0.35))
+    (beam,) = search([source], Settings(1, 6, min_length=4, block_ngram_repeat=1))
+    assert hypotheses(beam)[0].tokens == (1, 2, 1, 1, EOS)
+    blocked = make_source({}, logits(0.1, 0.5, 0.4, 0))
+    # After `b a` only a repetition may follow: one row dies, the other goes on to c
+    half_open = make_source({"2 1": logits(0.1, 0.5, 0.4, 0)}, logits(0.1, 0.4, 0.3, 0.2))
+    rules = Settings(2, 3, min_length=3, block_ngram_repeat=1)
+    together = [[h.tokens for h in hypotheses(b)] for b in search([blocked, half_open], rules)]
+    assert together == [[(1, 2, 1), (2, 1, 1)], [(1, 2, 3)]]
+
+
+def test_a_token_without_attention_costs_a_finite_amount():
+    source = make_source({}, logits(0.9, 0.1), {"": [1.0, 0.0]})
+    (beam,) = search([source], Settings(1, 9, coverage_penalty="wu", beta=0.5))
+    (hyp,) = hypotheses(beam)
+    assert -1000 < hyp.score < -10
+
+
+def test_stepwise_coverage_changes_the_winner():
+    # Both children of a are likelier than b's best, but a's decoder never looks at the
+    # second source token: .3315, .3185 and .315 before coverage
+    rows = {"": logits(0, 0.65, 0.35), "1": logits(0.51, 0.49, 0), "2": logits(0.9, 0.1, 0)}
+    attn = {"": [0.9, 0.1], "1": [0.9, 0.1], "2": [0.1, 0.9]}
+    source = make_source(rows, logits(1, 0, 0), attn)
+    rules = dict(beam_size=2, max_length=2, coverage_penalty="wu", beta=0.5)
+    for stepwise, winner in ((False, (1, EOS)), (True, (2, EOS))):
+        (beam,) = search([source], Settings(**rules, stepwise=stepwise))
+        assert hypotheses(beam)[0].tokens == winner
 
 
 def test_worked_example():

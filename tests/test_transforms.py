@@ -4,6 +4,7 @@
 0.2.3, subword-nmt 0.3.8, pyonmttok 1.38.1) returned for the files beside it.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -70,28 +71,16 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case["name"])
-class TestAsInOpenNMT:
-    @pytest.fixture
-    def tokenizer(self, case):
-        if case["name"].startswith("pyonmttok"):
-            pytest.importorskip("pyonmttok")
-        return own(**case["options"])
-
-    def test_source(self, case, tokenizer):
-        around = tokenizer.src
-        for line, tokens in case["src"]:
-            found = [*around.before, *tokenizer.encode(line), *around.after]
-            assert " ".join(found) == tokens
-
-    def test_target(self, case, tokenizer):
-        around = tokenizer.tgt
-        for line, tokens in case["tgt"]:
-            found = [*around.before, *tokenizer.encode_target(line), *around.after]
-            assert " ".join(found) == tokens
-
-    def test_output(self, case, tokenizer):
-        for tokens, text in case["hyps"]:
-            assert tokenizer.decode(tokens.split(" ")) == text
+def test_as_in_opennmt(case):
+    if case["name"].startswith("pyonmttok"):
+        pytest.importorskip("pyonmttok")
+    tokenizer = own(**case["options"])
+    for side, encode in (("src", tokenizer.encode), ("tgt", tokenizer.encode_target)):
+        around = getattr(tokenizer, side)
+        for line, tokens in case[side]:
+            assert " ".join([*around.before, *encode(line), *around.after]) == tokens
+    for tokens, text in case["hyps"]:
+        assert tokenizer.decode(tokens.split(" ")) == text
 
 
 PIECES = dict(src_subword_model="src.model", tgt_subword_model="tgt.model")
@@ -100,6 +89,11 @@ SP, BPE = dict(transforms=["sentencepiece"], **PIECES), dict(transforms=["bpe"],
 ONMT = dict(transforms=["onmt_tokenize"], src_subword_type="sentencepiece", **PIECES)
 NORMALIZE = dict(transforms=["normalize"], tgt_lang="en")
 JOINED = "{'mode': 'none', 'joiner_annotate': True}"
+SHARED = ONMT | dict(share_vocab=True, tgt_onmttok_kwargs=JOINED)
+OUTPUT = ONMT | dict(tgt_subword_type="sentencepiece")
+RARE, SAME = dict(src_vocab_threshold=2, tgt_vocab_threshold=2), dict(tgt_subword_model="src.codes")
+COUNTS = dict(src_subword_vocab="src.counts", tgt_subword_vocab="src.counts")
+SAME_PIECES = dict(tgt_subword_model="src.model")
 
 # option -> (options without it, with it; what differs)
 EFFECTS = {
@@ -109,40 +103,16 @@ EFFECTS = {
     "share_vocab": (SP, dict(share_vocab=True), "target"),
     "src_subword_type": (ONMT, dict(src_subword_type="none"), "source"),
     "tgt_subword_type": (ONMT, dict(tgt_subword_type="sentencepiece"), "output"),
-    "src_subword_vocab": (
-        {**BPE, "src_vocab_threshold": 2},
-        dict(src_subword_vocab="src.vocab"),
-        "source",
-    ),
-    "tgt_subword_vocab": (
-        {**BPE, **dict(tgt_vocab_threshold=2, tgt_subword_model="src.codes")},
-        dict(tgt_subword_vocab="src.vocab"),
-        "target",
-    ),
-    "src_vocab_threshold": (
-        {**SP, "src_subword_vocab": "src.counts"},
-        dict(src_vocab_threshold=2),
-        "source",
-    ),
-    "tgt_vocab_threshold": (
-        {**SP, **dict(tgt_subword_vocab="src.counts", tgt_subword_model="src.model")},
-        dict(tgt_vocab_threshold=2),
-        "target",
-    ),
+    "src_subword_vocab": (BPE | RARE, dict(src_subword_vocab="src.vocab"), "source"),
+    "tgt_subword_vocab": (BPE | RARE | SAME, dict(tgt_subword_vocab="src.vocab"), "target"),
+    "src_vocab_threshold": (SP | COUNTS, dict(src_vocab_threshold=2), "source"),
+    "tgt_vocab_threshold": (SP | COUNTS | SAME_PIECES, dict(tgt_vocab_threshold=2), "target"),
     "src_prefix": (dict(transforms=["prefix"]), dict(src_prefix="dog"), "source"),
     "tgt_prefix": (dict(transforms=["prefix"]), dict(tgt_prefix="DOG"), "target"),
     "src_suffix": (dict(transforms=["suffix"]), dict(src_suffix="dog"), "source"),
     "tgt_suffix": (dict(transforms=["suffix"]), dict(tgt_suffix="DOG"), "target"),
-    "src_onmttok_kwargs": (
-        {**ONMT, "share_vocab": True, "tgt_onmttok_kwargs": JOINED},
-        dict(src_onmttok_kwargs=JOINED),
-        "output",
-    ),
-    "tgt_onmttok_kwargs": (
-        {**ONMT, "tgt_subword_type": "sentencepiece"},
-        dict(tgt_onmttok_kwargs=JOINED),
-        "output",
-    ),
+    "src_onmttok_kwargs": (SHARED, dict(src_onmttok_kwargs=JOINED), "output"),
+    "tgt_onmttok_kwargs": (OUTPUT, dict(tgt_onmttok_kwargs=JOINED), "output"),
     "detokenizer": ({}, dict(detokenizer="joiner"), "output"),
     "penn": (NORMALIZE, dict(penn=False), "source"),
     "norm_quote_commas": (NORMALIZE, dict(norm_quote_commas=False), "target"),
@@ -153,10 +123,10 @@ EFFECTS = {
 }
 
 
-def fitted(**options):
-    """SMALL, with what the options say of text; and its tokenizer."""
+def fitted(path=SMALL, **options):
+    """The model, with what the options say of text; and its tokenizer."""
     checked = TranslateOptions.of(**here(options))
-    found = fit(load_checkpoint(SMALL), checked, read_own(checked))
+    found = fit(load_checkpoint(path), checked, read_own(checked))
     return found, next(iter(found.tokenizers.values()))
 
 
@@ -190,25 +160,20 @@ def test_no_option_is_missing_above():
 class TestMended:
     """Where the original is known to go wrong; see `onmt_lite.text.transforms`."""
 
-    def test_prefixes_come_off_whatever_the_order(self):
-        for order in (["prefix", "sentencepiece"], ["sentencepiece", "prefix"]):
-            tokenizer = own(**{**SP, "transforms": order, "tgt_prefix": "a child"})
-            around = tokenizer.tgt
-            tokens = [*around.before, *tokenizer.encode_target("old dog")]
-            assert tokenizer.decode(tokens) == "old dog"
-
-    def test_nothing_but_the_prefix_comes_off(self):
-        """The original takes the letter behind it too where no space follows."""
+    @pytest.mark.parametrize("first", [True, False])
+    def test_prefixes_and_suffixes_come_off_whatever_the_order(self, first):
+        """And nothing but the prefix: the original takes the letter behind it too."""
+        order = ["prefix", "sentencepiece"] if first else ["sentencepiece", "prefix"]
+        tokenizer = own(**SP | dict(transforms=order, tgt_prefix="a child"))
+        tokens = [*tokenizer.tgt.before, *tokenizer.encode_target("old dog")]
+        assert tokenizer.decode(tokens) == "old dog"
         tokenizer = own(**SP | dict(transforms=["sentencepiece", "prefix"], tgt_prefix="<en>"))
         assert tokenizer.decode(["<en>", "the", "▁", "d"]) == "the d"
         assert tokenizer.decode(["<enx>", "d"]) == "<enx>d"
-
-    def test_suffixes_come_off(self):
-        for order in (["suffix", "bpe"], ["bpe", "suffix"]):
-            tokenizer = own(**BPE | dict(transforms=order, tgt_suffix="old"))
-            assert tokenizer.decode("the do@@ g old".split()) == "the dog"
-            assert tokenizer.decode(["old"]) == ""
-            assert tokenizer.decode(["bold"]) == "bold"
+        order = ["suffix", "bpe"] if first else ["bpe", "suffix"]
+        tokenizer = own(**BPE | dict(transforms=order, tgt_suffix="old"))
+        assert tokenizer.decode("the do@@ g old".split()) == "the dog"
+        assert (tokenizer.decode(["old"]), tokenizer.decode(["bold"])) == ("", "bold")
 
     def test_an_empty_prefix_is_none(self):
         found, _ = fitted(transforms=["prefix", "suffix"], tgt_prefix="DOG")
@@ -226,20 +191,14 @@ class TestMended:
 LETTERS = st.text(st.sampled_from("derhunaltg xé￭▁@｟"), max_size=30)
 
 
-RESTRICTED = dict(src_subword_vocab="src.vocab", src_vocab_threshold=2)
-
-
 @given(LETTERS)
 def test_what_is_cut_is_joined_again(line):
     """Words of one line, a space between each two; marks in the text itself are lost."""
-    words = " ".join(line.split())
-    for options in (BPE, {**BPE, **RESTRICTED}):
+    restricted_bpe = BPE | dict(src_subword_vocab="src.vocab", src_vocab_threshold=2)
+    for options, mark in ((BPE, "@@"), (restricted_bpe, "@@"), (SP | SAME_PIECES, "▁")):
         tokenizer = own(**options)
-        if "@@" not in line:
-            assert tokenizer.decode(tokenizer.encode(line)) == words
-    tokenizer = own(**{**SP, "tgt_subword_model": "src.model"})
-    if "▁" not in line:
-        assert tokenizer.decode(tokenizer.encode(line)) == words
+        if mark not in line:
+            assert tokenizer.decode(tokenizer.encode(line)) == " ".join(line.split())
 
 
 @given(LETTERS, st.sampled_from(["", "a", "a b"]), st.sampled_from(["", "z", "y z"]))
@@ -272,12 +231,7 @@ tgt_prefix: "DOG"
 src_suffix: "</s>"
 tgt_suffix: ""
 """
-WITH_BPE = """
-transforms:
-- bpe
-src_subword_model: src.codes
-share_vocab: true
-"""
+WITH_BPE = "transforms:\n- bpe\nsrc_subword_model: src.codes\nshare_vocab: true\n"
 WITH_ONMT = """
 transforms: [onmt_tokenize]
 src_subword_type: sentencepiece
@@ -319,11 +273,8 @@ def test_a_yaml_of_opennmt_works_as_it_stands(run, text, cut, around, joined):
     assert (blank["hyps"][0]["text"], blank["notes"]) == ("", ["empty"])
 
 
-def test_a_dict_may_be_written_without_quotes(run):
+def test_a_dict_may_be_written_without_quotes():
     """As the original's YAML reader takes it."""
-    yaml = "src_onmttok_kwargs: {'mode': 'space', 'joiner_annotate': true}\nprint_config: x\n"
-    _, _, err = run(yaml)
-    assert "onmttok" not in err
     options = TranslateOptions.of(src_onmttok_kwargs={"mode": "none"})
     assert options.text.src_onmttok_kwargs == "{'mode': 'none'}"
 
@@ -343,34 +294,31 @@ def test_a_model_of_ours_gives_the_same_to_its_export(tmp_path, tiny_pieces, run
     (tmp_path / "own").mkdir()
     native.save(tmp_path / "own", tiny.make_model(seed=3), tiny_pieces)
     export(ExportOptions(str(tmp_path / "own"), "opennmt-py", str(tmp_path / "x.pt")))
-    yaml = """
-src: src.txt
-output: out.txt
+    asked = """
 transforms: [sentencepiece, suffix]
 src_subword_model: x.model
 tgt_subword_model: x.model
 src_suffix: "</s>"
 self_attn_type: scaled-dot
 """
-    lines = "\n".join(tiny.SENTENCES) + "\n"
-    for model in ("own", "x.pt"):
-        text = yaml if model == "x.pt" else "src: src.txt\noutput: own.txt\n"
-        assert run(text + "batch_size: 7\n", lines, "-model", model, "-quiet")[0] == 0
-    assert Path("out.txt").read_text("utf-8") == Path("own.txt").read_text("utf-8")
+    lines, outputs = "\n".join(tiny.SENTENCES) + "\n", []
+    for model, text in (("own", ""), ("x.pt", asked)):
+        argv = ["-model", model, "-output", "out.txt", "-batch_size", "7", "-quiet"]
+        assert run(f"src: src.txt\n{text}", lines, *argv)[0] == 0
+        outputs.append(Path("out.txt").read_text("utf-8"))
+    assert outputs[0] == outputs[1]
 
 
 # -- -tokenizer and -detokenizer -----------------------------------------------------------------
 
 
 class TestOwnSwitches:
-    def test_bpe_by_codes(self):
+    def test_bpe_and_sentencepiece_by_files(self):
         _, tokenizer = fitted(tokenizer="bpe", src_subword_model="src.codes")
         assert tokenizer.encode("der hunde") == ["der", "hun@@", "d@@", "e"]
         assert tokenizer.decode(["ol@@", "d", "do@@"]) == "old do"
         with pytest.raises(OptionError, match="tgt_subword_model"):
             tokenizer.encode_target("the dog")
-
-    def test_sentencepiece_by_a_file(self):
         _, tokenizer = fitted(tokenizer="sentencepiece", src_subword_model="src.model")
         assert tokenizer.encode("der hund") == ["▁d", "er", "▁h", "u", "n", "d"]
         assert tokenizer.decode(["▁the", "▁do", "g"]) == "the dog"
@@ -386,18 +334,19 @@ class TestOwnSwitches:
         assert joined.translate(["w1 w2"])[0].hyps[0].text == " ".join(tokens)
         assert joined.tokenizer.decode(["a@@", "b", "c@@"]) == "ab c"
 
-    @pytest.mark.parametrize("name", ["bpe", "sentencepiece", "joiner", "spacer", "space"])
-    def test_every_detokenizer(self, name):
+    @pytest.mark.parametrize(
+        "name, text",
+        [
+            ("bpe", "▁ab￭ ▁c"),
+            ("sentencepiece", "a@@b￭ c"),
+            ("joiner", "▁a@@ b▁c"),
+            ("spacer", "a@@b￭ c"),
+            ("space", "▁a@@ b￭ ▁c"),
+        ],
+    )
+    def test_every_detokenizer(self, name, text):
         _, tokenizer = fitted(detokenizer=name)
-        tokens = ["▁a@@", "b￭", "▁c"]
-        expected = {
-            "bpe": "▁ab￭ ▁c",
-            "sentencepiece": "a@@b￭ c",
-            "joiner": "▁a@@ b▁c",
-            "spacer": "a@@b￭ c",
-            "space": "▁a@@ b￭ ▁c",
-        }
-        assert tokenizer.decode(tokens) == expected[name]
+        assert tokenizer.decode(["▁a@@", "b￭", "▁c"]) == text
         assert tokenizer.encode("a  b") == ["a", "b"]
 
     @pytest.mark.parametrize("transforms", [["prefix"], ["suffix", "normalize"]], ids=str)
@@ -405,32 +354,29 @@ class TestOwnSwitches:
         line = "a\u00a0b  c\u3000d e"
         of_3, of_2 = ["a\u00a0b", "c\u3000d", "e"], ["a", "b", "c", "d", "e"]
         for path, expected in ((SMALL, of_3), (DATA / "m23_tf_step_2.pt", of_2)):
-            options = TranslateOptions.of(transforms=transforms)
-            found = fit(load_checkpoint(path), options, read_own(options))
-            tokenizer = next(iter(found.tokenizers.values()))
+            _, tokenizer = fitted(path, transforms=transforms)
             assert tokenizer.encode(line) == tokenizer.encode_target(line) == expected
 
-    def test_print_model_says_which(self, run):
-        text = f"model: {SMALL}\nprint_model: true\n"
-        _, out, _ = run(text)
-        assert "  tokenizer          space\n" in out
-        _, out, _ = run(text + "tokenizer: bpe\nsrc_subword_model: src.codes\n")
-        assert "  tokenizer          bpe of src.codes (also: space)\n" in out
-        _, out, _ = run(text + NLLB_LIKE)
-        assert "  tokenizer          transforms sentencepiece, prefix, suffix (also" in out
-        assert "  before each source 'dog' (5) 'man' (12)\n" in out
-        _, out, _ = run(text + "detokenizer: joiner\n")
-        assert "  tokenizer          space, output joined by joiner\n" in out
+    @pytest.mark.parametrize(
+        "text, said",
+        [
+            ("", "  tokenizer          space\n"),
+            ("tokenizer: bpe\nsrc_subword_model: src.codes", "bpe of src.codes (also: space)\n"),
+            (NLLB_LIKE, "  tokenizer          transforms sentencepiece, prefix, suffix (also"),
+            (NLLB_LIKE, "  before each source 'dog' (5) 'man' (12)\n"),
+            ("detokenizer: joiner", "  tokenizer          space, output joined by joiner\n"),
+        ],
+    )
+    def test_print_model_says_which(self, run, text, said):
+        assert said in run(f"model: {SMALL}\nprint_model: true\n{text}\n")[1]
 
     def test_they_are_settled_when_the_model_is_loaded(self):
-        translator = Translator.from_pretrained(SMALL, device="cpu")
-        with pytest.raises(OptionError, match="cannot be changed per call"):
-            translator.translate(["dog"], src_prefix="man")
         options = dict(transforms=["normalize"], src_lang="de", tgt_lang="en")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
         translator.translate(["dog"], src_lang="de")
-        with pytest.raises(OptionError, match="src_lang: cannot be changed per call"):
-            translator.translate(["dog"], src_lang="fr")
+        for changed in (dict(src_prefix="man"), dict(src_lang="fr")):
+            with pytest.raises(OptionError, match="cannot be changed per call"):
+                translator.translate(["dog"], **changed)
 
     def test_gold_counts_what_stands_around(self):
         """The target is scored with its prefix, which its line does not have."""
@@ -486,12 +432,6 @@ def test_wrong_options(run, yaml, words):
     assert err.count("\n") == 1 and words in err
 
 
-def test_words_that_ask_for_nothing(run):
-    argv = "-fast -gpu_ranks 0 -world_size 1 -report_bleu false -src_seq_length 9".split()
-    code, _, err = run(f"model: {SMALL}\nsrc: src.txt\n", "dog\n", *argv, "-quiet")
-    assert (code, err) == (0, "")
-
-
 def test_a_prefix_that_the_model_does_not_know(run):
     text = f"model: {SMALL}\nsrc: src.txt\ntransforms: [prefix]\nsrc_prefix: cat\n"
     code, out, err = run(text)
@@ -500,13 +440,8 @@ def test_a_prefix_that_the_model_does_not_know(run):
     assert err == f"onmt_lite: error: src_prefix: {why}\n"
 
 
-BAD_FILES = {
-    "missing": None,
-    "empty": b"",
-    "garbage": bytes(range(256)) * 9,
-    "text": b"hello world this is no model\n",
-    "cut": (HERE / "src.model").read_bytes()[:-40],
-}
+BAD_FILES = dict(missing=None, empty=b"", garbage=bytes(range(256)) * 9, text=b"hello world model\n")
+BAD_FILES["cut"] = (HERE / "src.model").read_bytes()[:-40]
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
@@ -520,14 +455,11 @@ def test_files_that_cut_nothing(tmp_path, run, kind, name):
     assert err.count("\n") == 1 and "bad" in err
 
 
-@pytest.mark.parametrize("path", [".", "/dev/zero", "x" * 400])
-def test_what_is_no_file(path):
-    for read in (read_codes, read_pieces):
-        with pytest.raises(CheckpointError):
-            read(path)
-
-
-def test_a_file_that_is_too_large(tmp_path, monkeypatch):
+def test_what_is_no_file_and_what_is_too_large(tmp_path, monkeypatch):
+    for path in (".", "/dev/zero", "x" * 400):
+        for read in (read_codes, read_pieces):
+            with pytest.raises(CheckpointError):
+                read(path)
     monkeypatch.setattr(subwords, "MAX_BYTES", 10)
     (tmp_path / "big").write_bytes(b"a b\n" * 9)
     with pytest.raises(CheckpointError, match="larger than"):
@@ -546,14 +478,10 @@ def test_what_is_no_vocabulary(tmp_path, text):
 
 def test_pieces_that_are_rare_are_not_used():
     """`src.counts` counts every other piece once, the others nine times."""
-    counts = dict(
-        line.split("\t") for line in (HERE / "src.counts").read_text("utf-8").split("\n")[:-1]
-    )
-    rare = {piece for piece, count in counts.items() if count == "1" and len(piece) > 1}
-    full, fewer = (
-        read_pieces(str(HERE / "src.model"), str(HERE / "src.counts"), t) for t in (0, 2)
-    )
-    lines = tiny.SENTENCES[:5]
+    counts = [line.split("\t") for line in (HERE / "src.counts").read_text("utf-8").splitlines()]
+    rare = {piece for piece, count in counts if count == "1" and len(piece) > 1}
+    paths, lines = (str(HERE / "src.model"), str(HERE / "src.counts")), tiny.SENTENCES[:5]
+    full, fewer = (read_pieces(*paths, threshold) for threshold in (0, 2))
     assert rare & {piece for line in lines for piece in full.encode(line, out_type=str)}
     for line in lines:
         pieces = fewer.encode(line, out_type=str)
@@ -563,10 +491,8 @@ def test_pieces_that_are_rare_are_not_used():
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_model(data):
-    try:
+    with contextlib.suppress(ValueError):
         restricted(data, set())
-    except ValueError:
-        pass
 
 
 def test_restricting_nothing_changes_nothing():

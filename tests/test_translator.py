@@ -9,8 +9,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import DataError, MemoryExhausted, OptionError
-from onmt_lite.inference import runner as runner_module
+from onmt_lite.errors import DataError, OptionError
 from onmt_lite.text.lines import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -68,9 +67,6 @@ class TestASentenceIsAlone:
         found = translator.translate([LINES[i] for i in order], n_best=3, batch_size=64)
         assert_same(found, [alone[i] for i in order])
 
-    def test_beside_itself(self, translator, alone):
-        assert_same(translator.translate([LINES[0]] * 3, n_best=3), [alone[0]] * 3)
-
     def test_with_options_that_keep_state_per_row(self, translator):
         options = dict(block_ngram_repeat=2, coverage_penalty="wu", beta=0.3, stepwise_penalty=True)
         found = translator.translate(LINES, n_best=3, **options)
@@ -87,16 +83,9 @@ class TestScores:
                 assert hyp.score == pytest.approx(hyp.log_prob / len(expected), abs=TOLERANCE)
 
     def test_log_prob_equals_the_score_of_the_output(self, space_translator):
-        lines = [
-            " ".join(space_translator.checkpoint.tokenizers["sentencepiece"].encode(x))
-            for x in LINES
-        ]
-        pairs = [
-            (t.src, hyp)
-            for t in space_translator.translate(lines, n_best=5)
-            for hyp in t.hyps
-            if hyp.ended
-        ]
+        encode = space_translator.checkpoint.tokenizers["sentencepiece"].encode
+        found = space_translator.translate([" ".join(encode(line)) for line in LINES], n_best=5)
+        pairs = [(t.src, hyp) for t in found for hyp in t.hyps if hyp.ended]
         assert len(pairs) > 5
         scores = space_translator.score([src for src, _ in pairs], [hyp.text for _, hyp in pairs])
         assert scores == pytest.approx([hyp.log_prob for _, hyp in pairs], abs=1e-4)
@@ -121,10 +110,6 @@ class TestScores:
             for t in found
         ]
         assert_same(found, translator.translate(LINES))
-
-    def test_score_needs_as_many_targets(self, translator):
-        with pytest.raises(DataError, match="2 source lines but 1 target"):
-            translator.score(["a", "a"], ["a"])
 
     def test_score_of_an_impossible_end_beside_a_longer_target(self):
         never_ends = tables.make_source({"": tables.logits(0.5, 0.5)}, tables.logits(0, 1))
@@ -231,65 +216,47 @@ class TestControlTokens:
     @pytest.mark.parametrize("tokenizer", ["space", "sentencepiece"])
     def test_of_a_line_never_become_control_ids(self, tiny_checkpoint, tokenizer, monkeypatch):
         translator = Translator.from_pretrained(tiny_checkpoint, tokenizer=tokenizer, device="cpu")
-        seen = []
-        encode, forward = translator.model.encode, translator.model.forward
-        monkeypatch.setattr(
-            translator.model,
-            "encode",
-            lambda src, n, *more: seen.extend(src[0, : n[0] - 1].tolist()) or encode(src, n, *more),
-        )
-        monkeypatch.setattr(
-            translator.model,
-            "forward",
-            lambda memory, tgt: seen.extend(tgt[0, 1:].tolist()) or forward(memory, tgt),
-        )
+        seen, model = [], translator.model
+        encode, forward = model.encode, model.forward
+
+        def encoded(src, n, *more):
+            seen.extend(src[0, : n[0] - 1].tolist())
+            return encode(src, n, *more)
+
+        def forwarded(memory, tgt):
+            seen.extend(tgt[0, 1:].tolist())
+            return forward(memory, tgt)
+
+        monkeypatch.setattr(model, "encode", encoded)
+        monkeypatch.setattr(model, "forward", forwarded)
         translator.translate([self.TEXT])
         translator.score([self.TEXT], [self.TEXT])
         assert len(seen) >= 15
         assert not {tiny.BOS, tiny.EOS, tiny.PAD} & set(seen)
 
     def test_are_never_produced(self, space_translator):
-        found = space_translator.translate(["s t s"], beam_size=40, n_best=40, max_length=3)
-        tokens = {token for hyp in found[0].hyps for token in hyp.tokens}
-        assert "<unk>" in tokens
-        assert not {"<s>", "</s>", "<pad>"} & tokens
-        banned = space_translator.translate(
-            ["s t s"], beam_size=40, n_best=40, max_length=3, ban_unk_token=True
-        )
-        assert "<unk>" not in {token for hyp in banned[0].hyps for token in hyp.tokens}
+        options = dict(beam_size=40, n_best=40, max_length=3)
+        for banned in ({}, dict(ban_unk_token=True)):
+            (found,) = space_translator.translate(["s t s"], **options, **banned)
+            tokens = {token for hyp in found.hyps for token in hyp.tokens}
+            assert ("<unk>" in tokens) == (not banned)
+            assert not {"<s>", "</s>", "<pad>"} & tokens
 
 
 class TestOptions:
-    @pytest.mark.parametrize(
-        "given, message",
-        [
-            (dict(beem_size=3), r"unknown option beem_size; did you mean beam_size\?"),
-            (dict(beam_size="many"), "beam_size: expected a whole number"),
-            (dict(beam_size=2.5), "beam_size: expected a whole number"),
-            (dict(beam_size=True), "beam_size: expected a whole number"),
-            (dict(beam_size=0), "beam_size: .*at least 1"),
-            (dict(alpha=math.nan), "alpha: expected a number"),
-            (dict(length_penalty="average"), "length_penalty: expected one of none, wu, avg"),
-            (dict(stepwise_penalty=1), "stepwise_penalty: expected true or false"),
-            (dict(n_best=6), "n_best 6 is more than beam_size 5"),
-            (dict(min_length=9, max_length=8), "min_length 9 is more than max_length 8"),
-            (dict(precision="bf16"), "precision: cannot be changed per call"),
-            (dict(model="other", gpu=0), "model, gpu: cannot be changed per call"),
-            (dict(output="file", verbose=True), "output, verbose: of the command line only"),
-        ],
-    )
-    def test_wrong_ones_are_refused(self, translator, given, message):
-        with pytest.raises(OptionError, match=message):
-            translator.translate(["a"], **given)
-
-    def test_all_problems_are_told_at_once(self, translator):
-        with pytest.raises(OptionError) as caught:
-            translator.translate(["a"], beem_size=3, alpha="x", n_best=0)
+    def test_wrong_ones_are_refused(self, translator, tiny_checkpoint):
+        """All at once, as in test_options.py; and those that no call can change."""
+        with pytest.raises(OptionError, match="did you mean beam_size") as caught:
+            translator.translate(["a"], beem_size=3, alpha=math.nan, n_best=0)
         assert len(caught.value.problems) == 3
-
-    def test_wrong_ones_of_from_pretrained(self, tiny_checkpoint):
+        with pytest.raises(OptionError, match="model, gpu: cannot be changed per call"):
+            translator.translate(["a"], model="other", gpu=0)
+        with pytest.raises(OptionError, match="output, verbose: of the command line only"):
+            translator.translate(["a"], output="file", verbose=True)
         with pytest.raises(OptionError, match="precision: expected one of"):
             Translator.from_pretrained(tiny_checkpoint, precision="half")
+        with pytest.raises(DataError, match="2 source lines but 1 target"):
+            translator.score(["a", "a"], ["a"])
 
     def test_those_of_from_pretrained_are_defaults(self, tiny_checkpoint, translator):
         mine = Translator.from_pretrained(tiny_checkpoint, device="cpu", beam_size=2, n_best=2)
@@ -297,73 +264,17 @@ class TestOptions:
         assert mine.translate(LINES) == expected
         assert mine.translate(LINES, n_best=1) == translator.translate(LINES, beam_size=2)
 
-    def test_those_of_the_constructor_are_defaults(self, translator):
-        options = TranslateOptions.of(beam_size=2, n_best=2, device="cpu")
-        mine = Translator(translator.checkpoint, options)
-        assert mine.translate(LINES[:2]) == translator.translate(LINES[:2], beam_size=2, n_best=2)
-
     def test_ignore_when_blocking_takes_tokens(self, space_translator):
+        words = space_translator.checkpoint.tgt_vocab.tokens
         options = dict(beam_size=1, max_length_ratio=0, max_length=30, min_length=29)
+        blocking = dict(block_ngram_repeat=1)
         free, blocked, exempt = (
             space_translator.translate(["s t s t"], **options, **more)[0].hyps[0].tokens
-            for more in (
-                dict(),
-                dict(block_ngram_repeat=1),
-                dict(
-                    block_ngram_repeat=1,
-                    ignore_when_blocking=space_translator.checkpoint.tgt_vocab.tokens,
-                ),
-            )
+            for more in ({}, blocking, blocking | dict(ignore_when_blocking=words))
         )
         assert len(set(free)) < len(free)
         assert len(set(blocked)) == len(blocked)
         assert exempt == free
-
-
-class TestMemory:
-    LIMIT = 2
-
-    @pytest.fixture
-    def too_large(self, monkeypatch):
-        """`decode` that has room for LIMIT sentences; the list of batch sizes it was asked for."""
-        sizes, decode = [], runner_module.decode
-
-        def small(model, sentences, *plan, **more):
-            sizes.append(len(sentences))
-            if len(sentences) > self.LIMIT:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return decode(model, sentences, *plan, **more)
-
-        monkeypatch.setattr(runner_module, "decode", small)
-        return sizes
-
-    @pytest.fixture
-    def translator(self, translator):
-        """One of our own: a Translator remembers what did not fit."""
-        return Translator(translator.checkpoint, translator.options)
-
-    def test_a_batch_that_does_not_fit_is_split(self, translator, too_large):
-        found = translator.translate(LINES, n_best=2, batch_type="sents", batch_size=64)
-        assert max(too_large) == len(LINES) - 2
-        assert sum(n for n in too_large if n <= self.LIMIT) == len(LINES) - 2
-        assert_same(found, [translator.translate([line], n_best=2)[0] for line in LINES])
-
-    def test_one_sentence_that_does_not_fit_is_named(self, translator, too_large, monkeypatch):
-        monkeypatch.setattr(TestMemory, "LIMIT", 0)
-        with pytest.raises(MemoryExhausted, match="line 2 alone"):
-            translator.translate(["", "a"])
-
-    def test_other_errors_are_not_taken_for_it(self, translator, monkeypatch):
-        calls = []
-
-        def broken(*args, **more):
-            calls.append(args)
-            raise RuntimeError("sizes of tensors must match")
-
-        monkeypatch.setattr(runner_module, "decode", broken)
-        with pytest.raises(RuntimeError, match="must match"):
-            translator.translate(LINES)
-        assert len(calls) == 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -254,18 +254,18 @@ MATRIX = {
     67: (
         "ties",
         "test_search.py::test_lower_row_then_lower_token_first",
-        "test_search.py::test_equals_the_reference_where_scores_tie",
+        "test_search.py::test_equals_the_reference",
     ),
     68: (
         "a hypothesis of no tokens",
-        "test_search.py::test_length_is_counted_with_the_end_token",
+        "test_search.py::test_worked_scores",
         "cli/test_cli.py::test_a_translation_that_ends_at_once",
     ),
     # E: resources and processes
     69: (
         "a batch that does not fit into memory",
         "test_memory.py::test_nothing_is_lost_and_failures_are_few",
-        "test_translator.py::test_one_sentence_that_does_not_fit_is_named",
+        "test_memory.py::test_one_sentence_that_does_not_fit_is_named",
     ),
     70: ("a worker that fails", "test_workers.py::test_a_bucket_is_done_again"),
     71: (
