@@ -440,7 +440,7 @@ def test_a_prefix_that_the_model_does_not_know(run):
     assert err == f"onmt_lite: error: src_prefix: {why}\n"
 
 
-BAD_FILES = dict(missing=None, empty=b"", garbage=bytes(range(256)) * 9, text=b"hello world model\n")
+BAD_FILES = dict(missing=None, empty=b"", garbage=bytes(range(256)), text=b"hello world model\n")
 BAD_FILES["cut"] = (HERE / "src.model").read_bytes()[:-40]
 
 
