@@ -10,16 +10,18 @@ list, so that a prefix before `sentencepiece` stays in the output; here the orde
 is the same for `[sentencepiece, prefix]`.  OpenNMT-py leaves the suffix in the output.  Its empty
 prefix is an empty token, which no model knows.  It drops blank lines, or translates their prefix.
 
-The rules of `normalize` come from Moses' punctuation normaliser, as OpenNMT-py 3.5.1 orders and
-spells them; its transforms never write the output back, and neither is that done here.
+OpenNMT-py's `normalize` and `uppercase` never write the output back; neither is that done here.
 """
 
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import sentencepiece as spm
+import yaml
 
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
@@ -94,55 +96,15 @@ def pieces_joiner(pieces: spm.SentencePieceProcessor) -> Join:
 
 
 Rewrite = Callable[[str], str]
-Rules = list[tuple[str, str]]  # patterns and their replacements, one after the other
-
-NBSP = "\u00a0"
-
-SPACES: Rules = [
-    (r"\r", ""),
-    (r"([(])", r" \1"),
-    (r"([)])", r"\1 "),
-    (" +", " "),
-    (r"(?<=[)]) (?=[.!:?;,])", ""),
-    (r"(?<=[(]) ", ""),
-    (r" (?=[)])", ""),
-    (r"(?<=\d) (?=%)", ""),
-    (" (?=:)", ""),
-    (" (?=;)", ""),
-]
-PENN: Rules = [("`", "'"), ("''", ' " ')]  # quotation marks of the Penn Treebank
-# Dashes, dots and quotation marks by their plain equivalents
-PLAIN: dict[int, int | str] = {
-    ord("—"): " - ",
-    ord("…"): "...",
-    **str.maketrans("„“”´‘‚’–", "\"\"\"''''-"),
-}
-GUILLEMETS: Rules = [
-    (f"{NBSP}«{NBSP}|«{NBSP}?", '"'),
-    (f"{NBSP}»{NBSP}|{NBSP}?»", '"'),
-]
-NO_BREAK: Rules = [
-    (f"{NBSP}(?=%)", ""),
-    (f"(?<=nº){NBSP}", " "),
-    (f"{NBSP}(?=[:?!;])", ""),
-    (f"{NBSP}(?=ºC|cm)|(?<=,){NBSP}", " "),
-    (" +", " "),
-]
-# A quotation ends after the comma or full stop in English, before it elsewhere; a full stop
-# that ends the line stays
-QUOTED_IN = {"en": [(r'"([,.]+)', r'\1"')]}
-QUOTED_IN |= dict.fromkeys(("de", "es", "fr"), [(',"', '",'), (r'(\.+)"(\s*[^<])', r'"\1\2')])
+RULES = Path(__file__).with_name("punctuation.yaml")
 DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
-# Full-width forms, and the marks that Chinese and Japanese text has
-WIDE: dict[int, int | str] = {
-    ord("…"): "...",
-    **str.maketrans(
-        "，、∶：？《》）！（；」「～’━〈〉【】％”“０１２３４５６７８９",
-        ',,::?"")!(;""~\'-<>[]%""0123456789',
-    ),
-}
-WIDE_STOPS: Rules = [(r"[。．]\s*", ". ")]
+
+@lru_cache
+def punctuation_rules() -> dict[str, list[tuple[str, str]]]:
+    """Patterns and their replacements, one after the other, for each step of `Punctuation`."""
+    rules: dict[str, list[tuple[str, str]]] = yaml.safe_load(RULES.read_bytes())
+    return rules
 
 
 @dataclass(frozen=True)
@@ -157,25 +119,21 @@ class Punctuation:
     controls: bool = False  # characters that are not to be seen are taken out last
 
     def __call__(self, text: str) -> str:
-        if self.wide:
-            text = replaced(text, WIDE_STOPS).translate(WIDE)
-        text = replaced(text, SPACES + (PENN if self.penn else []))
-        text = replaced(text.translate(PLAIN), [(" +", " "), ("''", '"')])
-        text = replaced(text, GUILLEMETS + NO_BREAK)
-        if self.quote_commas:
-            text = replaced(text, QUOTED_IN.get(self.lang, []))
-        if self.numbers:
-            mark = "," if self.lang in DECIMAL_COMMA else "."
-            text = replaced(text, [(rf"(\d){NBSP}(\d)", rf"\1{mark}\2")])
+        mark = "comma" if self.lang in DECIMAL_COMMA else "point"
+        steps = {
+            "wide": self.wide,
+            "spaces": True,
+            "penn": self.penn,
+            "marks": True,
+            f"quotes {self.lang}": self.quote_commas,
+            f"decimal {mark}": self.numbers,
+        }
+        for step in filter(steps.get, steps):
+            for pattern, replacement in punctuation_rules().get(step, ()):
+                text = re.sub(pattern, replacement, text)
         if self.controls:
             text = "".join(c for c in text if not unicodedata.category(c).startswith("C"))
         return text.strip()
-
-
-def replaced(text: str, rules: Rules) -> str:
-    for pattern, replacement in rules:
-        text = re.sub(pattern, replacement, text)
-    return text
 
 
 def uppercase(text: str) -> str:
