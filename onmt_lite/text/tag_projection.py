@@ -7,9 +7,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import accumulate, groupby
 from unicodedata import category
 
 from onmt_lite.text.markup import CLOSING
@@ -62,20 +61,15 @@ def texts_of(tokens: Sequence[str]) -> list[str]:
     Bytes that spell nothing are a mark each, as sentencepiece has them.
     """
     texts = list[str]()
-    while len(texts) < len(tokens):
-        rest = tokens[len(texts) : len(texts) + 4]
-        run = bytes(int(token[3:5], 16) for token in takewhile(BYTE.fullmatch, rest))
-        char, n = _first_character(run) if run else (rest[0].replace(SPACER, " "), 1)
-        texts += [char, *[""] * (n - 1)]
+    for are_bytes, run in groupby(tokens, lambda token: BYTE.fullmatch(token) is not None):
+        if not are_bytes:
+            texts += [token.replace(SPACER, " ") for token in run]
+            continue
+        data = bytes(int(token[3:5], 16) for token in run)
+        for char in data.decode("utf-8", "surrogateescape"):  # which stands for one byte
+            n_bytes = len(char.encode("utf-8", "surrogateescape"))
+            texts += ["\ufffd" if category(char) == "Cs" else char, *[""] * (n_bytes - 1)]
     return texts
-
-
-def _first_character(run: bytes) -> tuple[str, int]:
-    """The character at the start of some bytes, and of how many it is."""
-    for n in range(1, len(run) + 1):
-        with suppress(UnicodeDecodeError):
-            return run[:n].decode("utf-8"), n
-    return "\ufffd", 1
 
 
 def n_places(text: str) -> int:
