@@ -14,7 +14,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.text import markup
+from onmt_lite.text import placeholders
 from onmt_lite.text.lines import Line
 
 WORD = re.compile(r"\S+")
@@ -22,7 +22,7 @@ OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›
 MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
 # Tags, comments and placeholders, in which no sentence ends
-ITEM = re.compile(f"{markup.TAG}|{markup.BRACES}")
+ITEM = re.compile(f"{placeholders.TAG}|{placeholders.BRACES}")
 # Longer abbreviations that have a vowel
 SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)

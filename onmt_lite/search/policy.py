@@ -114,7 +114,7 @@ class Policy:
     # hypotheses, count if there are none, must end, or are lost
     at_max: Literal["rows", "compete", "if_none", "end", "lost"] = "compete"
     steps_offset: int = 0  # steps = max_length + this
-    as_2018: bool = False  # with the bugs of that year, see onmt_lite.search.beam2018
+    as_2018: bool = False  # with the bugs of that year, see `Beam2018`
     ties: Literal["earlier", "later"] = "earlier"  # which of equal scores comes first
     distinct: Literal["text", "tokens", "copies"] = "tokens"  # which hypotheses count as one
 

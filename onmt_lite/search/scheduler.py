@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel, Selection, sent
-from onmt_lite.search.beam import Beam, Candidates, Event
-from onmt_lite.search.beam2018 import Beam2018
+from onmt_lite.search.beam import Beam, Beam2018, Candidates, Event
 from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
 from onmt_lite.search.ranking import Ranked
 

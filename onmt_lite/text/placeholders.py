@@ -31,12 +31,83 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from onmt_lite.text import markup
 from onmt_lite.text.lines import in_capitals
-from onmt_lite.text.tokenizers import SPACER
+from onmt_lite.text.tokenizers import LANGUAGE, SPACER
 
 UnknownRule = Literal["copy", "drop", "model"]
 BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
+
+# -- patterns --------------------------------------------------------------------------------------
+
+# Patterns of items that are taken out whole
+# A tag has attributes or one word beside its name ("x <y und y> z" is text); comments may hold tags
+TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
+ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
+URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
+SITE = (
+    r"(?<![\w.@-])\w+(?:[.-]\w+)*\.(?:at|ch|com|de|edu|eu|fr|gov|info|io|net|org|tv|uk)"
+    r"(?:/[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»'])?(?![\w-]|\.\w)"
+)  # uni-jena.de/hilfe
+MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
+BRACES = r"[$#%]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
+PRINTF = (
+    r"(?<![\d%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
+    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?"
+    r"(?:hh?|ll?|[jqtzL])?[sSdiuoxXfFgGeEcp@](?!\w)"
+)
+VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
+PATH = r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
+CODE = (
+    rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
+    r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
+)
+WORD_PATTERNS = "|".join((URL, MAIL, SITE, BRACES, PRINTF, VARIABLE, PATH, CODE))
+PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
+# No pattern is without one of these
+HINT = re.compile(r"[<&{%$@_=#\\~|]|\+\+|://|www\.|mailto:|\w\.[a-z]{2}")
+
+# Patterns of unknown items in a line given as classes of characters: a known letters, d known
+# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
+# unknown characters, _ spaces
+OPERAND = "(?<![adU])(?:d+(?:\\.d+){0,9}|a)(?![adU])o{0,4}"
+FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+"  # bounded, as time would grow with the square
+UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
+UNKNOWN = re.compile(f"(?P<word>{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xo][xom]*)")
+
+PLAIN = {
+    **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63\uff0d–—―", "-"),
+    **dict.fromkeys("„“”‟«»″〝〞", '"'),
+    **dict.fromkeys("‚‘’‛‹›′ʼ´", "'"),
+    "…": "...",
+    "ẞ": "ß",
+}
+PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
+SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
+# Spans to replace by plain text, except inside items, which come first
+ITEM = f"(?P<item>{TAG}|{WORD_PATTERNS})"
+MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
+ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
+ITEMS = re.compile(ITEM)
+LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
+# Items that stand for a number
+NUMBER = re.compile(
+    r"%[^s@c]*[difu]$|[$#%]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
+    r"|[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b]+$",
+    re.IGNORECASE,
+)
+NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
+BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
+CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
+# A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
+# break.  Parts of a formula end no words, nor does a tag before a punctuation mark.
+NEXT_CELL = re.compile(
+    r"(?:</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>|(?<!\s)<br\s*/?>(?!\s|$))"
+    r"(?![.,;:!?…)\]}])",
+    re.IGNORECASE,
+)
+
+
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +215,7 @@ class Extractor:
     def _knows(self, char: str) -> bool:
         tokens = self.encode(char)
         changed = char not in "".join(tokens)
-        shaped = unicodedata.decomposition(char).startswith(markup.SHAPED)
+        shaped = unicodedata.decomposition(char).startswith(SHAPED)
         if any(self.lacks(token) for token in tokens if token != SPACER) or changed and shaped:
             return False
         return char not in self.unknown.rare and unicodedata.category(char) != "Cf"
@@ -152,12 +223,12 @@ class Extractor:
     def extract(self, line: str) -> Reading | None:
         """Take the items out of a line; None for a line without items."""
         has_words = any(map(str.isalnum, line))
-        if has_words and all(map(self.knows, set(line))) and not markup.HINT.search(line):
+        if has_words and all(map(self.knows, set(line))) and not HINT.search(line):
             return None
         if not has_words and not self.encode(line):  # blank
             return None
         line = self._plain(line)
-        language, start = markup.LANGUAGE.match(line), 0
+        language, start = LANGUAGE.match(line), 0
         if language and not self.lacks(language[0]):
             start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
         spans = [span for span in self._spans(line) if span.start >= start]
@@ -176,12 +247,12 @@ class Extractor:
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents, but inside items."""
         words = self.unknown.words
-        if words and in_capitals(markup.PATTERNS.sub("", line)):
+        if words and in_capitals(PATTERNS.sub("", line)):
             words = {mark: word.upper() for mark, word in words.items()}
-        line = _replaced(markup.MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
-        line = _replaced(markup.ENTITY_OF_TEXT, self._character, line)
-        line = _replaced(markup.LOOSE_ACCENTS, self._composed, line)
-        inside = {i for item in markup.ITEMS.finditer(line) for i in range(*item.span())}
+        line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
+        line = _replaced(ENTITY_OF_TEXT, self._character, line)
+        line = _replaced(LOOSE_ACCENTS, self._composed, line)
+        inside = {i for item in ITEMS.finditer(line) for i in range(*item.span())}
         chars: list[str] = []
         for i, char in enumerate(line):
             whole = i in inside and unicodedata.category(char) not in BREAKS
@@ -208,18 +279,18 @@ class Extractor:
             return char if before and not self.knows(before) else ""
         if self.knows(char):
             return char
-        plain = markup.PLAIN.get(char, char)
-        if plain == char and form.startswith(markup.PLAIN_FORMS):
+        plain = PLAIN.get(char, char)
+        if plain == char and form.startswith(PLAIN_FORMS):
             plain = unicodedata.normalize("NFKC", char)
         return plain if all(map(self.knows, plain)) else char
 
     def _spans(self, line: str) -> list[Span]:
         """Find the items of a line, in order."""
         classes, spans = list(map(self._class, line)), []
-        for match in markup.PATTERNS.finditer(line):
+        for match in PATTERNS.finditer(line):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
             classes[match.start() : match.end()] = "#" * len(match[0])
-        for match in markup.UNKNOWN.finditer("".join(classes)):
+        for match in UNKNOWN.finditer("".join(classes)):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
         _take_brackets(line, spans)
@@ -249,7 +320,7 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
     ends, starts = [0] + [s.end for s in spans], [s.start for s in spans] + [len(line)]
     for span, first, last in zip(spans, ends, starts[1:]):
         while not span.is_word and first < span.start and span.end < last:
-            if markup.BRACKETS.get(line[span.start - 1]) != line[span.end]:
+            if BRACKETS.get(line[span.start - 1]) != line[span.end]:
                 break
             span.start, span.end = span.start - 1, span.end + 1
 
@@ -270,13 +341,13 @@ def _pair(line: str, spans: list[Span]) -> None:
     opened: list[tuple[str, int]] = []  # text of the closing mark, index of the opening span
     for i, span in enumerate(spans):
         text, glued = span.of(line), span.glued
-        tag = markup.NAME.match(text)
-        closing = markup.BRACKETS.get(text, text)
+        tag = NAME.match(text)
+        closing = BRACKETS.get(text, text)
         opens, closes = glued == (False, True), glued == (True, False)
         if tag is not None:
             opens, closes = not tag[1] and not text.endswith("/>"), bool(tag[1])
             closing = tag[2].lower()
-        elif text in markup.BRACKETS.values():
+        elif text in BRACKETS.values():
             closing = text
         if span.is_word:
             continue
@@ -295,7 +366,7 @@ def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
         of_number: iter([name for name in stand_ins if name.lower() not in lower])
         for of_number, stand_ins in ((False, unknown.names), (True, unknown.numbers))
     }
-    of_number = [bool(markup.NUMBER.match(span.of(line))) for span in spans]
+    of_number = [bool(NUMBER.match(span.of(line))) for span in spans]
     return [next(free[n], "") if span.is_word else "" for n, span in zip(of_number, spans)]
 
 
@@ -303,10 +374,10 @@ def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item
     """Make the item of a span; before, after: classes of `_fillings` on either side."""
     text, glued, opens = span.of(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
-    next_cell = markup.NEXT_CELL.match(line, span.start) is not None
+    next_cell = NEXT_CELL.match(line, span.start) is not None
     joins = all(glued) and not (span.closes or opens) or next_cell
     follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-    of_tag = markup.NAME.match(text) is not None
+    of_tag = NAME.match(text) is not None
     side = "left"
     if not before and (of_tag or not glued[1]):
         side = "start"
@@ -332,7 +403,7 @@ def _respaced(parts: list[str], items: Sequence[Item]) -> list[str]:
             parts[i + 1] = " " * bool(last and not last.isspace()) + parts[i + 1]
         elif not last or last.isspace():
             parts[i + 1] = parts[i + 1].lstrip()
-            if markup.CLOSING.match(parts[i + 1][:1]) and parts[i + 1]:
+            if CLOSING.match(parts[i + 1][:1]) and parts[i + 1]:
                 parts[i] = parts[i].rstrip()
     return parts
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 from unicodedata import category
 
-from onmt_lite.text.markup import CLOSING
-from onmt_lite.text.placeholders import Item, Reading
+from onmt_lite.text.placeholders import CLOSING, Item, Reading
 from onmt_lite.text.tokenizers import SPACER
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
