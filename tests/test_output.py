@@ -149,9 +149,17 @@ def check_and_resume(folder, k):
     left = found(folder)
     assert left["out"] in (OLDER, GOLD["out"]), k
     assert left.get("rep", GOLD["rep"]) == GOLD["rep"], k
-    done = run(folder, resume=True)
+    run(folder, resume=True)
     assert is_done(folder), k
-    return done
+
+
+def killed(patch, fault, folder, **how):
+    """The exit code of a job that is forked off."""
+    if (child := os.fork()) == 0:
+        use(patch, fault)
+        run(folder, **how)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EFBIG])
@@ -174,17 +182,9 @@ def test_each_call_that_fails(tmp_path, monkeypatch, quick, number):
 def test_each_call_before_which_the_job_is_killed(tmp_path, monkeypatch, quick):
     for k in itertools.count(1):
         folder = fresh(tmp_path)
-        if (child := os.fork()) == 0:
-            use(monkeypatch, Faulty(k, dies))
-            run(folder)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = killed(monkeypatch, Faulty(k, dies), folder)
         if code == 9 and k % 3 == 0:  # the second run is killed too
-            if (child := os.fork()) == 0:
-                use(monkeypatch, Faulty(k // 2, dies))
-                run(folder, resume=True)
-                os._exit(0)
-            os.waitpid(child, 0)
+            killed(monkeypatch, Faulty(k // 2, dies), folder, resume=True)
         check_and_resume(folder, k)
         if code == 0:
             break
@@ -199,7 +199,15 @@ class Recorder:
         self.log, self.paths = [], {}
 
     def __getattr__(self, name):
-        return getattr(os, name)
+        function = getattr(os, name)
+        if name not in ("replace", "link", "unlink", "mkdir", "rmdir"):
+            return function
+
+        def call(*args):
+            function(*args)
+            self.log.append((name, *args))
+
+        return call
 
     def open(self, path, flags, *mode):
         is_new = flags & os.O_CREAT and not os.path.exists(path)
@@ -219,26 +227,6 @@ class Recorder:
 
     def fsync(self, fd):
         self.log.append(("fsync", self.paths[fd]))
-
-    def replace(self, path, target):
-        self.log.append(("rename", path, target))
-        os.replace(path, target)
-
-    def link(self, path, other):
-        self.log.append(("link", path, other))
-        os.link(path, other)
-
-    def unlink(self, path):
-        self.log.append(("unlink", path))
-        os.unlink(path)
-
-    def mkdir(self, path, mode):
-        os.mkdir(path, mode)
-        self.log.append(("mkdir", path))
-
-    def rmdir(self, path):
-        self.log.append(("unlink", path))
-        os.rmdir(path)
 
 
 FOLDER = -1  # instead of the number of a file
@@ -268,12 +256,12 @@ def on_disk(log, folder):
             disk = dict(memory)
         elif kind == "fsync":
             files[memory[path]] = files[memory[path]][-1:]
-        elif kind == "rename":
+        elif kind == "replace":
             memory[more[0]] = memory.pop(path)
         elif kind == "link":
             memory[more[0]] = memory[path]
-        elif kind == "unlink":
-            memory.pop(path, None)
+        elif kind in ("unlink", "rmdir"):
+            del memory[path]
     for names in (memory, disk):
         numbers = sorted(set(names.values()) - {FOLDER})
         for states in itertools.product(*({files[i][0], files[i][-1]} for i in numbers)):
@@ -282,7 +270,6 @@ def on_disk(log, folder):
 
 
 def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
-    """What was not synced is on the disk or not; OUT is whole, and the job goes on."""
     folder, recorder = fresh(tmp_path), Recorder()
     with monkeypatch.context() as patch:
         use(patch, recorder)
@@ -290,14 +277,11 @@ def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
     assert is_done(folder)
     n_states = 0
     for k in range(len(recorder.log) + 1):
-        states = []
-        for state in on_disk(recorder.log[:k], folder):
-            if state not in states:
-                states.append(state)
+        states = {tuple(sorted(state.items())) for state in on_disk(recorder.log[:k], folder)}
         for state in states:
             fresh(tmp_path)
             (folder / "out").unlink()
-            for path, data in sorted(state.items()):
+            for path, data in state:
                 if data is None:
                     os.mkdir(path, FOLDER_MODE)
                 else:
@@ -319,15 +303,20 @@ def halfway(tmp_path_factory):
 def damages(data):
     """Ways to damage a file."""
     n = len(data)
+
+    def flip(i, bit):
+        return data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
+
+    def zeros(i, m):
+        return data[:i] + bytes(min(m, n - i)) + data[i + m :]
+
     places = st.integers(0, n - 1)
     return st.one_of(
         st.builds(lambda i: data[:i], places),
-        st.builds(
-            lambda i, bit: data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :], places, BITS
-        ),
+        st.builds(flip, places, BITS),
         st.builds(lambda junk: data + junk, st.binary(min_size=1, max_size=300)),
         st.builds(lambda i: data + data[i:], places),
-        st.builds(lambda i, m: data[:i] + bytes(min(m, n - i)) + data[i + m :], places, SIZES),
+        st.builds(zeros, places, SIZES),
         st.builds(lambda i, m: data[:i] + data[i + m :], places, SIZES),
         st.just(None),
     )
@@ -355,29 +344,27 @@ def test_damaged_stores(halfway, data, mode):
         assert done.summary == whole_summary()
 
 
-def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick):
-    for n in range(4):
-        folder = fresh(tmp_path)
-        if n < 3:
-            stopped_after(folder, n)
-            parts = Parts(str(folder / "out"), JOB)
-            kept = [parts.read(i) for i in range(3)]
-            assert [part and part.data for part in kept] == [
-                done.data if done.number < n else None for done in BUCKETS
-            ]
-        else:
-            run(folder)
-        assert found(folder)["out"] == (OLDER if n < 3 else GOLD["out"])
-        done = run(folder, resume=True)
-        assert is_done(folder)
-        assert done.summary == whole_summary()
+@pytest.mark.parametrize("n", range(4))
+def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick, n):
+    folder = fresh(tmp_path)
+    if n < 3:
+        stopped_after(folder, n)
+        parts = Parts(str(folder / "out"), JOB)
+        kept = [part and part.data for part in map(parts.read, range(3))]
+        assert kept == [done.data if done.number < n else None for done in BUCKETS]
+    else:
+        run(folder)
+    assert found(folder)["out"] == (OLDER if n < 3 else GOLD["out"])
+    done = run(folder, resume=True)
+    assert is_done(folder)
+    assert done.summary == whole_summary()
 
 
 def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
-    data = (folder / "out.parts" / "000000").read_bytes()
-    (folder / "out.parts" / "000000").write_bytes(data[:-2] + b"?\n")
+    part = folder / "out.parts" / "000000"
+    part.write_bytes(part.read_bytes()[:-2] + b"?\n")
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
         assert not out.is_complete(JOB, RANGES)
         assert (out.todo, out.n_before) == ([RANGES[0], RANGES[2]], 3)
@@ -502,8 +489,31 @@ def test_a_job_that_cannot_go_on_leaves_nothing(tmp_path, quick):
     assert is_done(folder)
 
 
-def foreign_file(path):
+def link_to(name, make):
+    """A link to what `make` makes beside it."""
+
+    def linked(path):
+        make(path.with_name(name))
+        path.symlink_to(name)
+
+    return linked
+
+
+def text_file(path):
     path.write_bytes(b"theirs\n")
+
+
+def folder_with_files(path):
+    path.mkdir()
+    text_file(path / "000000")
+
+
+foreign_link, dangling_link = link_to("precious", text_file), link_to("nowhere", lambda path: None)
+
+FOREIGN = [
+    *(text_file, foreign_link, dangling_link, os.mkfifo),
+    *(Path.mkdir, folder_with_files, link_to("folder", Path.mkdir)),
+]
 
 
 def foreign_link(path):
@@ -511,37 +521,14 @@ def foreign_link(path):
     path.symlink_to("precious")
 
 
-def dangling_link(path):
-    path.symlink_to("nowhere")
-
-
-def fifo(path):
-    os.mkfifo(path)
-
-
-def folder_of(path):
-    path.mkdir()
-
-
 def folder_with_files(path):
     path.mkdir()
     (path / "000000").write_bytes(b"theirs\n")
 
 
-def link_to_a_folder(path):
-    path.with_name("folder").mkdir()
-    path.symlink_to("folder")
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["out.parts", "rep.parts"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(foreign_file, foreign_link, dangling_link, fifo),
-        *(folder_of, folder_with_files, link_to_a_folder),
-    ],
-)
+@pytest.mark.parametrize("make", FOREIGN)
 def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
     for n_before in (None, 1):
         folder = fresh(tmp_path)
@@ -559,11 +546,11 @@ def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
 
 
 def second_name(path):
-    path.parent.parent.joinpath("precious").write_bytes(b"precious\n")
+    text_file(path.parent.parent / "precious")
     os.link(path.parent.parent / "precious", path)
 
 
-@pytest.mark.parametrize("make", [foreign_link, dangling_link, fifo, folder_of, second_name])
+@pytest.mark.parametrize("make", [foreign_link, dangling_link, os.mkfifo, Path.mkdir, second_name])
 @pytest.mark.parametrize("name", ["000000", "000007", ".lock", "manifest.json", "output", "notes"])
 def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, quick, name, make):
     if make is second_name and name not in (".lock", "notes"):
@@ -580,20 +567,15 @@ def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, 
     assert found(folder) == before and os.path.lexists(place)
 
 
-def test_another_name_of_a_part_keeps_what_it_has(tmp_path, quick):
-    folder = fresh(tmp_path)
-    stopped_after(folder, 2)
-    os.link(folder / "out.parts" / "000000", folder / "copy")
-    before = (folder / "copy").read_bytes()
-    run(folder)
-    assert (folder / "copy").read_bytes() == before
-
-
-def test_another_name_of_the_output_keeps_what_it_has(tmp_path, quick):
+def test_another_name_of_a_part_or_the_output_keeps_what_it_has(tmp_path, quick):
     folder = fresh(tmp_path)
     os.link(folder / "out", folder / "hard")
     os.symlink("out", folder / "soft")
+    stopped_after(folder, 2)
+    os.link(folder / "out.parts" / "000000", folder / "part")
+    before = (folder / "part").read_bytes()
     run(folder)
+    assert (folder / "part").read_bytes() == before
     assert (folder / "hard").read_bytes() == OLDER and os.readlink(folder / "soft") == "out"
 
 
@@ -604,7 +586,7 @@ def test_names_reach_the_disk_before_the_job_ends(tmp_path, monkeypatch, quick):
         use(patch, recorder)
         run(folder)
     calls = [(kind, *(Path(path).name for path in paths[:1])) for kind, *paths in recorder.log]
-    renamed = [i for i, (kind, *_) in enumerate(calls) if kind == "rename"]
+    renamed = [i for i, (kind, *_) in enumerate(calls) if kind == "replace"]
     assert len(renamed) == 1 + 1 + 3 + 2  # manifest, machine, parts, output and report
     for i in renamed:
         assert calls[i - 1] == ("fsync", calls[i][1])
@@ -612,18 +594,12 @@ def test_names_reach_the_disk_before_the_job_ends(tmp_path, monkeypatch, quick):
         assert kind == "fsync" and path == os.path.dirname(recorder.log[i][2])
     removed = [i for i, (kind, name) in enumerate(calls) if kind == "unlink" and name.isdigit()]
     assert len(removed) == 3 and min(removed) > max(renamed)
-    last = [("unlink", ".lock"), ("unlink", "out.parts"), ("unlink", ".lock")]
-    assert calls[-4:-1] == last or calls[-4:-1] == last[::-1]
+    last = [("unlink", ".lock"), ("rmdir", "out.parts"), ("unlink", ".lock")]
+    assert calls[-4:-1] == last
 
 
-def test_the_store_is_for_its_owner(tmp_path, quick):
-    folder = fresh(tmp_path)
-    stopped_after(folder, 1)
-    assert stat.S_IMODE(os.stat(folder / "out.parts").st_mode) & 0o777 == 0o700
-
-
-def test_a_store_of_nothing_is_not_left(tmp_path, quick):
+def test_the_store_is_for_its_owner_and_goes_if_nothing_is_in_it(tmp_path, quick):
     folder = fresh(tmp_path)
     with Store(str(folder / "out")):
-        assert (folder / "out.parts").is_dir()
+        assert stat.S_IMODE(os.stat(folder / "out.parts").st_mode) & 0o777 == 0o700
     assert os.listdir(folder) == ["out"]
