@@ -1,5 +1,6 @@
 """Loading: the model, the tokenizer and the phrase table that options name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,11 +33,9 @@ from onmt_lite.text.transforms import (
     Cut,
     Join,
     Punctuation,
-    Rewrite,
     TransformTokenizer,
     pieces_cutter,
     pieces_joiner,
-    rewriting,
     uppercase,
 )
 from onmt_lite.text.vocab import Vocab
@@ -175,9 +174,19 @@ def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformToke
     settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
     def cutter(cut: Cut, lang: str) -> Cut:
-        do: dict[str, Rewrite] = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
-        before, after = ([do[name] for name in names] for names in text.rewriting)
-        return rewriting(cut, before, after)
+        do: dict[str, Callable[[str], str]]
+        do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
+        before, after = text.rewriting  # as text, and as tokens
+
+        def rewritten(line: str) -> list[str]:
+            for name in before:
+                line = do[name](line)
+            tokens = cut(line)
+            for name in after:
+                tokens = do[name](" ".join(tokens)).split()
+            return tokens
+
+        return rewritten
 
     cut = cutter(tokenizer.encode, options.model.src_lang)
     cut_target = cutter(tokenizer.encode_target, options.model.tgt_lang)

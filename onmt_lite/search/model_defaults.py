@@ -15,7 +15,6 @@ FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
 FILES = ("config.json", "generation_config.json")  # the last one wins
 TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
-MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 # Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
 NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
@@ -135,6 +134,6 @@ class _Loader(yaml.SafeLoader):
     """Without merge keys: ten of them in a row make a table a thousand times as large."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == MERGE for key, _ in node.value):
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
             raise yaml.YAMLError("a merge key")
         super().flatten_mapping(node)

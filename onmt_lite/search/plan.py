@@ -23,18 +23,16 @@ class Clock:
         """`wait` is called before each reading: a GPU works on after a call returns."""
         self.wait = wait
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inside: list[str] = []  # phases that have begun, the innermost last
-        self._since = 0.0
+        self._phase, self._since = "", 0.0
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._read()
-        self._inside.append(name)
+        outer = self._phase
+        self._go_over(name)
         try:
             yield
         finally:
-            self._read()
-            self._inside.pop()
+            self._go_over(outer)
 
     def add(self, seconds: dict[str, float]) -> None:
         """Add the seconds of another clock."""
@@ -46,13 +44,13 @@ class Clock:
         taken, self.seconds = dict(self.seconds), defaultdict(float)
         return taken
 
-    def _read(self) -> None:
-        """Give the time since the last reading to the innermost phase."""
+    def _go_over(self, phase: str) -> None:
+        """Give the time since the last call to the phase that has run; "" is none."""
         self.wait()
         now = time.perf_counter()
-        if self._inside:
-            self.seconds[self._inside[-1]] += now - self._since
-        self._since = now
+        if self._phase:
+            self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,11 @@ def draw(
             values = keep_top_k(values, plan.topk, sampling.keep)
         elif name == "topp" and 0 < plan.topp < 1:
             values = keep_top_p(values, plan.topp, sampling.keep)
-    noise = _noise(seeds, steps, k, n_tokens, v)  # (B, K*W)
+    # That of the tokens does not depend on how many words others copy
+    noise = gumbel(seeds, steps, k * v)  # (B, K*W)
+    of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
+    parts = of_tokens.view(b, k, n_tokens), of_words.view(b, v - n_tokens, k).transpose(1, 2)
+    noise = torch.cat(parts, 2).flatten(1)
     log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)  # (B, K, W)
     totals = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*W)
     if sampling.draws == "rows":
@@ -281,15 +285,6 @@ def draw(
     if sampling.ranked_by == "draw":
         return drawn
     return drawn.take(drawn.score.argsort(dim=1, descending=True, stable=True))
-
-
-def _noise(seeds: Tensor, steps: Tensor, k: int, n: int, v: int) -> Tensor:
-    """Noise for each continuation (B, K*v): that of the n tokens does not depend on how many words
-    others copy."""
-    noise = gumbel(seeds, steps, k * v)
-    of_tokens, of_words = noise[:, : k * n].view(-1, k, n), noise[:, k * n :]
-    words = of_words.view(len(seeds), v - n, k).transpose(1, 2)
-    return torch.cat([of_tokens, words], 2).flatten(1)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -119,15 +119,8 @@ class Scheduler:
         given = [[*(s.limits.start or (self.plan.bos_id,)), *s.limits.prefix] for s in chosen]
         width = max(map(len, given))
         facts = [
-            (
-                0,
-                s.limits.max_steps,
-                s.limits.min_end,
-                s.limits.seed,
-                len(s.src),
-                len(s.limits.prefix),
-            )
-            for s in chosen
+            (0, own.max_steps, own.min_end, own.seed, len(s.src), len(own.prefix))
+            for s, own in ((s, s.limits) for s in chosen)
         ]
         both = torch.cat([torch.tensor(facts), padded(given, width, NO_TOKEN)], 1)  # (B, 6 + G)
         # The columns of a `SlotTable` from `started` on

@@ -15,7 +15,7 @@ OpenNMT-py's `normalize` and `uppercase` never write the output back; neither is
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +95,6 @@ def pieces_joiner(pieces: spm.SentencePieceProcessor) -> Join:
 # -- rewriting -------------------------------------------------------------------------------------
 
 
-Rewrite = Callable[[str], str]
 RULES = Path(__file__).with_name("punctuation.yaml")
 DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
@@ -140,17 +139,3 @@ def uppercase(text: str) -> str:
     """The text in capital letters, which have no accents."""
     decomposed = unicodedata.normalize("NFD", text.upper())
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
-
-
-def rewriting(cut: Cut, before: Sequence[Rewrite], after: Sequence[Rewrite]) -> Cut:
-    """Cut lines that are rewritten as text before, and as tokens after."""
-
-    def rewritten(text: str) -> list[str]:
-        for rewrite in before:
-            text = rewrite(text)
-        tokens = cut(text)
-        for rewrite in after:
-            tokens = rewrite(" ".join(tokens)).split()
-        return tokens
-
-    return rewritten
