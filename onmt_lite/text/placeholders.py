@@ -176,18 +176,12 @@ class Span:
     start: int
     end: int
     is_word: bool  # a stand-in takes the place of the item
-    before: str = ""  # the characters around it and all adjacent items
-    after: str = ""
+    glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent items
     partner: int | None = None  # index of the span that closes the pair opened by this one
     closes: bool = False  # this span closes a pair
 
     def of(self, line: str) -> str:
         return line[self.start : self.end]
-
-    @property
-    def glued(self) -> tuple[bool, bool]:
-        """Whether words touch the item, before and after."""
-        return self.before.isalnum(), self.after.isalnum()
 
 
 def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
@@ -326,14 +320,17 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
 
 
 def _look_around(line: str, spans: list[Span]) -> None:
-    """Set `before` and `after` of each span; spans that touch each other have the same."""
-    n = len(spans)
-    for i, span in enumerate(spans):
-        touches = i > 0 and spans[i - 1].end == span.start
-        span.before = spans[i - 1].before if touches else line[span.start - 1 : span.start]
-    for i, span in zip(range(n - 1, -1, -1), reversed(spans)):
-        touches = i + 1 < n and spans[i + 1].start == span.end
-        span.after = spans[i + 1].after if touches else line[span.end : span.end + 1]
+    """Set `glued` of each span; spans that touch each other have the same."""
+    # The first and the last stand for their missing neighbours
+    glued, before, after = False, [*spans[:1], *spans], [*spans[1:], *spans[-1:]]
+    for span, last in zip(spans, before):
+        if last.end != span.start:
+            glued = line[span.start - 1 : span.start].isalnum()
+        span.glued = glued, False
+    for span, following in zip(reversed(spans), reversed(after)):
+        if span.end != following.start:
+            glued = line[span.end : span.end + 1].isalnum()
+        span.glued = span.glued[0], glued
 
 
 def _pair(line: str, spans: list[Span]) -> None:
