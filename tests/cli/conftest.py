@@ -16,7 +16,7 @@ import pytest
 from tests.jobs.bench import Start
 from tests.jobs.warm import Warm
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "translate.py"
 sys.path.insert(0, str(ROOT))
 
@@ -46,16 +46,25 @@ class Result:
         assert (self.code, self.out) == (code, b"")
 
 
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def write_table(path, vocab, firsts, default=None):
+    """A table model: the logits of the first token of each source, and of those after it."""
+    sources = {
+        name: {"length": 1, "rows": {"": first}, "default": default or first}
+        for name, first in firsts.items()
+    }
+    model = {"format": "onmt_lite-table-1", "vocab": vocab, "sources": sources}
+    path.write_text(json.dumps(model), encoding="ascii")
+    return path
+
+
 @pytest.fixture(scope="session")
 def table(tmp_path_factory):
     """Path of a table model: see FIRST, VOCAB and BEST."""
-    path = tmp_path_factory.mktemp("table") / "model.json"
-    sources = {
-        name: {"length": 1, "rows": {"": first}, "default": END} for name, first in FIRST.items()
-    }
-    model = {"format": "onmt_lite-table-1", "vocab": VOCAB, "sources": sources}
-    path.write_text(json.dumps(model), encoding="ascii")
-    return path
+    return write_table(tmp_path_factory.mktemp("table") / "model.json", VOCAB, FIRST, END)
 
 
 @pytest.fixture

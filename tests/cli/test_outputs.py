@@ -22,59 +22,76 @@ def mode(path):
 
 
 @pytest.fixture
-def umask():
-    before = os.umask(0o027)
-    yield
-    os.umask(before)
-
-
-READ = {
-    "phrase_table": ("phrases", "a|||b\n", ["-replace_unk"]),
-    "src_subword_model": ("codes", "#version: 0.2\na b\n", ["-tokenizer", "bpe"]),
-    "src_subword_vocab": ("counts", "a 3\n", []),
-    "tgt_subword_vocab": ("counts", "a 3\n", []),
-}
-
-
-WRITTEN = ["output", "log_file", "report", "save_config"]
-
-
-@pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("writes", WRITTEN)
-def test_files_of_words_are_not_written_to(main, src, tmp_path, name, writes):
-    file, text, more = READ[name]
-    (tmp_path / file).write_text(text)
-    done = main("-src", src, f"-{name}", file, *more, f"-{writes}", file)
-    done.failed(2, f"{writes} {file} is the same file as {name} {file}; choose another")
-    assert (tmp_path / file).read_text() == text
-
-
-@pytest.mark.parametrize("writes", WRITTEN)
-def test_the_model_and_the_configuration_are_not_written_to(main, src, table, tmp_path, writes):
-    shutil.copy(table, tmp_path / "m.json")
+def files(src, table, tmp_path):
+    """What a job may read, in tmp_path; the test leaves it as it is."""
+    for name in ("tgt", "codes", "counts", "phrases", "out", "m.pt", "m.safetensors", "in.json"):
+        (tmp_path / name).write_text(f"{name}|||\n")
+    for name in ("c2/model/model.bin", "mn/model.npz", "mn/vocab.spm"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
     (tmp_path / "one.yaml").write_text("beam_size: 3\n")
     (tmp_path / "two.yaml").write_text("beam_size: 2\n")
-    os.link("m.json", "linked")
-    for path, name in [("m.json", "model m.json"), ("linked", "model m.json")]:
-        done = main("-src", src, "-model", "m.json", f"-{writes}", path)
+    shutil.copy(table, tmp_path / "m.json")
+    shutil.copytree(DATA / "hf" / "marian", tmp_path / "marian")
+    os.symlink(src, tmp_path / "soft")
+    os.symlink("out", tmp_path / "link")
+    for name in ("src.txt", "m.json", "marian/source.spm"):
+        os.link(tmp_path / name, tmp_path / f"hard {Path(name).suffix}")
+
+    def state():
+        paths = [path for path in tmp_path.rglob("*") if path.is_file()] + [SHIPPED]
+        return {path: path.read_bytes() for path in paths}
+
+    before = state()
+    yield
+    assert state() == before
+
+
+SHIPPED = DEFAULT_MODEL / "model.json"
+READ = [  # what a job reads, a path to that file, and what it is called
+    ("-src src.txt", "src.txt", "src src.txt"),
+    ("-src src.txt", "./src.txt", "src src.txt"),
+    ("-src src.txt", "soft", "src src.txt"),
+    ("-src soft", "hard .txt", "src soft"),
+    ("-tgt tgt", "tgt", "tgt tgt"),
+    ("-replace_unk -phrase_table phrases", "phrases", "phrase_table phrases"),
+    ("-tokenizer bpe -src_subword_model codes", "codes", "src_subword_model codes"),
+    ("-src_subword_vocab counts", "counts", "src_subword_vocab counts"),
+    ("-tgt_subword_vocab counts", "counts", "tgt_subword_vocab counts"),
+    ("-config one.yaml two.yaml", "two.yaml", "config two.yaml"),
+    ("-model m.json", "m.json", "model m.json"),
+    ("-model m.json", "hard .json", "model m.json"),
+    ("-model marian", "marian/model.safetensors", "model marian/model.safetensors"),
+    ("-model marian", "marian/source.spm", "model marian/source.spm"),
+    ("-model marian", "hard .spm", "model marian/source.spm"),
+    ("-model m.pt", "m.safetensors", "model m.safetensors"),
+    ("-model c2", "c2/model/model.bin", "model c2/model/model.bin"),
+    ("-model mn/model.npz", "mn/vocab.spm", "model mn/vocab.spm"),
+    ("-model de-en", str(SHIPPED), f"model {SHIPPED}"),
+]
+
+
+@pytest.mark.parametrize(("reads", "path", "name"), READ)
+def test_no_file_that_is_read_is_written_to(main, files, reads, path, name):
+    words = ["-src", "src.txt"] if "-src " not in reads else []
+    for writes in ("output", "log_file", "report", "save_config"):
+        done = main(*words, *reads.split(), f"-{writes}", path)
         done.failed(2, f"{writes} {path} is the same file as {name}; choose another")
-    done = main("-src", src, "-config", "one.yaml", "two.yaml", f"-{writes}", "two.yaml")
-    done.failed(2, f"{writes} two.yaml is the same file as config two.yaml; choose another")
-    assert (tmp_path / "m.json").read_bytes() == table.read_bytes()
-    assert (tmp_path / "two.yaml").read_text() == "beam_size: 2\n"
 
 
-@pytest.mark.parametrize("writes", WRITTEN)
-@pytest.mark.parametrize("file", ["source.spm", "model.safetensors"])
-def test_no_file_of_a_models_directory_is_written_to(main, src, tmp_path, file, writes):
-    model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
-    before = (model / file).read_bytes()
-    os.link(model / file, tmp_path / "linked")
-    for path in (f"model/{file}", "linked"):
-        done = main("-src", src, "-model", "model", f"-{writes}", path)
-        same = f"{writes} {path} is the same file as model model/{file}; choose another"
-        done.failed(2, same)
-    assert (model / file).read_bytes() == before
+def test_no_file_is_written_twice(main, files, tmp_path):
+    for words, said in [
+        ("-log_file log -report log", "report log is the same file as log_file log"),
+        ("-output out -report out", "report out is the same file as output out"),
+        ("-output out -log_file out", "log_file out is the same file as output out"),
+        ("-output out -save_config link", "save_config link is the same file as output out"),
+        ("-tgt in.json -dump_beam in.json", "dump_beam in.json is the same file as tgt in.json"),
+    ]:
+        main("-src", "src.txt", *words.split()).failed(2, f"{said}; choose another")
+    store = f"{tmp_path}/out.parts, where output out is kept until it is complete"
+    for path in ("out.parts", "out.parts/000000"):
+        done = main("-src", "src.txt", "-output", "out", "-report", path)
+        done.failed(2, f"report {path} is in {store}; choose another")
 
 
 def test_the_shipped_model_is_not_written_to(process, tmp_path):
@@ -84,19 +101,6 @@ def test_the_shipped_model_is_not_written_to(process, tmp_path):
     job = process("-model=", "-output", "link")
     assert job.wait(timeout=200) == 2
     assert (tmp_path / "link").read_bytes() == before
-
-
-def test_a_saved_configuration_replaces_no_file_of_the_job(main, src, table, tmp_path):
-    (tmp_path / "out").write_text("older")
-    for name, path in (("src", src), ("output", "out"), ("model", DEFAULT_MODEL / "model.json")):
-        before = Path(path).read_bytes()
-        os.link(path, "linked") if name == "src" else os.symlink(path, "linked")
-        models = [] if name == "model" else ["-model", table]
-        words = ["-src", src, "-output", "out", "-save_config", "linked"]
-        done = main(*words, *models) if models else main(*words, "-model", "de-en")
-        done.failed(2, f"save_config linked is the same file as {name} {path}; choose another")
-        assert Path(path).read_bytes() == before
-        os.remove("linked")
 
 
 def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatch):
@@ -137,17 +141,19 @@ def test_streams_of_the_shell_are_files_too(shell, src):
     assert src.read_bytes() == before
 
 
-@pytest.mark.parametrize("old", [0o600, 0o644, 0o660, 0o444, 0o755])
-def test_a_replaced_file_keeps_its_mode(main, src, tmp_path, umask, old):
-    (tmp_path / "out").write_bytes(b"older\n")
-    os.chmod("out", old)
-    assert main("-src", src, "-output", "out").code == 0
-    assert ((tmp_path / "out").read_bytes(), mode("out")) == (OUT, old)
-
-
-def test_a_new_file_follows_the_umask(main, src, umask):
-    assert main("-src", src, "-output", "out").code == 0
-    assert mode("out") == 0o640
+@pytest.mark.parametrize("old", [0o600, 0o644, 0o660, 0o444, 0o755, None])
+def test_a_replaced_file_keeps_its_mode_and_a_new_one_follows_the_umask(main, src, tmp_path, old):
+    if old is not None:
+        for name in ("out", "beam.json"):
+            (tmp_path / name).write_bytes(b"older\n")
+            os.chmod(name, old)
+    umask = os.umask(0o027)
+    try:
+        assert main("-src", src, "-output", "out", "-dump_beam", "beam.json").code == 0
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "out").read_bytes() == OUT and b"scores" in Path("beam.json").read_bytes()
+    assert mode("out") == mode("beam.json") == (0o640 if old is None else old)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
@@ -208,6 +214,7 @@ def test_what_another_process_has_open_is_written_through(main, src, tmp_path):
     )
 
 
+@pytest.mark.timeout(60)
 def test_devices_by_name(tmp_path):
     os.symlink("/dev/fd/7", tmp_path / "link")
     os.symlink(tmp_path / "link", tmp_path / "second")
@@ -216,6 +223,9 @@ def test_devices_by_name(tmp_path):
     assert is_device(str(tmp_path / "link")) and is_device(str(tmp_path / "second"))
     for path in ("/dev/shm/out", "/proc/self/cwd/out", str(tmp_path / "out"), "out", "/devout"):
         assert not is_device(path)
+    os.symlink("b", tmp_path / "a")
+    os.symlink("a", tmp_path / "b")  # a circle
+    assert descriptor_of(str(tmp_path / "a")) is None
 
 
 def test_other_descriptors_by_name(main, src, tmp_path):
@@ -239,13 +249,6 @@ def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):
     assert said.startswith("earlier\n[2") and "empty: 1 of 4 lines" in said
 
 
-@pytest.mark.timeout(60)
-def test_links_in_a_circle(tmp_path):
-    os.symlink("b", tmp_path / "a")
-    os.symlink("a", tmp_path / "b")
-    assert descriptor_of(str(tmp_path / "a")) is None
-
-
 @pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
 def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where):
     os.mkfifo(tmp_path / "pipe")
@@ -259,27 +262,6 @@ def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where
 def test_an_error_keeps_its_code_where_stderr_is_full(shell):
     assert shell("2> /dev/full", "-nope").code == 2
     assert shell("2> /dev/full", "-src", "none").code == 5
-
-
-@pytest.mark.parametrize(
-    ("model", "output"),
-    [
-        ("m.pt", "m.safetensors"),
-        ("c2", "c2/model/model.bin"),
-        ("mn/model.npz", "mn/vocab.spm"),
-        ("de-en", str(DEFAULT_MODEL / "model.json")),
-    ],
-)
-def test_no_file_beside_a_model_is_written_to(main, src, tmp_path, model, output):
-    if not Path(output).is_absolute():
-        for path in (tmp_path / model, tmp_path / output):
-            if not path.exists() and path.suffix:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("mine")
-    before = Path(output).read_bytes()
-    done = main("-src", src, "-model", model, "-output", output)
-    assert done.code == 2 and "is the same file as model" in done.err
-    assert Path(output).read_bytes() == before
 
 
 def test_a_job_may_write_into_the_folder_of_its_model(main, src, table, tmp_path, monkeypatch):
