@@ -10,11 +10,12 @@ import zipfile
 
 import pytest
 
-import onmt_lite.jobs.job
 from onmt_lite import TranslateOptions
 from onmt_lite.checkpoints.shipped import DATA as MODELS
 from onmt_lite.errors import FileError
 from onmt_lite.inference.pipeline import Pipeline
+from onmt_lite.jobs import job as job_module
+from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.job import run_job
 from tests.support.files import DATA
@@ -31,25 +32,8 @@ def docx():
     return data.getvalue()
 
 
-WORD = (
-    "{} is a Word document (docx); save it as plain text (UTF-8), or convert it: "
-    "pandoc -t plain --wrap=none {}"
-)
-
-
-def test_what_is_no_text_is_told_before_the_model_is_loaded(main, src, tmp_path):
-    (tmp_path / "my letter.docx").write_bytes(docx())
-    expected = WORD.format("my letter.docx", "'my letter.docx'")
-    argv = ["-model", "no/such", "-output", "out"]
-    main("-src", "my letter.docx", *argv).failed(3, expected)
-    main("-src", src, "-tgt", "my letter.docx", *argv).failed(3, expected)
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_is_no_text_on_standard_input(main, tmp_path):
-    done = main("-output", "out", stdin=docx())
-    done.failed(3, WORD.format("standard input", "FILE"))
-    assert not (tmp_path / "out").exists()
+def convert(encoding, mark=" without a byte order mark"):
+    return f"UTF-16{mark}; convert it: iconv -f {encoding} -t utf-8 x"
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "in gzip"])
@@ -58,49 +42,43 @@ def test_what_is_no_text_on_standard_input(main, tmp_path):
     [
         (bytes(4096), "binary data, with NUL bytes; give lines of text"),
         (b"\xff\xff\0\0" * 1024, "binary data, with NUL bytes; give lines of text"),
-        (
-            "ein Haus\n".encode("utf-16be") * 99,
-            "UTF-16 without a byte order mark; convert it: iconv -f utf-16be -t utf-8 x",
-        ),
-        (
-            "\ufeffein\nzwei\n".encode("utf-16le"),
-            "UTF-16; convert it: iconv -f utf-16 -t utf-8 x",
-        ),
+        ("ein Haus\n".encode("utf-16be") * 99, convert("utf-16be")),
+        ("ein\nzwei\n".encode("utf-16le"), convert("utf-16le")),
+        ("\ufeffein\nzwei\n".encode("utf-16le"), convert("utf-16", "")),
+        ("\ufeffein\nzwei\n".encode("utf-16be"), convert("utf-16", "")),
+        (docx(), "a Word document (docx); save it as plain text (UTF-8), or convert it: pandoc"),
     ],
 )
-def test_kinds_are_told_by_their_first_bytes(main, tmp_path, data, said, pack):
+def test_kinds_are_told_by_their_first_bytes(main, src, tmp_path, data, said, pack):
     (tmp_path / "x").write_bytes(pack(data))
     if pack is gzip.compress:
         said = re.sub(r": (iconv .*) x$", r": zcat x | \1", said)
-    done = main("-src", "x", "-output", "out", "-model", "no/such")
-    assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {said}")
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_utf_16_without_a_mark(main, tmp_path):
-    (tmp_path / "wide").write_bytes("ein\nzwei\n".encode("utf-16-le"))
-    main("-src", "wide").failed(
-        3,
-        "wide is UTF-16 without a byte order mark; convert it: iconv -f utf-16le -t utf-8 wide",
-    )
-
-
-def packed(data):
-    """As pigz and `cat a.gz b.gz` make them: several members, zeros behind the last."""
-    return gzip.compress(data[:5]) + gzip.compress(b"") + gzip.compress(data[5:]) + bytes(64)
+    argv = ["-output", "out", "-model", "no/such"]
+    for words in (["-src", "x"], ["-src", src, "-tgt", "x"]):
+        done = main(*words, *argv)
+        assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {said}")
+    done = main(*argv[:2], stdin=pack(data))
+    said = re.sub(r"(zcat|utf-8) x", r"\1 FILE", said)
+    assert done.code == 3 and done.err.startswith(f"onmt_lite: error: standard input is {said}")
+    assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
 
 
 def test_gzip_is_unpacked_whatever_its_name(main, tmp_path):
+    # As pigz and `cat a.gz b.gz` make them: several members, zeros behind the last
+    packed = gzip.compress(LINES[:5]) + gzip.compress(b"") + gzip.compress(LINES[5:]) + bytes(64)
     for name in ("src.gz", "src"):
-        (tmp_path / name).write_bytes(packed(LINES))
+        (tmp_path / name).write_bytes(packed)
         done = main("-src", name, "-output", "out")
         assert (done.code, (tmp_path / "out").read_bytes()) == (0, OUT)
-    done = main(stdin=packed(LINES))
+    done = main(stdin=packed)
     assert (done.code, done.out) == (0, OUT)
     (tmp_path / "plain.gz").write_bytes(LINES)
     assert main("-src", "plain.gz").out == OUT
     (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
     assert main("-src", "empty.gz").out == b""
+    (tmp_path / "my twice.gz").write_bytes(gzip.compress(gzip.compress(LINES)))
+    within = "gzip data within gzip data; unpack it first: zcat 'my twice.gz' | zcat"
+    main("-src", "my twice.gz").failed(3, f"my twice.gz is {within}")
 
 
 def test_lines_of_gzip_files_are_counted(main, src, tmp_path):
@@ -132,14 +110,6 @@ def test_damaged_gzip_data(main, tmp_path, damage, reason):
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
 
 
-def test_what_is_in_gzip_data_must_be_text_too(main, tmp_path):
-    (tmp_path / "x.gz").write_bytes(gzip.compress(docx()))
-    main("-src", "x.gz").failed(3, WORD.format("x.gz", "x.gz"))
-    (tmp_path / "x.gz").write_bytes(gzip.compress(gzip.compress(LINES)))
-    done = main("-src", "x.gz")
-    done.failed(3, "x.gz is gzip data within gzip data; unpack it first: zcat x.gz | zcat")
-
-
 def test_lines_of_gzip_data_are_answered_as_they_come(process):
     """What the other side has flushed is translated, though the file is not at its end."""
     job = process(stdin=-1)
@@ -164,69 +134,68 @@ CHANGES = {
 }
 
 
-class TestAnInputThatChanges:
-    TOY = str(MODELS / "toy.json")
+@pytest.fixture
+def job(tmp_path):
+    """job(progress) -> the error of a job with 5 buckets of src and tgt."""
+    for name, line in (("src", b"katze\n"), ("tgt", b"the\n")):
+        (tmp_path / name).write_bytes(line * 10)
+    src, tgt, out = (str(tmp_path / name) for name in ("src", "tgt", "out"))
+    given = dict(src=src, tgt=tgt, tgt_file_prefix=True, output=out, bucket_lines=2)
+    options = TranslateOptions.of(model=str(MODELS / "toy.json"), **given)
+    pipeline = Pipeline.load(options)
 
-    @pytest.fixture
-    def job(self, tmp_path):
-        """job(progress) -> the error of a job with 5 buckets of src and tgt."""
-        for name, line in (("src", b"katze\n"), ("tgt", b"the\n")):
-            (tmp_path / name).write_bytes(line * 10)
-        src, tgt, out = (str(tmp_path / name) for name in ("src", "tgt", "out"))
-        given = dict(src=src, tgt=tgt, tgt_file_prefix=True, output=out, bucket_lines=2)
-        pipeline = Pipeline.load(TranslateOptions.of(model=self.TOY))
+    def run(progress):
+        with pytest.raises(FileError) as caught:
+            run_job(options, InProcess(options, pipeline), progress)
+        assert not (tmp_path / "out").exists()
+        return str(caught.value)
 
-        def run(progress):
-            with pytest.raises(FileError) as caught:
-                options = TranslateOptions.of(model=self.TOY, **given)
-                run_job(options, InProcess(options, pipeline), progress)
-            assert not (tmp_path / "out").exists()
-            return str(caught.value)
+    return run
 
-        return run
 
-    @pytest.mark.parametrize("change", CHANGES)
-    @pytest.mark.parametrize("name", ["src", "tgt"])
-    def test_while_it_is_read(self, job, tmp_path, name, change):
-        """The job ends with the first bucket, not the last."""
-        calls = []
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """meanwhile(module, name, do): do something before a function of the module runs."""
 
-        def progress(n_lines, n_tokens):
-            calls.append(n_lines)
-            CHANGES[change](tmp_path / name)
+    def before(module, name, do):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: (do(), original(*args))[1])
 
-        assert f"{tmp_path / name} was changed while it was read" in job(progress)
-        assert calls == [2]
+    return before
 
-    def test_between_counting_and_reading(self, job, tmp_path, monkeypatch):
-        def check(*args):
-            CHANGES["grows"](tmp_path / "src")
-            CHANGES["grows"](tmp_path / "tgt")
-            return check_phrases(*args)
 
-        check_phrases = onmt_lite.jobs.tasks.check_phrases
-        monkeypatch.setattr(onmt_lite.jobs.tasks, "check_phrases", check)
-        assert "src was changed while it was read" in job(None)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["src", "tgt"])
+def test_an_input_that_changes_while_it_is_read(job, tmp_path, name, change):
+    """The job ends with the first bucket, not the last."""
+    calls = []
 
-    def test_standard_input_that_is_a_file(self, main, tmp_path, monkeypatch):
-        def count(*paths):
-            CHANGES["grows"](tmp_path / "stdin")
-            return look_at_inputs(*paths)
+    def progress(n_lines, n_tokens):
+        calls.append(n_lines)
+        CHANGES[change](tmp_path / name)
 
-        look_at_inputs = onmt_lite.jobs.job.look_at_inputs
-        monkeypatch.setattr(onmt_lite.jobs.job, "look_at_inputs", count)
-        main("-output", "out", stdin=b"one\n" * 3).failed(
-            5,
-            "standard input was changed while it was read; put it back as it was, or translate it "
-            "once more",
-        )
+    assert f"{tmp_path / name} was changed while it was read" in job(progress)
+    assert calls == [2]
 
-    def test_one_that_is_removed_is_still_open(self, main, src, tmp_path, monkeypatch):
-        removed = onmt_lite.jobs.tasks.note_encoding
-        monkeypatch.setattr(
-            onmt_lite.jobs.tasks, "note_encoding", lambda *args: (src.unlink(), removed(*args))
-        )
-        assert main("-src", src).out == OUT
+
+def test_an_input_that_changes_before_it_is_read(main, job, tmp_path, meanwhile):
+    def both():
+        CHANGES["grows"](tmp_path / "src")
+        CHANGES["grows"](tmp_path / "tgt")
+
+    meanwhile(tasks, "check_phrases", both)  # after the lines are counted
+    assert "src was changed while it was read" in job(None)
+    meanwhile(job_module, "look_at_inputs", lambda: CHANGES["grows"](tmp_path / "stdin"))
+    main("-output", "out", stdin=b"one\n" * 3).failed(
+        5,
+        "standard input was changed while it was read; put it back as it was, or translate it "
+        "once more",
+    )
+
+
+def test_an_input_that_is_removed_is_still_open(main, src, meanwhile):
+    meanwhile(tasks, "note_encoding", src.unlink)
+    assert main("-src", src).out == OUT
 
 
 OBJECTS = [  # a line; its text, translation, notes and other fields
@@ -326,45 +295,35 @@ class TestJsonl:
         main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
 
 
-class TestOtherEncodings:
-    """Lines are translated, with U+FFFD; what to do is said at the end."""
+GERMAN = "Grüße aus München\nÄpfel und Öl\nDas Haus\nfür fünf\nschön\nsüß\nBär"
+SOME = "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8"
+CONVERT = "convert the input"
+ENCODED = [  # lines, and what is said of them at the end
+    (GERMAN.encode("latin1"), f"{SOME} but look like latin1; {CONVERT}: iconv -f latin1 -t utf-8"),
+    (
+        f"{GERMAN} – 5 €".encode("windows-1252"),
+        f"{SOME} but look like windows-1252; {CONVERT}: iconv -f windows-1252 -t utf-8",
+    ),
+    (
+        "Привет мир\nКак дела\nДобрый день".encode("koi8-r"),
+        f"NOTE: lines 1, 2, 3 are not UTF-8; {CONVERT}",
+    ),
+    # A file in two encodings is not converted as a whole
+    (
+        GERMAN.encode("latin1") + b"\n" + "für\nÖl".encode(),
+        f"{SOME} but look like latin1; other lines are, so convert these alone",
+    ),
+    (b"ein Haus\n" * 9 + b"f\xfcr\n" * 3, None),  # a few damaged lines
+]
 
-    GERMAN = ["Grüße aus München", "Äpfel und Öl", "Das Haus", "für fünf", "schön", "süß", "Bär"]
 
-    def note(self, main, model, data):
-        done = main("-model", model, "-max_length", 3, stdin=data)
-        assert (done.code, len(done.lines)) == (0, data.count(b"\n"))
-        return [line for line in done.err.split("\n") if line.startswith("NOTE")]
-
-    @pytest.mark.parametrize(("encoding", "more"), [("latin1", ""), ("windows-1252", " – 5 €")])
-    def test_the_encoding_is_named(self, main, tiny_checkpoint, encoding, more):
-        data = ("\n".join(self.GERMAN) + more + "\n").encode(encoding)
-        assert self.note(main, tiny_checkpoint, data) == [
-            "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8 but look like "
-            f"{encoding}; convert the input: iconv -f {encoding} -t utf-8"
-        ]
-
-    def test_of_a_packed_file(self, main, tiny_checkpoint, tmp_path):
-        data = ("\n".join(self.GERMAN) + "\n").encode("latin1")
-        (tmp_path / "it's.gz").write_bytes(gzip.compress(data))
-        done = main("-model", tiny_checkpoint, "-max_length", 3, "-src", "it's.gz")
-        assert done.code == 0 and "look like latin1; convert the input: iconv -f latin1" in done.err
-
-    def test_an_unknown_encoding(self, main, tiny_checkpoint):
-        data = "Привет мир\nКак дела\nДобрый день\n".encode("koi8-r")
-        expected = ["NOTE: lines 1, 2, 3 are not UTF-8; convert the input"]
-        assert self.note(main, tiny_checkpoint, data) == expected
-
-    def test_a_file_in_two_encodings_is_not_converted_as_a_whole(self, main, tiny_checkpoint):
-        data = "\n".join(self.GERMAN).encode("latin1") + b"\n" + "für\nÖl\n".encode()
-        assert self.note(main, tiny_checkpoint, data) == [
-            "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8 but look like latin1; "
-            "other lines are, so convert these alone"
-        ]
-
-    def test_a_few_damaged_lines_get_no_such_note(self, main, tiny_checkpoint):
-        data = b"ein Haus\n" * 9 + b"f\xfcr\n" * 3
-        assert self.note(main, tiny_checkpoint, data) == []
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "in gzip"])
+@pytest.mark.parametrize(("data", "said"), ENCODED)
+def test_lines_in_other_encodings_are_translated_and_noted(main, tiny_checkpoint, data, said, pack):
+    done = main("-model", tiny_checkpoint, "-max_length", 3, stdin=pack(data))
+    assert (done.code, len(done.lines)) == (0, len(data.rstrip(b"\n").split(b"\n")))
+    notes = [line for line in done.err.split("\n") if line.startswith("NOTE")]
+    assert notes == ([] if said is None else [said])
 
 
 @pytest.fixture

@@ -8,43 +8,40 @@ import sys
 import pytest
 
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.errors import FileError
 from onmt_lite.jobs.progress import add_log_file, logging_to
 from onmt_lite.jobs.reports import LOG
 from tests.cli.conftest import SCRIPT
 from tests.support.sweeps import swept
 
 JOBS = {
-    "done": ["-src", "src.txt", "-output", "out"],
-    "quiet": ["-src", "src.txt", "-output", "out", "-quiet"],
-    "no input": ["-src", "none", "-output", "out"],
-    "no model": ["-src", "src.txt", "-model", "no/such"],
-    "no output": ["-src", "src.txt", "-output", "no/such/out"],
-    "unknown token": ["-src", "odd.txt"],
+    "done": "-src src.txt -output out",
+    "quiet": "-src src.txt -output out -quiet",
+    "no input": "-src none -output out",
+    "no model": "-src src.txt -model no/such",
+    "no output": "-src src.txt -output no/such/out",
+    "no log": "-src src.txt -log_file no/such/log",
+    "unknown token": "-src odd.txt",
 }
 
 
 def open_files() -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        if os.path.islink(f"/proc/self/fd/{fd}"):  # the folder that was listed is closed
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return found
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.islink(link)]
 
 
 def state():
     return list(LOG.handlers), LOG.level, LOG.propagate
 
 
-@pytest.mark.parametrize("argv", JOBS.values(), ids=JOBS)
-def test_a_job_leaves_the_log_as_it_was(main, src, tmp_path, argv):
+@pytest.mark.parametrize("words", JOBS.values(), ids=JOBS)
+def test_a_job_leaves_the_log_as_it_was(main, src, tmp_path, words):
     (tmp_path / "odd.txt").write_bytes(b"zz\n")
     before = state()
     for name in ("log", "log", "other"):
-        main(*argv, "-log_file", name)
+        main("-log_file", name, *words.split())
     assert state() == before
     assert not {str(tmp_path / name) for name in ("log", "other")} & set(open_files())
-    assert (tmp_path / "log").exists()
+    assert (tmp_path / "log").exists() == ("-log_file" not in words)
 
 
 def test_each_job_says_its_lines_once(main, src, tmp_path):
@@ -53,14 +50,6 @@ def test_each_job_says_its_lines_once(main, src, tmp_path):
         done = main("-src", src, "-log_file", "log")
         assert done.err.count("empty: 1 of 4 lines") == 1
     assert (tmp_path / "log").read_text("utf-8").count("empty: 1 of 4 lines") == 3
-
-
-def test_a_log_file_that_cannot_be_opened_leaves_the_log_as_it_was(tmp_path):
-    before = state()
-    with pytest.raises(FileError, match="cannot write no/such/log"):
-        with logging_to(JobOptions(log_file="no/such/log")):
-            pytest.fail("the log file was opened")
-    assert state() == before
 
 
 def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):

@@ -19,9 +19,10 @@ from onmt_lite.config.cli import say_how_to_go_on
 from onmt_lite.config.console import Interrupted
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
+from onmt_lite.inference import loading
 from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs.store import EXEMPT, differences, fingerprint, unsealed
-from tests.cli.conftest import ROOT, SCRIPT
+from tests.cli.conftest import ROOT, SCRIPT, names
 from tests.support.stops import stopped_before_part
 
 LINES = b"one\ntwo\n\nodd\n" * 10
@@ -33,10 +34,6 @@ REPORT = [{"id": i, "notes": ["empty"]} for i in range(2, 40, 4)]
 @pytest.fixture
 def lines(tmp_path):
     (tmp_path / "src").write_bytes(LINES)
-
-
-def names(folder):
-    return sorted(os.listdir(folder))
 
 
 def state(folder):
@@ -97,11 +94,8 @@ def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_pat
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(3, *argv)
     done = main(*argv, "-beam_size", 2)
-    store = tmp_path / "out.parts"
-    assert (done.code, f"NOTE: {store}, left by a stopped job, is written anew" in done.err) == (
-        0,
-        1,
-    )
+    said = f"NOTE: {tmp_path}/out.parts, left by a stopped job, is written anew"
+    assert done.code == 0 and said in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     assert names(tmp_path) == ["out", "src"]
 
@@ -136,20 +130,17 @@ def test_resume_needs_files(main, lines, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     again = "which cannot be read again; give a file"
     no_file = "which is no file to go on with; give a file"
-    for argv, said in [
-        (["-output", "out"], f"src is standard input, {again}"),
-        (["-src", "pipe", "-output", "out"], f"src is pipe, {again}"),
-        (["-src", "/dev/stdin", "-output", "out"], f"src is /dev/stdin, {again}"),
-        (["-src", "src", "-tgt", "pipe", "-output", "out"], f"tgt is pipe, {again}"),
-        (["-src", "src"], f"output is standard output, {no_file}"),
-        (["-src", "src", "-output", "/dev/null"], f"output is /dev/null, {no_file}"),
-        (["-src", "src", "-output", "pipe"], f"output is pipe, {no_file}"),
-        (
-            ["-src", "src", "-output", "out", "-report", "/dev/null"],
-            f"report is /dev/null, {no_file}",
-        ),
+    for words, said in [
+        ("-output out", f"src is standard input, {again}"),
+        ("-src pipe -output out", f"src is pipe, {again}"),
+        ("-src /dev/stdin -output out", f"src is /dev/stdin, {again}"),
+        ("-src src -tgt pipe -output out", f"tgt is pipe, {again}"),
+        ("-src src", f"output is standard output, {no_file}"),
+        ("-src src -output /dev/null", f"output is /dev/null, {no_file}"),
+        ("-src src -output pipe", f"output is pipe, {no_file}"),
+        ("-src src -output out -report /dev/null", f"report is /dev/null, {no_file}"),
     ]:
-        main(*argv, "-resume").failed(2, f"resume: {said}")
+        main(*words.split(), "-resume").failed(2, f"resume: {said}")
     assert names(tmp_path) == ["pipe", "src"]
     main("-src", "none", "-output", "out", "-resume").failed(
         5, "cannot read none: No such file or directory"
@@ -178,21 +169,6 @@ def test_a_report_beside_standard_output(main, lines, tmp_path):
     main("-src", "src", "-report", "-").failed(
         2, "report: standard output is for translations; give a file"
     )
-
-
-def test_the_report_is_no_file_of_the_job(main, lines, tmp_path):
-    same = "report {} is the same file as {}; choose another"
-    argv = ["-src", "src", "-output", "out", "-log_file", "log"]
-    for path, other in [
-        ("src", "src src"),
-        ("out", "output out"),
-        ("log", "log_file log"),
-    ]:
-        main(*argv, "-report", path).failed(2, same.format(path, other))
-    for path in ("out.parts", "out.parts/000000"):
-        where = f"{tmp_path}/out.parts, where output out is kept until it is complete"
-        main(*argv, "-report", path).failed(2, f"report {path} is in {where}; choose another")
-    assert names(tmp_path) == ["src"]
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
@@ -227,8 +203,7 @@ def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
     stop.goes_on = True
     say_how_to_go_on(stop, words)
     command = capfd.readouterr().err
-    added = [] if again else ["-resume"]
-    assert shlex.split(command) == [sys.executable, *words, *added]
+    assert shlex.split(command) == [sys.executable, *words, *([] if again else ["-resume"])]
     assert command.count("\n") == 1
 
 
@@ -291,25 +266,30 @@ def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env)
     assert names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
 
 
-def test_a_stop_while_modules_are_loaded(main, lines, tmp_path, monkeypatch):
-    def stops(options):
+def test_a_stop_while_modules_or_the_model_are_loaded(main, lines, tmp_path, monkeypatch):
+    def stops(*args):
         raise Interrupted(signal.SIGINT)
 
-    def is_stopped():
+    def is_stopped(state, *left):
         done = main("-src", "src", "-output", "out")
         said, command = done.err.splitlines()
-        state = "before the first line; out was not written; go on with:"
-        assert (done.code, said) == (130, f"onmt_lite: stopped by SIGINT {state}")
-        assert command.endswith("-resume") and names(tmp_path) == ["src"]
+        said_before = f"onmt_lite: stopped by SIGINT before the first line; {state}; go on with:"
+        assert (done.code, said) == (130, said_before)
+        assert command.endswith("-resume") and names(tmp_path) == [*left, "src"]
 
     with monkeypatch.context() as patch:  # before the options are read
         patch.setattr(program, "prepare_environment", lambda: os.kill(os.getpid(), signal.SIGINT))
-        is_stopped()
+        is_stopped("out was not written")
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new process
         done = main("-src", "src", "-print_model")
         assert (done.code, done.out) == (130, b"") and names(tmp_path) == ["src"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load_checkpoints", stops)
+        (tmp_path / "out").write_bytes(b"older\n")
+        is_stopped("out is as it was before", "out")
+        (tmp_path / "out").unlink()
     monkeypatch.setattr(job_module, "run_job", stops)
-    is_stopped()
+    is_stopped("out was not written")
     done = main(stdin=LINES)
     state = "before the first line; nothing was written"
     assert done.err == f"onmt_lite: stopped by SIGINT {state}\n"
@@ -328,44 +308,37 @@ def test_every_option_is_compared_or_exempt_for_a_reason():
 def test_each_option_that_is_compared_makes_another_job():
     """Whatever the value: options are set without the checks that combinations have."""
     options = TranslateOptions.of()
-    job = fingerprint(options, {})
+    job = {**fingerprint(options, {}), "files": {}}
     for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):
         values = getattr(options, group)
         for field in dataclasses.fields(values):
             was = getattr(values, field.name)
             now = not was if isinstance(was, bool) else ("x",) if was == () else f"{was}x"
             changed = dataclasses.replace(values, **{field.name: now})
-            other = {
-                **fingerprint(dataclasses.replace(options, **{group: changed}), {}),
-                "files": {},
-            }
-            found = differences({**job, "files": {}}, other)
+            other = fingerprint(dataclasses.replace(options, **{group: changed}), {})
+            found = differences(job, {**other, "files": {}})
             assert bool(found) == (field.name not in EXEMPT), field.name
             assert all(text.startswith(f"{field.name} was ") for text in found)
 
 
 def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
     (tmp_path / "model").mkdir()
-    for name in ("config.json", "weights.bin", "source.spm", ".hidden"):
+    folder = ("config.json", "weights.bin", "source.spm")
+    for name in (*folder, ".hidden"):
         (tmp_path / name).write_bytes(b"")
         (tmp_path / "model" / name).write_bytes(name.encode())
-    parts = ("m.00.safetensors", "m.01.safetensors", "mm.00.safetensors")
-    for name in ("m.pt", "m.safetensors", *parts, "other.pt", "n.npz", "vocab.yml"):
+    parts = ("m.pt", "m.safetensors", "m.00.safetensors", "m.01.safetensors")
+    for name in (*parts, "mm.00.safetensors", "other.pt", "n.npz", "vocab.yml"):
         (tmp_path / name).write_bytes(name.encode())
 
     def files(*models):
         paths = [str(tmp_path / model) for model in models]
         return set(fingerprint(TranslateOptions.of(model=paths), {})["files"])
 
-    assert files("model") == {
-        "config.json of model",
-        "weights.bin of model",
-        "source.spm of model",
-    }
+    assert files("model") == {f"{name} of model" for name in folder}
     assert files("m.pt", "n.npz") == {
-        *("m.pt of model 1", "m.safetensors of model 1"),
-        *("m.00.safetensors of model 1", "m.01.safetensors of model 1"),
-        *("n.npz of model 2", "vocab.yml of model 2", "source.spm of model 2"),
+        *(f"{name} of model 1" for name in parts),
+        *(f"{name} of model 2" for name in ("n.npz", "vocab.yml", "source.spm")),
     }
 
 

@@ -4,30 +4,15 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
-import signal
 import struct
-import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 
 from onmt_lite.jobs import progress as module
 from onmt_lite.jobs.progress import Meter, counted
 
-ROOT = Path(__file__).parents[2]
-SLOW = """
-import sys, time
-from onmt_lite import __main__
-from onmt_lite.inference import loading
-def load(*args):
-    open("loading", "w").close()
-    time.sleep(300)
-loading.load_checkpoints = load
-sys.exit(__main__.main())
-"""
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 END = r"4 lines -> {} \(\d+\.\d s\)\n"
 
@@ -69,32 +54,27 @@ class Terminal:
 
 @pytest.fixture
 def terminal():
-    made = []
+    with contextlib.ExitStack() as made:
 
-    def make(columns=80):
-        made.append(Terminal(columns))
-        return made[-1]
+        def make(columns=80):
+            one = Terminal(columns)
+            made.callback(lambda: (os.close(one.ours), os.close(one.theirs)))
+            return one
 
-    yield make
-    for one in made:
-        os.close(one.ours)
-        os.close(one.theirs)
+        yield make
 
 
 @pytest.fixture
 def shown_on(monkeypatch):
     """shown_on(screen, *names): streams of this process, such as "stderr", lead to a terminal."""
+    with contextlib.ExitStack() as opened:
 
-    def lead(screen, *names):
-        for name in names:
-            stream = open(os.dup(screen.theirs), "w", encoding="utf-8")
-            opened.append(stream)
-            monkeypatch.setattr(sys, name, stream)
+        def lead(screen, *names):
+            for name in names:
+                stream = open(os.dup(screen.theirs), "w", encoding="utf-8")
+                monkeypatch.setattr(sys, name, opened.enter_context(stream))
 
-    opened: list = []
-    yield lead
-    for stream in opened:
-        stream.close()
+        yield lead
 
 
 @pytest.mark.parametrize("columns", [80, 20, 0])
@@ -169,7 +149,7 @@ class TestWithoutATerminal:
     def test_little_is_said_about_a_short_job(self, main, src):
         said = main("-src", src, "-output", "out").err
         assert re.fullmatch(r"empty: 1 of 4 lines \(3\)\n(PRED .*\n){2}", said)
-        assert main("-src", src).err == "empty: 1 of 4 lines (3)\n"
+        assert [counted(n) for n in (0, 1, 12345)] == ["0 lines", "1 line", "12,345 lines"]
 
     def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
         """At every batch, as no time passes between two lines."""
@@ -207,15 +187,6 @@ class TestWithoutATerminal:
         assert (done.code, done.out, done.err) == (0, OUT, "")
         logged = (tmp_path / "log").read_text()
         assert "4 of 4 lines, " in logged and "4 lines -> standard output (" in logged
-
-
-def test_how_lines_are_counted():
-    assert [counted(n) for n in (0, 1, 2, 12345)] == [
-        "0 lines",
-        "1 line",
-        "2 lines",
-        "12,345 lines",
-    ]
 
 
 class TestTyping:
@@ -266,73 +237,27 @@ class TestTyping:
         assert (job.returncode, out, screen.lines()) == (0, b"ein\n", ["one", ""])
 
 
-class TestStopped:
-    """One line says how far the job was and what is left of it."""
+def test_a_bar_of_a_stopped_job_ends_with_its_line(process, terminal, until):
+    screen = terminal()
+    job = process("-output", "new", stdin=-1, stderr=screen.theirs)
+    job.stdin.write(b"one\n")
+    job.stdin.flush()
+    until(lambda: job.poll() is not None or "1 lines" in screen.read())
+    screen.type("\x03")
+    assert job.wait(timeout=200) == 130
+    bar, stopped, nothing = screen.lines()
+    assert bar.startswith("1 lines [")
+    assert stopped.startswith("onmt_lite: stopped by SIGINT after 1 line; new was not written")
+    assert nothing == ""
 
-    def test_with_a_new_file(self, process, until, tmp_path):
-        job = process("-output", "new", stdin=-1)
-        job.stdin.write(b"one\n")
-        job.stdin.flush()
-        part = tmp_path / "new.parts" / "output"
-        until(lambda: job.poll() is not None or (part.exists() and part.stat().st_size))
-        job.send_signal(signal.SIGTERM)
-        _, err = job.communicate(timeout=200)
-        kept = "; new was not written, nothing of this run is kept\n"
-        said = "onmt_lite: stopped by SIGTERM "
-        done = [f"{said}after 1 line{kept}", f"{said}before the first line{kept}"]  # on its way
-        assert job.returncode == 143 and err.decode() in done
-        assert not list(tmp_path.iterdir())
 
-    def test_with_standard_output(self, process):
-        """The last line may be on its way, and not be counted yet."""
-        job = process(stdin=-1)
-        for line, answer in [(b"one\n", b"ein\n"), (b"two\n", "ü\n".encode())]:
-            job.stdin.write(line)
-            job.stdin.flush()
-            assert job.stdout.readline() == answer
-        job.send_signal(signal.SIGTERM)
-        out, err = job.communicate(timeout=200)
-        said = "onmt_lite: stopped by SIGTERM after {}, written to standard output\n"
-        assert err.decode() in (said.format("1 line"), said.format("2 lines"))
-        assert (job.returncode, out) == (143, b"")
-
-    def test_while_the_model_is_loaded(self, src, until, tmp_path, env):
-        """A program whose model never comes."""
-        (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
-        (tmp_path / "out").write_bytes(b"older\n")
-        words = [sys.executable, "slow.py", "-src", str(src), "-output", "out"]
-        env = {**env, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as job:
-            until(lambda: job.poll() is not None or (tmp_path / "loading").exists())
-            job.send_signal(signal.SIGINT)
-            _, err = job.communicate(timeout=200)
-        assert job.returncode == 130
-        said, command = err.decode().splitlines()
-        state = "before the first line; out is as it was before; go on with:"
-        assert said == f"onmt_lite: stopped by SIGINT {state}"
-        assert command == shlex.join([sys.executable, *words[1:], "-resume"])
-        assert sorted(os.listdir(tmp_path)) == ["loading", "out", "slow.py", "src.txt"]
-
-    def test_a_bar_ends_with_its_line(self, process, terminal, until):
-        screen = terminal()
-        job = process("-output", "new", stdin=-1, stderr=screen.theirs)
-        job.stdin.write(b"one\n")
-        job.stdin.flush()
-        until(lambda: job.poll() is not None or "1 lines" in screen.read())
-        screen.type("\x03")
-        assert job.wait(timeout=200) == 130
-        bar, stopped, nothing = screen.lines()
-        assert bar.startswith("1 lines [")
-        assert stopped.startswith("onmt_lite: stopped by SIGINT after 1 line; new was not written")
-        assert nothing == ""
-
-    def test_before_the_model_is_looked_at(self, process, terminal, until):
-        """While torch is loaded, which takes seconds."""
-        screen = terminal()
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
-        job = process("-model", "no/such", **streams, preexec_fn=screen.controls)
-        until(lambda: job.poll() is not None or "...\r\n" in screen.read())
-        screen.type("\x03")
-        assert job.wait(timeout=200) == 130
-        expected = "onmt_lite: stopped by SIGINT before the first line; nothing was written"
-        assert screen.lines()[1:] == [expected, ""]
+def test_ctrl_c_before_the_model_is_looked_at(process, terminal, until):
+    """While torch is loaded, which takes seconds."""
+    screen = terminal()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
+    job = process("-model", "no/such", **streams, preexec_fn=screen.controls)
+    until(lambda: job.poll() is not None or "...\r\n" in screen.read())
+    screen.type("\x03")
+    assert job.wait(timeout=200) == 130
+    expected = "onmt_lite: stopped by SIGINT before the first line; nothing was written"
+    assert screen.lines()[1:] == [expected, ""]

@@ -60,23 +60,19 @@ def run(folder, env):
     return run
 
 
-def test_a_saved_configuration_replaces_no_data(folder, monkeypatch, capfd):
+@pytest.mark.parametrize(
+    ("main", "words", "name"),
+    [(train.main, TINY, "train my.tsv"), (export.main, ["-to", "marian"], "model my.tsv")],
+    ids=["train", "export"],
+)
+def test_a_saved_configuration_replaces_no_file(folder, monkeypatch, capfd, main, words, name):
     monkeypatch.chdir(folder)
     before = (folder / "my.tsv").read_bytes()
-    assert train.main([*TINY, "-save_config", "my.tsv"]) == 2
-    same = "save_config my.tsv is the same file as train my.tsv; choose another"
+    words = [*words, f"-{name.split()[0]}", "my.tsv", "-output", "run", "-save_config", "my.tsv"]
+    assert main(words) == 2
+    same = f"save_config my.tsv is the same file as {name}; choose another"
     assert same in capfd.readouterr().err
     assert (folder / "my.tsv").read_bytes() == before
-
-
-def test_an_exported_model_is_not_replaced_by_a_configuration(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m.pt").write_text("precious")
-    words = ["-model", "m.pt", "-to", "marian", "-output", "out"]
-    assert export.main([*words, "-save_config", "m.pt"]) == 2
-    same = "save_config m.pt is the same file as model m.pt; choose another"
-    assert same in capfd.readouterr().err
-    assert (tmp_path / "m.pt").read_text() == "precious"
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ MATRIX = """\
 # A: input text
 1 bytes that are not UTF-8: cli/test_cli.py::test_odd_bytes_keep_their_line, kit
 2 a byte order mark: test_lines.py::test_a_file_has_the_lines_of_split
-3 UTF-16, with a mark and without: cli/test_cli.py::test_utf_16_is_told_with_what_to_do,
-    cli/test_inputs.py::test_utf_16_without_a_mark, test_kinds.py::test_a_quarter_of_nuls_is_no_text
+3 UTF-16, with a mark and without: cli/test_inputs.py::test_kinds_are_told_by_their_first_bytes,
+    test_kinds.py::test_a_quarter_of_nuls_is_no_text
 4 CRLF: test_lines.py::test_a_file_has_the_lines_of_split, kit
 5 a CR inside a line: test_lines.py::test_a_file_has_the_lines_of_split, kit
 6 other line separators inside a line:
@@ -42,15 +42,14 @@ MATRIX = """\
     cli/test_inputs.py::test_damaged_gzip_data, kit
 17 gzip that unpacks to gigabytes:
     test_lines.py::test_memory_does_not_grow_with_what_gzip_data_unpacks_to
-18 standard input, a FIFO: cli/test_process.py::test_a_named_pipe_as_source,
+18 standard input, a FIFO: cli/test_resume.py::test_a_pipe_is_not_read_to_compare,
     cli/test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
 19 the writer of a FIFO dies:
     test_lines.py::test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut
 20 an input that cannot be read: cli/test_cli.py::test_unreadable_inputs
 21 an input that changes meanwhile: test_lines.py::test_a_file_that_changes_while_it_is_read
 22 the output is an input, the model, a configuration:
-    cli/test_cli.py::test_an_output_that_is_an_input_is_refused,
-    cli/test_outputs.py::test_the_model_and_the_configuration_are_not_written_to, kit
+    cli/test_outputs.py::test_no_file_that_is_read_is_written_to, kit
 23 special tokens in the text: test_translator.py::test_of_a_line_never_become_control_ids
 24 files of different lengths: cli/test_cli.py::test_src_and_tgt_of_different_length,
     test_buckets.py::test_targets_that_do_not_match
