@@ -30,11 +30,12 @@ from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.rules import Values, missing, refuse_all
+from onmt_lite.config.rules import Values, missing, refuse, refuse_all
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
+from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.text.lines import Line, from_texts
 from onmt_lite.text.placeholders import is_one_word
 from onmt_lite.text.tag_projection import Units
@@ -48,7 +49,6 @@ writes that into its model.json.  The weights stay as they are."""
 
 RIGHT = 50.0  # chrF from which on a translation counts as right
 RARE = 10_000  # a mark is rare if fewer than one in so many lines has it
-ORDER, BETA = 6, 2.0  # of chrF
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,11 @@ def wrong_words(v: Values) -> list[str]:
 
 
 OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
-RULES = (missing("model", "valid"), refuse_all(wrong_words))
+RULES = (
+    missing("model", "valid"),
+    refuse_all(wrong_words),
+    refuse(lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"),
+)
 PROGRAM = Program(
     "onmt_calibrate", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(CalibrateOptions)
 )
@@ -120,13 +124,15 @@ def calibrate(options: CalibrateOptions) -> None:
     path = Path(options.model)
     if not native.recognises(path):
         raise CheckpointError(f"{path}: not a model of our format; only such can be calibrated")
+    import sacrebleu  # optional
+
     pairs = [pair for file in options.valid for pair in read_pairs(file)]
     checkpoint = with_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
     config, n_found, n_shared = best_attention(pipeline, made)
     points = [
-        Point(mean_log_prob(t.hyps[0]), chrf(t.text, ref) >= RIGHT)
+        Point(mean_log_prob(t.hyps[0]), sacrebleu.sentence_chrf(t.text, [ref]).score >= RIGHT)
         for t, (_, ref) in zip(made, pairs)
         if t.hyps[0].token_log_probs
     ]
@@ -177,30 +183,6 @@ class Point(NamedTuple):
 
     mean: float
     right: bool
-
-
-def chrf(text: str, reference: str) -> float:
-    """Return the F-score of the character n-grams of two texts, from 0 to 100, as sacrebleu does.
-
-    Source: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015.
-    """
-
-    def n_grams(text: str, n: int) -> Counter[str]:
-        text = "".join(text.split())
-        return Counter(text[i : i + n] for i in range(len(text) - n + 1))
-
-    precisions, recalls = [], []
-    for n in range(1, ORDER + 1):
-        ours, theirs = n_grams(text, n), n_grams(reference, n)
-        if ours and theirs:
-            shared = sum((ours & theirs).values())
-            precisions.append(shared / sum(ours.values()))
-            recalls.append(shared / sum(theirs.values()))
-    total = sum(precisions) * BETA**2 + sum(recalls)
-    if total == 0:
-        return 0.0
-    mean = 1 / len(precisions)
-    return 100 * (1 + BETA**2) * sum(precisions) * sum(recalls) * mean / total
 
 
 def fit(points: Sequence[Point]) -> Confidence:

@@ -203,24 +203,20 @@ def train_sentencepiece(
                 minloglevel=3,
             )
         except RuntimeError as error:
-            problems.append(explain(str(error)))
+            problems.append(str(error))
 
     # Training may take half a minute; in another thread, so that a signal is handled at once
     training = threading.Thread(target=run, daemon=True)
     training.start()
     training.join()
-    if problems:
-        raise OptionError(f"vocab_size {size}: {problems[0]}")
+    for problem in problems:
+        why = problem.rpartition("] ")[2]
+        if most := re.search(r"value <= (\d+)", problem):
+            why = f"more than the text gives; the largest that works is {most[1]}"
+        elif least := re.search(r"required_chars. \d+ vs (\d+)", problem):
+            why = f"fewer than the text has characters; the smallest that works is {least[1]}"
+        raise OptionError(f"vocab_size {size}: {why}")
     return pieces.getvalue()
-
-
-def explain(problem: str) -> str:
-    """Explain sentencepiece's message about a number of pieces that does not suit the text."""
-    if most := re.search(r"value <= (\d+)", problem):
-        return f"more than the text gives; the largest that works is {most[1]}"
-    if least := re.search(r"required_chars. \d+ vs (\d+)", problem):
-        return f"fewer than the text has characters; the smallest that works is {least[1]}"
-    return problem.rpartition("] ")[2]
 
 
 # -- batches --------------------------------------------------------------------------------------

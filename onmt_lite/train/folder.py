@@ -14,8 +14,8 @@ import torch
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import model_files
-from onmt_lite.config.files import check_paths
-from onmt_lite.errors import DataError, FileError, OptionError, refused
+from onmt_lite.config.files import check_paths, check_writable
+from onmt_lite.errors import DataError, OptionError, refused
 from onmt_lite.text.whole import replace_files
 from onmt_lite.train.chart import line_chart
 from onmt_lite.train.data import Pair, Text
@@ -30,10 +30,9 @@ def check_files(options: TrainOptions) -> None:
     """Raise OptionError or FileError if files are missing, in the way or cannot be written."""
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     read = [*(("train", path) for path in data.train), *(("valid", path) for path in data.valid)]
-    if problems := list(filter(None, map(unreadable, dict.fromkeys(path for _, path in read)))):
-        if data.init_from is not None and not os.path.exists(data.init_from):
-            problems.append(f"{data.init_from} (no such model)")
-        raise FileError(f"cannot read {', '.join(problems)}")
+    for _, path in read:
+        with refused(f"read {path}"):
+            os.stat(path)
     if data.init_from:
         files = [Path(data.init_from), *model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]
@@ -48,31 +47,11 @@ def check_files(options: TrainOptions) -> None:
     if not begun and native.recognises(out):
         raise OptionError(f"output: {out} holds a model already; choose another directory")
 
-    check_writable(out)
-    if log_file:
-        folder = Path(log_file).absolute().parent
-        if os.path.isdir(log_file):
-            raise FileError(f"cannot write {log_file}: it is a directory")
-        if folder != out.absolute():
-            if not folder.is_dir():
-                raise FileError(f"cannot write {log_file}: there is no directory {folder}")
-            check_writable(folder)
-
-
-def unreadable(path: str) -> str:
-    """Return a path with the reason why it cannot be read; "" if it can."""
-    if os.path.isdir(path):
-        return f"{path} (a directory)"
-    if not os.path.exists(path):
-        return f"{path} (no such file)"
-    return "" if os.access(path, os.R_OK) else f"{path} (permission denied)"
-
-
-def check_writable(folder: Path) -> None:
-    """Raise FileError unless files can be made in `folder`, or in its nearest existing parent."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    with refused(f"write {folder}"):
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    with refused(f"write {out}"):
         os.rmdir(tempfile.mkdtemp(dir=there))
+    if log_file and Path(log_file).absolute().parent != out.absolute():
+        check_writable(log_file)
 
 
 @contextlib.contextmanager
