@@ -35,15 +35,11 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
     check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
-    from onmt_lite.config.console import Interrupted
+    from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
 
     if options.information.print_model:
-        if early:
-            raise Interrupted(early[0])
         print_models(options)
         return
-    from onmt_lite.config.console import CONSOLE, is_typed
-
     try:
         if early:
             raise Interrupted(early[0])

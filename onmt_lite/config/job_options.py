@@ -17,8 +17,7 @@ class SpeedOptions:
 
     batch_size: int | None = opt(
         None,
-        "Decode N at once, in units of batch_type; without it, as many as suit the model and "
-        "the device",
+        "Decode N at once, in units of batch_type; without it, as many as suit model and device",
         min=1,
         example="64 -batch_type sents",
     )
@@ -36,8 +35,7 @@ class SpeedOptions:
         (),
         "Run on GPU number N, -1 on the CPU: OpenNMT's spelling of -device; with several numbers, "
         "on all of these GPUs, one worker each",
-        min=-1,
-        max=99,
+        within=(-1, 99),
         example="0",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = opt(
@@ -50,8 +48,7 @@ class SpeedOptions:
     threads: int | None = opt(
         None,
         "Use N CPU threads, each worker; without it, one per core, which workers share",
-        min=1,
-        max=1024,
+        within=(1, 1024),
         example="4",
     )
     deterministic: bool = switch(
@@ -80,21 +77,18 @@ class JobOptions:
     )
     report: File | None = opt(
         None,
-        "Write a JSON object to this file for each line that has notes: its `id`, from 0, and its "
-        "`notes`",
+        "Write a JSON object to this file for each line with notes: its `id`, from 0, and `notes`",
         example="degraded.jsonl",
     )
     resume: bool = switch(
-        "Go on where a job with the same input, models and options was stopped, to the same "
-        "output as without a stop",
+        "Go on where a job with the same input, models and options stopped, to the same output",
         example="-src input.de -output output.en",
     )
     bucket_lines: int | None = opt(
         None,
         "Work in buckets of N lines, each sorted by length and written when it is done; without "
         "it, 1,024 on a CPU, less for files of 64 to 4,095 lines, and 8,192 on a GPU",
-        min=1,
-        max=10_000_000,
+        within=(1, 10_000_000),
         example="256",
     )
     shard: str | None = opt(
@@ -110,8 +104,7 @@ class JobOptions:
         "Translate in N processes, which share the memory of the model; the output is that of one. "
         "Without it, one per core with a thread each if the input is a file of 64 lines or more "
         "and runs on the CPU, unless -threads is given",
-        min=1,
-        max=256,
+        within=(1, 256),
         example="4 -threads 1",
     )
 

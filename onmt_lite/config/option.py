@@ -30,9 +30,12 @@ DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a
 Group = TypeVar("Group")
 
 
-def opt(default: Any, help: str, **more: Any) -> Any:
-    """Declare an option as a field, whose annotation is its type; `more` is as in `Option`."""
-    return dataclasses.field(default=default, metadata={"help": help, **more})
+def opt(default: Any, help: str, within: tuple[Any, Any] = (None, None), **more: Any) -> Any:
+    """Declare an option as a field, whose annotation is its type; `more` is as in `Option`, and
+    `within` are the bounds of a number, `min` and `max`."""
+    least, most = within
+    bounds = {"min": least, "max": most}
+    return dataclasses.field(default=default, metadata={"help": help, **bounds, **more})
 
 
 def switch(help: str, example: str = "") -> Any:

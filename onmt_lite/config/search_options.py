@@ -23,7 +23,7 @@ class SearchOptions:
         example="fairseq",
     )
     beam_size: int = opt(
-        5, "Keep N hypotheses per sentence; 1 is greedy search", min=1, max=1000, example="8"
+        5, "Keep N hypotheses per sentence; 1 is greedy search", within=(1, 1000), example="8"
     )
     n_best: int = opt(
         1, "Return the N best hypotheses per sentence, at most beam_size", min=1, example="5"
@@ -35,14 +35,13 @@ class SearchOptions:
     )
     min_length: int = opt(0, "Allow the end only after N tokens", min=0, example="3")
     max_length: int = opt(
-        250, "Stop after N tokens, the end token counted", min=1, max=100000, example="100"
+        250, "Stop after N tokens, the end token counted", within=(1, 100000), example="100"
     )
     max_length_ratio: float = opt(
         2.0,
         "Stop after X*S+5 tokens in a line of S source tokens (tensor2tensor, tensorflow: X*S+50, "
         "marian: X*S), unless max_length of these three is given; 0 sets no such limit",
-        min=0,
-        max=1000,
+        within=(0, 1000),
         example="1.5",
     )
     length_penalty: Literal["none", "wu", "avg"] = opt(
@@ -54,8 +53,7 @@ class SearchOptions:
     alpha: float = opt(
         1.0,
         "Set the exponent of the length penalty; above 1 favours long translations",
-        min=-10,
-        max=10,
+        within=(-10, 10),
         example="0.6",
     )
     block_ngram_repeat: int = opt(
@@ -84,8 +82,7 @@ class SearchOptions:
     beta: float = opt(
         0.0,
         "Set the weight of the coverage penalty",
-        min=0,
-        max=1000,
+        within=(0, 1000),
         example="0.2 -coverage_penalty wu",
     )
     stepwise_penalty: bool = switch(
@@ -102,8 +99,7 @@ class SearchOptions:
         0.0,
         "Stop when the best finished hypothesis scores at least as much per token as the first "
         "row does per token of a translation X times as long as the source; 0 is off",
-        min=0,
-        max=1000,
+        within=(0, 1000),
         example="1.2",
     )
     patience: float | None = opt(
@@ -116,15 +112,13 @@ class SearchOptions:
     beam_groups: int = opt(
         1,
         "Split the beam into N groups, which diversity_rate keeps apart (diverse beam search)",
-        min=1,
-        max=1000,
+        within=(1, 1000),
         example="3 -beam_size 6 -diversity_rate 0.5 -search transformers",
     )
     diversity_rate: float = opt(
         0.0,
         "Take X off the score of a token each time an earlier group has chosen the token",
-        min=0,
-        max=1000,
+        within=(0, 1000),
         example="0.5 -beam_groups 3 -beam_size 6 -search transformers",
     )
 
@@ -151,8 +145,7 @@ class SamplingOptions:
     random_sampling_topp: float = opt(
         0.0,
         "Draw from the best tokens that have this probability together; 0 sets no limit",
-        min=0,
-        max=1,
+        within=(0, 1),
         example="0.9",
     )
     random_sampling_temp: float = opt(
@@ -165,8 +158,7 @@ class SamplingOptions:
     seed: int = opt(
         829,
         "Start the random numbers here; the same seed draws the same tokens for a line",
-        min=0,
-        max=2**63 - 1,
+        within=(0, 2**63 - 1),
         example="42 -do_sample",
     )
 
@@ -186,21 +178,18 @@ class AttentionOptions:
         None,
         "Align by the attention of this decoder layer, from 0, or from the end: -1 is the last; "
         "without it, by what an OpenNMT-py model was made for, or else the second to last",
-        min=-1000,
-        max=1000,
+        within=(-1000, 1000),
         example="-1 -report_align",
     )
     alignment_heads: int | None = opt(
         None,
         "Align by the mean of the first N heads of the layer, 0: of all; without it, as many as "
         "an OpenNMT-py model was made for, or else all",
-        min=0,
-        max=1000,
+        within=(0, 1000),
         example="1 -report_align",
     )
     gold_align: bool = switch(
-        "Report the alignment of the reference in place of that of the translation; in jsonl "
-        "beside it, as `gold_align`",
+        "Report the reference's alignment, not the translation's; in jsonl both, as `gold_align`",
         example="-report_align -tgt reference.en",
     )
     attn_debug: bool = switch(

@@ -44,8 +44,7 @@ class ModelOptions:
     )
     tgt_lang: str = opt(
         "",
-        "Translate into this language; a line that begins with >>TGT<< has its own. "
-        "-print_model lists the codes",
+        "Translate into this language; a line's >>TGT<< wins. -print_model lists the codes",
         value="CODE",
         example="eng_Latn -src_lang deu_Latn -model nllb-200-distilled-600M",
     )
@@ -200,8 +199,7 @@ class TextOptions:
     )
     norm_quote_commas: bool = opt(
         True,
-        "Let `normalize` place commas and quotation marks as src_lang and tgt_lang do (en, de, es, "
-        "fr)",
+        "Let `normalize` place commas and quotation marks as in src_lang/tgt_lang (en, de, es, fr)",
         example="false -transforms normalize",
     )
     norm_numbers: bool = opt(
@@ -220,8 +218,7 @@ class TextOptions:
         0.01,
         "Let `uppercase` write lines in capital letters with 1; with less, a share of the lines of "
         "a training corpus, it does nothing",
-        min=0,
-        max=1,
+        within=(0, 1),
         example="1 -transforms uppercase",
     )
 
@@ -292,8 +289,7 @@ class DataOptions:
     )
     tgt: File | None = opt(
         None,
-        "Score the reference translations in this file, line by line, and report their "
-        "log-probabilities (GOLD)",
+        "Score the references of this file line by line, and report their log-probabilities (GOLD)",
         example="reference.en",
     )
     score_only: bool = switch(
@@ -303,8 +299,7 @@ class DataOptions:
         example="-tgt reference.en",
     )
     tgt_file_prefix: bool = switch(
-        "Begin each translation with its line of tgt; without tgt, all with the words of "
-        "tgt_prefix",
+        "Begin each translation with its line of tgt; without tgt, with the words of tgt_prefix",
         example="-tgt begin.en",
     )
 

@@ -84,18 +84,19 @@ class ClusterOptions:
         None,
         "Load the model N times, in a process each; without it, as often as the cluster has room "
         "for at the start",
-        min=1,
-        max=100_000,
+        within=(1, 100_000),
         example="8",
     )
     cpus_per_actor: int = opt(
-        1, "Reserve N CPUs for each actor, which uses as many threads", min=1, max=1024, example="4"
+        1,
+        "Reserve N CPUs for each actor, which uses as many threads",
+        within=(1, 1024),
+        example="4",
     )
     gpus_per_actor: float = opt(
         0.0,
         "Reserve this share of a GPU for each actor; with 0 the model runs on the CPU",
-        min=0,
-        max=1,
+        within=(0, 1),
         example="1",
     )
 

@@ -32,8 +32,7 @@ class DataOptions:
     )
     train_weights: tuple[float, ...] = opt(
         (),
-        "Use each training file this many times per epoch; 0.5 is a random half of its pairs; "
-        "without weights, once",
+        "Use each file so many times per epoch (0.5: a random half of its pairs); by default once",
         example="2 0.5 -train small.tsv large.tsv",
     )
     valid: tuple[str, ...] = opt(
@@ -58,8 +57,7 @@ class DataOptions:
     )
     save_bits: int = opt(
         16,
-        "Write weights in 16 or 8 bits; 8 halves the file: matrices become integers with a scale "
-        "per row",
+        "Write weights in 16 or 8 bits; 8 halves the file: integers with a scale per row",
         example="8",
     )
     reverse: bool = opt(False, "Learn the other direction: the second column is the source")
@@ -67,8 +65,7 @@ class DataOptions:
         None,
         "Make N pieces, in one sentencepiece model for both sides; by default the number grows "
         "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
-        min=16,
-        max=500_000,
+        within=(16, 500_000),
         example="8000",
     )
     all_characters: bool = opt(
@@ -77,10 +74,10 @@ class DataOptions:
         "other characters, so that none is unknown",
     )
     src_sampling: float = opt(
-        0.2, "Segment this fraction of sources at random (Kudo 2018)", min=0, max=1, example="0.1"
+        0.2, "Segment this fraction of sources at random (Kudo 2018)", within=(0, 1), example="0.1"
     )
     tgt_sampling: float = opt(
-        0.0, "Segment this fraction of targets at random", min=0, max=1, example="0.1"
+        0.0, "Segment this fraction of targets at random", within=(0, 1), example="0.1"
     )
 
 
@@ -99,15 +96,14 @@ class ModelOptions:
     dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
     norm: Literal["before", "after"] = opt(
         "before",
-        "Normalize before each sublayer, or after it as in Marian, to which such models can be "
-        "exported",
+        "Normalize before each sublayer, or after it as in Marian, for export to its format",
         example="after",
     )
     max_positions: int = opt(
         512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
     )
     dropout: float = opt(
-        0.1, "Zero this fraction of the activations", min=0, max=0.9, example="0.3"
+        0.1, "Zero this fraction of the activations", within=(0, 0.9), example="0.3"
     )
 
 
@@ -144,8 +140,7 @@ class LearningOptions:
     label_smoothing: float = opt(
         0.1,
         "Spread this fraction of the target probability over all tokens",
-        min=0,
-        max=0.9,
+        within=(0, 0.9),
         example="0",
     )
     clip_norm: float = opt(
@@ -158,7 +153,10 @@ class LearningOptions:
         example="10",
     )
     seed: int = opt(
-        1, "Seed random weights, the order of pairs, and dropout", min=0, max=2**63 - 1, example="2"
+        1,
+        "Seed random weights, the order of pairs, and dropout",
+        within=(0, 2**63 - 1),
+        example="2",
     )
     device: str = opt(
         "auto",
@@ -174,7 +172,7 @@ class LearningOptions:
         example="bf16",
     )
     threads: int | None = opt(
-        None, "Use N CPU threads; by default one per core", min=1, max=256, example="4"
+        None, "Use N CPU threads; by default one per core", within=(1, 256), example="4"
     )
     prepare: bool = opt(
         False, "Prepare the next epoch in another process, so that a GPU never waits for text"
