@@ -76,25 +76,29 @@ def test_no_curve_near_the_fitted_one_is_likelier(seed):
         assert likelihood(curve.at_zero + da, curve.per_nat + db) < best
 
 
-def test_points_that_are_nearly_apart():
-    """One wrong translation among the right ones: Newton's step goes too far."""
-    points = [Point(mean, True) for mean in (-0.09, -0.429, -0.384, -0.451, -0.174)]
-    curve = fit([*points, Point(-5.537, False), Point(-0.45, False)])
-    assert -0.46 < curve.threshold < -0.43 and curve.per_nat > 100
+RIGHT, WRONG = (lambda x: Point(x, True)), (lambda x: Point(x, False))
 
 
 @pytest.mark.parametrize(
     "points",
     [
-        [Point(-1.0, True)] * 5,
-        [Point(-1.0, False)] * 5,
-        [Point(-1.0, False), Point(-0.5, True)],
-        [Point(-1.0, True), Point(-0.5, False), Point(-0.9, False), Point(-0.6, True)],
+        [RIGHT(-1.0)] * 5,
+        [WRONG(-1.0)] * 5,
+        [WRONG(-1.0), RIGHT(-0.5)],
+        [RIGHT(-1.0), WRONG(-0.5), WRONG(-0.9), RIGHT(-0.6)],
     ],
+    ids=range(4),
 )
 def test_points_that_decide_no_curve(points):
     with pytest.raises(OptionError, match="valid: "):
         fit(points)
+
+
+def test_points_that_are_nearly_apart():
+    """One wrong translation among the right ones: Newton's step goes too far."""
+    points = [*map(RIGHT, (-0.09, -0.429, -0.384, -0.451, -0.174)), WRONG(-5.537), WRONG(-0.45)]
+    curve = fit(points)
+    assert -0.46 < curve.threshold < -0.43 and curve.per_nat > 100
 
 
 def test_marks_that_hardly_any_line_has():
@@ -102,15 +106,14 @@ def test_marks_that_hardly_any_line_has():
     assert rare_marks("Dasgut.€()[a", lines) == "[€"
 
 
-def test_jsonl():
+@pytest.mark.parametrize(
+    "calibrated, value, told",
+    [(False, None, "absent"), (True, None, None), (True, 0.8765432, 0.8765)],
+)
+def test_jsonl(calibrated, value, told):
     """Absent without a curve, null where the model made nothing."""
-    for calibrated, value, expected in [
-        (False, None, "absent"),
-        (True, None, None),
-        (True, 0.87654321, 0.8765),
-    ]:
-        translation = Translation(0, "a", [hyp(-1.0)], confidence=value, calibrated=calibrated)
-        assert json.loads(to_jsonl(translation)).get("confidence", "absent") == expected
+    translation = Translation(0, "a", [hyp(-1.0)], confidence=value, calibrated=calibrated)
+    assert json.loads(to_jsonl(translation)).get("confidence", "absent") == told
 
 
 def test_what_a_calibrated_model_says(model, tmp_path, capfd):
@@ -167,36 +170,26 @@ def changed(path, **values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"confidence": {"at_zero": 1.0}},
-        {"confidence": {"at_zero": "1", "per_nat": 1.0}},
+        *({"confidence": x} for x in ({"at_zero": 1.0}, {"at_zero": "1", "per_nat": 1.0})),
         {"confidence": {"at_zero": 1.0, "per_nat": 0.0}},
         {"confidence": {"at_zero": float("nan"), "per_nat": 1.0}},
-        {"confidence": [1.0, 2.0]},
-        {"unknown": "copy"},
-        {"unknown": {"rules": "copy"}},
-        {"unknown": {"rule": "keep"}},
-        {"unknown": {"rule": "copy", "names": "Tom"}},
-        {"unknown": {"rule": "copy", "names": ["Tom", 3]}},
-        {"unknown": {"rule": "copy", "numbers": [""]}},
-        {"unknown": {"rule": "copy", "words": ["&"]}},
-        {"unknown": {"rule": "copy", "words": {"&": 1}}},
-        {"unknown": {"rule": "copy", "rare": ["€"]}},
-        {"split_longer": -1},
+        *({"confidence": [1.0, 2.0]}, {"unknown": "copy"}, {"split_longer": -1}),
+        *({"unknown": x} for x in ({"rules": "copy"}, {"rule": "keep"})),
+        *({"unknown": {"rule": "copy", "names": x}} for x in ("Tom", ["Tom", 3])),
+        *({"unknown": {"rule": "copy", "words": x}} for x in (["&"], {"&": 1})),
+        *({"unknown": {"rule": "copy", **x}} for x in ({"numbers": [""]}, {"rare": ["€"]})),
+        *({"config": x} for x in ({"align_layer": 9}, {"align_layer": -1})),
+        *({"config": x} for x in ({"align_head": 9}, {"align_late": 1})),
     ],
+    ids=str,
 )
 def test_descriptions_that_are_refused(model, values):
-    changed(model, **values)
-    with pytest.raises(CheckpointError, match="model.json"):
-        native.load(model)
-
-
-@pytest.mark.parametrize(
-    "config", [{"align_layer": 9}, {"align_head": 9}, {"align_layer": -1}, {"align_late": 1}]
-)
-def test_attention_that_is_not_there(model, config):
-    manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
-    changed(model, config=manifest["config"] | config)
-    with pytest.raises(CheckpointError, match="align_"):
+    if "config" in values:
+        manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
+        changed(model, config=manifest["config"] | values["config"])
+    else:
+        changed(model, **values)
+    with pytest.raises(CheckpointError, match="align_" if "config" in values else "model.json"):
         native.load(model)
 
 
@@ -240,10 +233,12 @@ class TestCalibrate:
         run(load_calibrate_options(argv.split()[:4])[0])
         assert native.load(path).unknown == checkpoint.unknown
 
-    def test_what_is_missing(self):
+    def test_what_is_missing_and_other_models(self, tmp_path):
         with pytest.raises(OptionError) as caught:
             load_calibrate_options(["-words", "&"])
         assert len(caught.value.problems) == 3
+        with pytest.raises(CheckpointError, match="not a model of our format"):
+            run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
 
     @pytest.mark.parametrize(
         "words",
@@ -253,10 +248,6 @@ class TestCalibrate:
     def test_what_a_description_would_not_hold(self, words):
         with pytest.raises(OptionError, match=f"{words[0][1:]}: "):
             load_calibrate_options(["-model", "x", "-valid", "y", *words])
-
-    def test_other_models_are_refused(self, tmp_path):
-        with pytest.raises(CheckpointError, match="not a model of our format"):
-            run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
 
     def test_words_that_begin_inside_a_token_are_passed_over(self, monkeypatch):
         """No step of a decoder makes them alone."""

@@ -72,9 +72,9 @@ def assert_same(log_probs: torch.Tensor, vocab: Vocab, own: list[str], expected:
 @pytest.mark.parametrize("options", COPYING_RNNS.values(), ids=COPYING_RNNS)
 def test_recurrent_models_follow_the_formula(options):
     model = make_copying_rnn(**options)
-    weights = copying_rnn_weights(**options)
+    assert model.attends and not make_copying_rnn("general", attention="none").attends
     structure = {**options, "global_attention": options.get("attention", "general")}
-    check_rnn(model, weights, structure, LINES, SRC_VOCAB, TGT_VOCAB)
+    check_rnn(model, copying_rnn_weights(**options), structure, LINES, SRC_VOCAB, TGT_VOCAB)
 
 
 @pytest.mark.parametrize("name", ["m12_copyrnn_step_2.pt", "m35_lstm_step_2.pt"])
@@ -175,7 +175,7 @@ def test_without_the_words_of_a_line_they_count_as_unknown(model):
     """What any search can do: no id is outside the vocabulary, and nothing is lost."""
     known = model.forward(model.encode(SRC, SRC_LENGTHS), TGT).exp()
     extended = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
-    assert known.size(2) == V
+    assert known.size(2) == V and (known[:, :, PAD] == 0).all()
     expected = extended[:, :, :V].clone()
     expected[:, :, UNK] += extended[:, :, V:].sum(2)
     torch.testing.assert_close(known, expected, atol=ATOL, rtol=0)
@@ -188,64 +188,39 @@ def test_lower_precision_is_near(model, dtype):
     assert (near - exact).abs().max() < 0.05
 
 
-def test_a_model_without_attention_has_none_for_having_a_head_that_copies():
-    """The head's own attention is not told."""
-    assert make_copying_rnn("general").attends
-    assert not make_copying_rnn("general", attention="none").attends
+def test_ids_of_words_that_no_vocabulary_has_follow():
+    """Whatever they are: a copied end token cannot end a translation."""
+    vocab = Vocab(["<unk>", "<s>", "</s>", "a", "b"], unk_id=0, bos_id=1, eos_id=2)
+    assert vocab.encode_copied(["b", "x", "a", "y", "x"]) == ([4, 5, 3, 6, 5], ["x", "y"])
+    words = ["</s>", "<unk>", "<s>"]
+    assert vocab.encode_copied(words) == ([5, 6, 7], words)
 
 
-def test_padding_is_never_produced(model):
-    assert (model.forward(model.encode(SRC, SRC_LENGTHS), TGT)[:, :, PAD] == -math.inf).all()
-
-
-class TestExtendedIds:
-    def test_known_words_keep_their_ids_and_own_ones_follow(self):
-        vocab = Vocab(["<unk>", "<s>", "</s>", "a", "b"], unk_id=0, bos_id=1, eos_id=2)
-        assert vocab.encode_copied(["b", "x", "a", "y", "x"]) == ([4, 5, 3, 6, 5], ["x", "y"])
-
-    def test_copying_cannot_end_a_translation(self):
-        vocab = Vocab(["<unk>", "<s>", "</s>", "a"], unk_id=0, bos_id=1, eos_id=2)
-        assert vocab.encode_copied(["</s>", "<unk>", "<s>"]) == (
-            [4, 5, 6],
-            ["</s>", "<unk>", "<s>"],
-        )
-
-
-class TestStrictness:
-    @pytest.mark.parametrize("name", sorted(copy_weights("mlp", d=8)))
-    def test_nothing_may_be_missing(self, name):
-        own = copy_weights("mlp", d=8)
-        del own[name]
-        if "linear_out" in name:  # of the copy attention only the weights on the source count
-            wrap(own)
-            return
-        with pytest.raises(CheckpointError):
-            wrap(own)
-
-    def test_nothing_may_be_left_over(self):
-        with pytest.raises(CheckpointError, match="copy_attn.more"):
-            wrap({**copy_weights("mlp", d=8), "decoder.copy_attn.more": torch.ones(1)})
-
-    def test_an_attention_that_should_be_there_must_be(self):
-        with pytest.raises(CheckpointError, match="missing"):
-            wrap(copy_weights(None, d=8))
-        with pytest.raises(CheckpointError, match="there"):
-            wrap(copy_weights("mlp", d=8), reuse_copy_attn=True)
-
-    def test_a_kind_of_attention_that_is_a_list_is_not_shown(self):
-        with pytest.raises(CheckpointError, match="copy_attn_type is a list"):
-            wrap(copy_weights("mlp", d=8), copy_attn_type=["x"])
-
-    def test_vocabularies_must_know_padding_and_unknown_words(self):
-        inner = families.make_rnn()
-        with pytest.raises(CheckpointError, match="padding"):
-            add_copying(inner, copy_weights(None, d=8), {}, SRC_VOCAB, Vocab(["a"]))
-
-
-def wrap(own, **options):
-    inner = families.make_rnn()
+def wrap(own, tgt_vocab=TGT_VOCAB, **options):
     options = {"copy_attn_type": "mlp", **options}
-    return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+    return add_copying(families.make_rnn(), own, options, SRC_VOCAB, tgt_vocab)
+
+
+MLP = copy_weights("mlp", d=8)
+
+
+@pytest.mark.parametrize(
+    "own, options, message",
+    [
+        *(({k: w for k, w in MLP.items() if k != name}, {}, "") for name in sorted(MLP)),
+        ({**MLP, "decoder.copy_attn.more": torch.ones(1)}, {}, "copy_attn.more"),
+        (copy_weights(None, d=8), {}, "missing"),
+        (MLP, dict(reuse_copy_attn=True), "there"),
+        (MLP, dict(copy_attn_type=["x"]), "copy_attn_type is a list"),
+        (MLP, dict(tgt_vocab=Vocab(["a"])), "padding"),
+    ],
+)
+def test_what_is_missing_or_left_over_is_refused(own, options, message):
+    if any("linear_out" in name for name in MLP.keys() - own.keys()) and not message:
+        wrap(own)  # of the copy attention only the weights on the source count
+        return
+    with pytest.raises(CheckpointError, match=message or "."):
+        wrap(own, **options)
 
 
 def checkpoint_of(model) -> Checkpoint:
@@ -309,13 +284,11 @@ class TestTranslating:
 
     def test_in_an_ensemble(self, translator):
         """Of copying models as of one; beside a model that cannot, in a mean of probabilities."""
-        alone = [t.hyps for t in translator.translate(self.LINES)]
-        copying = translator.checkpoint
-        twice = combine([copying, copying], ["a", "b"])
-        found = [t.hyps for t in Translator(twice, translator.options).translate(self.LINES)]
-        for a, b in zip(alone, found, strict=True):
-            assert [h.tokens for h in a] == [h.tokens for h in b]
-        plain = checkpoint_of(families.make_rnn())
+        copying, plain = translator.checkpoint, checkpoint_of(families.make_rnn())
+        twice = Translator(combine([copying, copying], ["a", "b"]), translator.options)
+        pairs = zip(translator.translate(self.LINES), twice.translate(self.LINES))
+        for one, other in pairs:
+            assert [h.tokens for h in one.hyps] == [h.tokens for h in other.hyps]
         for of_probs in (True, False):
             mixed = combine([plain, copying], ["a", "b"], of_probs=of_probs)
             assert mixed.model.copies == of_probs

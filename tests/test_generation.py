@@ -122,80 +122,71 @@ def test_wrong_languages_are_found_before_weights_are_read(copy):
         Translator.from_pretrained(copy, tgt_lang="en_XX")
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        "values, words",
-        [
-            (dict(model_type="nllb-moe"), "type 'nllb-moe'"),
-            (dict(model_type="bart"), "type 'bart'"),
-            (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "type 'llama'"),
-            (dict(model_type="xlm-roberta", architectures=None), "type 'xlm-roberta'"),
-            (dict(quantization_config={"load_in_8bit": True}), "quantised"),
-            (dict(model_type="x\ny"), "'x\\\\ny'"),
-        ],
-        ids=str,
-    )
-    def test_other_families(self, copy, values, words):
-        change(copy / "config.json", **values)
-        with pytest.raises(CheckpointError, match=words) as caught:
-            load_checkpoint(copy)
-        assert "\n" not in str(caught.value)
+def without(copy, name, *others):
+    (copy / name).unlink()
+    for other in others:
+        (copy / other).parent.mkdir(exist_ok=True)
+        (copy / other).write_bytes(b"x")
 
-    def test_quantised_by_another_tool(self, copy):
-        (copy / "quantize_config.json").write_text("{}")
-        with pytest.raises(CheckpointError, match="quantised"):
-            load_checkpoint(copy)
 
-    def test_an_adapter_alone(self, tmp_path):
-        (tmp_path / "adapter_config.json").write_text("{}")
-        with pytest.raises(CheckpointError, match="adapter"):
-            load_checkpoint(tmp_path)
+CHANGES = {
+    "config.json": [
+        (dict(model_type="nllb-moe"), "type 'nllb-moe'"),
+        (dict(model_type="bart"), "type 'bart'"),
+        (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "type 'llama'"),
+        (dict(model_type="xlm-roberta", architectures=None), "type 'xlm-roberta'"),
+        (dict(quantization_config={"load_in_8bit": True}), "quantised"),
+        (dict(model_type="x\ny"), "'x\\\\ny'"),
+    ],
+    "tokenizer.json": [
+        (dict(model={"type": "WordPiece", "vocab": {}}), "WordPiece"),
+        (dict(normalizer={"type": "Lowercase"}), "Lowercase"),
+        (dict(pre_tokenizer={"type": "ByteLevel"}), "ByteLevel"),
+        (dict(model=[]), "not a tokenizer"),
+        (dict(added_tokens=[{"id": 0, "content": "x"}]), "'x'"),
+    ],
+}
+CASES = [(file, values, words) for file, rows in CHANGES.items() for values, words in rows]
 
-    def test_small_100(self, tmp_path):
-        copy = shutil.copytree(ROOT / "m2m", tmp_path / "copy")
-        change(copy / "tokenizer_config.json", tokenizer_class="SMALL100Tokenizer")
-        with pytest.raises(CheckpointError, match="SMaLL-100"):
-            load_checkpoint(copy)
 
-    @pytest.mark.parametrize(
-        "name, words",
-        [
-            ("model.onnx", "ONNX"),
-            ("onnx/model.onnx", "ONNX"),
-            ("tf_model.h5", "TensorFlow"),
-            ("flax_model.msgpack", "Flax"),
-            ("model.gguf", "GGUF"),
-        ],
-    )
-    def test_other_weights(self, copy, name, words):
-        (copy / "model.safetensors").unlink()
-        (copy / name).parent.mkdir(exist_ok=True)
-        (copy / name).write_bytes(b"x")
+@pytest.mark.parametrize("file, values, words", CASES, ids=str)
+def test_other_families_and_tokenizers_are_refused(copy, file, values, words):
+    if file == "tokenizer.json":
+        without(copy, "sentencepiece.bpe.model")
+    change(copy / file, **values)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_checkpoint(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("model.onnx", "ONNX"),
+        ("onnx/model.onnx", "ONNX"),
+        ("tf_model.h5", "TensorFlow"),
+        ("flax_model.msgpack", "Flax"),
+        ("model.gguf", "GGUF"),
+    ],
+)
+def test_other_weights_are_refused(copy, name, words):
+    without(copy, "model.safetensors", name)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(copy)
+
+
+def test_other_folders_are_refused(copy, tmp_path):
+    (copy / "quantize_config.json").write_text("{}")
+    small_100, t5 = (shutil.copytree(ROOT / name, tmp_path / name) for name in ("m2m", "t5"))
+    change(small_100 / "tokenizer_config.json", tokenizer_class="SMALL100Tokenizer")
+    weights = safetensors.read(t5 / "model.safetensors")
+    kept = {key: w for key, w in weights.items() if not key.startswith("decoder")}
+    (t5 / "model.safetensors").write_bytes(safetensors.dump(kept))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for path, words in (
+        (copy, "quantised"), (small_100, "SMaLL-100"), (t5, "encoder alone"),
+        (tmp_path / "adapter", "adapter"),
+    ):  # fmt: skip
         with pytest.raises(CheckpointError, match=words):
-            load_checkpoint(copy)
-
-    def test_an_encoder_without_a_decoder(self, tmp_path):
-        copy = shutil.copytree(ROOT / "t5", tmp_path / "copy")
-        weights = safetensors.read(copy / "model.safetensors")
-        kept = {key: w for key, w in weights.items() if not key.startswith("decoder")}
-        (copy / "model.safetensors").write_bytes(safetensors.dump(kept))
-        with pytest.raises(CheckpointError, match="encoder alone"):
-            load_checkpoint(copy)
-
-    @pytest.mark.parametrize(
-        "part, words",
-        [
-            (dict(model={"type": "WordPiece", "vocab": {}}), "WordPiece"),
-            (dict(normalizer={"type": "Lowercase"}), "Lowercase"),
-            (dict(pre_tokenizer={"type": "ByteLevel"}), "ByteLevel"),
-            (dict(model=[]), "not a tokenizer"),
-            (dict(added_tokens=[{"id": 0, "content": "x"}]), "'x'"),
-        ],
-        ids=str,
-    )
-    def test_tokenizers_that_sentencepiece_cannot_be(self, copy, part, words):
-        (copy / "sentencepiece.bpe.model").unlink()
-        change(copy / "tokenizer.json", **part)
-        with pytest.raises(CheckpointError, match=words) as caught:
-            load_checkpoint(copy)
-        assert "\n" not in str(caught.value)
+            load_checkpoint(path)

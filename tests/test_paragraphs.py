@@ -22,44 +22,29 @@ LINE = "Ich gehe nach Hause. Wo ist der Bahnhof? Morgen komme ich wieder!"
 PARTS = ["Ich gehe nach Hause.", "Wo ist der Bahnhof?", "Morgen komme ich wieder!"]
 
 
-@pytest.mark.parametrize(
-    "sentences",
-    [
-        PARTS,
-        ["Dr. Müller kam am 3. Mai, d. h. gestern, mit J. K. Lang bzw. Annegret.", "Sie blieben."],
-        [
-            "Er rief: „Komm her!“",
-            "„Nein“, sagte sie.",
-            "Dann schwieg er …",
-            "Warum?!",
-            "(Wer weiß.)",
-        ],
-        ["Wir gehen ins Kino.", "Prof. Dr. Lang kommt im Sept. Er fährt mit dem Auto.", "Gut so."],
-        ["Das Wort ist alt... sehr alt.", "3 Leute wissen es.", "Ölöfen auch."],
-        ["Es gibt kein Ende ohne Punkt und es geht weiter."],
-        ["ich bin müde, sagt dr. meier vom inst. für chemie.", "kommst du mit?", "nein!"],
-        ["www.web.de ist kaputt.", "Version 1.2 auch."],
-        ["Ich gehe nach Hause .", "Wo ist der Bahnhof ?", "Dort ."],
-        ['Ein Bild <img alt="Es steht leer. Niemand wohnt hier.">.', "Mehr nicht."],
-        [
-            "Ein Text <!-- Das ist <b>geheim. Nicht lesen. --> für uns.",
-            "Ende <b>gut.",
-            "Alles</b> gut.",
-        ],
-        [
-            "Noch {n, plural, one {ein Tag bleibt. Los.} other {Tage. Warte.}} da.",
-            "Wenn 1 < 2 ist.",
-            "So.",
-        ],
-    ],
-)
-def test_where_sentences_end(sentences):
+# Sentences are in brackets
+ENDS = """
+[Ich gehe nach Hause.] [Wo ist der Bahnhof?] [Morgen komme ich wieder!]
+[Dr. Müller kam am 3. Mai, d. h. gestern, mit J. K. Lang bzw. Annegret.] [Sie blieben.]
+[Er rief: „Komm her!“] [„Nein“, sagte sie.] [Dann schwieg er …] [Warum?!] [(Wer weiß.)]
+[Wir gehen ins Kino.] [Prof. Dr. Lang kommt im Sept. Er fährt mit dem Auto.] [Gut so.]
+[Das Wort ist alt... sehr alt.] [3 Leute wissen es.] [Ölöfen auch.]
+[Es gibt kein Ende ohne Punkt und es geht weiter.]
+[ich bin müde, sagt dr. meier vom inst. für chemie.] [kommst du mit?] [nein!]
+[www.web.de ist kaputt.] [Version 1.2 auch.]
+[Ich gehe nach Hause .] [Wo ist der Bahnhof ?] [Dort .]
+[Ein Bild <img alt="Es steht leer. Niemand wohnt hier.">.] [Mehr nicht.]
+[Ein Text <!-- Das ist <b>geheim. Nicht lesen. --> für uns.] [Ende <b>gut.] [Alles</b> gut.]
+[Noch {n, plural, one {ein Tag bleibt. Los.} other {Tage. Warte.}} da.] [Wenn 1 < 2 ist.] [So.]
+[Guten Tag. Ich gehe.]
+[Das ist gut. aber nicht genug.]
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("line", ENDS)
+def test_where_sentences_end(line):
+    sentences = line[1:-1].split("] [")
     assert sentences_of(" ".join(sentences)) == sentences
-
-
-def test_a_point_that_may_be_of_an_abbreviation_ends_nothing():
-    assert len(sentences_of("Guten Tag. Ich gehe.")) == 1
-    assert len(sentences_of("Das ist gut. aber nicht genug.")) == 1
 
 
 @given(st.text(alphabet="aA.!? „“1\t…)", max_size=40))
@@ -94,18 +79,30 @@ def test_a_line_is_its_sentences(model, options):
         assert hyp.ended
 
 
-def test_the_score_of_a_mean_is_a_mean_and_that_of_a_sum_a_sum(model):
-    for penalty in ("avg", "none"):
-        (whole,) = make(model, split_longer=1).translate([LINE], length_penalty=penalty)
-        (hyp,) = whole.hyps
-        n = len(hyp.token_log_probs) if penalty == "avg" else 1
-        assert hyp.score == pytest.approx(hyp.log_prob / n)
-
-
 def test_a_line_is_split_above_that_length_alone(model):
+    """And by the default search alone."""
     texts = {n: make(model, split_longer=n).translate([LINE])[0].hyps for n in (0, 1, 64, 65)}
     assert texts[1] == texts[64] and texts[0] == texts[65] and len(LINE) == 65
     assert texts[64] != texts[65]
+    lines, given = [LINE * 4], dict(search="ctranslate2")
+    split, whole = (make(model, **given, **o).translate(lines) for o in ({}, {"split_longer": 0}))
+    assert split[0].hyps == whole[0].hyps
+
+
+def test_hypotheses_are_in_the_order_of_their_scores(model):
+    """The score of a mean is a mean and that of a sum a sum."""
+    line = LINE + " Vielleicht kommt er morgen doch noch zu der Feier seines Bruders. Ja!"
+    for penalty in ("avg", "wu", "none"):
+        asked = dict(n_best=5, length_penalty=penalty)
+        (found,) = make(model, split_longer=1).translate([line], **asked)
+        scores = [hyp.score for hyp in found.hyps]
+        assert len(scores) == 5 and scores == sorted(scores, reverse=True)
+        if penalty == "avg":
+            means = [hyp.log_prob / len(hyp.token_log_probs) for hyp in found.hyps]
+            assert scores == pytest.approx(means)
+    assert scores == pytest.approx([hyp.log_prob for hyp in found.hyps])
+    parts = make(model, split_longer=0).translate(sentences_of(line), **asked)
+    assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
 
 
 def test_nothing_is_left_out_of_a_paragraph(model):
@@ -116,33 +113,19 @@ def test_nothing_is_left_out_of_a_paragraph(model):
     assert whole.count("books") < 24
 
 
-def test_other_searches_keep_lines_whole(model):
-    found = [
-        make(model, search="ctranslate2", **o).translate([LINE * 4])[0].hyps
-        for o in ({}, {"split_longer": 0})
-    ]
-    assert found[0] == found[1]
-
-
 def test_alignments_are_moved_on(model):
     given = dict(report_align=True, attn_debug=True)
     (whole,) = make(model, split_longer=1, **given).translate([LINE])
     parts = make(model, split_longer=0, **given).translate(PARTS)
+
+    def linked(found):
+        hyp, src, tgt = found.hyps[0], found.src.split(), found.text.split()
+        tokens = [(found.src_tokens[i], hyp.tokens[j]) for i, j in hyp.align]
+        return tokens, [(src[i], tgt[j]) for i, j in hyp.word_align], list(found.attn_table)
+
     assert whole.src_tokens == [token for part in parts for token in part.src_tokens]
-    pairs = [(whole.src_tokens[i], whole.hyps[0].tokens[j]) for i, j in whole.hyps[0].align]
-    assert pairs == [
-        (part.src_tokens[i], part.hyps[0].tokens[j])
-        for part in parts
-        for i, j in part.hyps[0].align
-    ]
-    src, tgt = LINE.split(), whole.text.split()
-    words = [(src[i], tgt[j]) for i, j in whole.hyps[0].word_align]
-    assert words == [
-        (part.src.split()[i], part.text.split()[j])
-        for part in parts
-        for i, j in part.hyps[0].word_align
-    ]
-    assert whole.attn_table == tuple(row for part in parts for row in part.attn_table)
+    for found, of_parts in zip(linked(whole), zip(*map(linked, parts))):
+        assert found == [link for links in of_parts for link in links]
 
 
 def test_what_stays_whole(model):
@@ -166,16 +149,6 @@ def test_references_are_scored_as_whole_lines(model):
     assert all(t.notes == () for t in made)
 
 
-def test_hypotheses_are_in_the_order_of_their_scores(model):
-    line = LINE + " Vielleicht kommt er morgen doch noch zu der Feier seines Bruders. Ja!"
-    for asked in ({}, {"length_penalty": "wu"}, {"length_penalty": "none"}):
-        (found,) = make(model, split_longer=1).translate([line], n_best=5, **asked)
-        scores = [hyp.score for hyp in found.hyps]
-        assert len(scores) == 5 and scores == sorted(scores, reverse=True)
-    parts = make(model, split_longer=0).translate(sentences_of(line), n_best=5, **asked)
-    assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
-
-
 def test_a_prefix_keeps_its_own_line_whole_alone(model):
     split, whole = make(model, split_longer=1), make(model, split_longer=0)
     found = split.translate([LINE, LINE], prefixes=["", "I am"])
@@ -196,29 +169,19 @@ def test_no_banned_phrase_spans_two_sentences(model):
     assert split.translate([line], ban_words="Boston")[0].text == f"{first.text} {second.text}"
 
 
-def test_a_picture_of_the_search_changes_nothing(model):
-    lines = [LINE, PARTS[1]]
-    translator = make(model, split_longer=30)
-    watched = [Line(i, text, traced=True) for i, text in enumerate(lines)]
-    found = translator.pipeline.translate_lines(watched)
-    assert [t.hyps for t in found] == [t.hyps for t in translator.translate(lines)]
-    assert found[0].trace is None and found[1].trace is not None
-
-
-def test_notes_of_sentences_are_those_of_the_line(model):
-    (found,) = make(model, split_longer=1).translate(
-        ["ICH GEHE NACH HAUSE. Das ist gut. WARTE HIER!"]
-    )
-    assert found.notes == ("capitals",)
-
-
-def test_lines_are_counted_once(model):
-    told = []
-    lines = [LINE, "Guten Tag.", LINE, "", LINE + " Ende gut, alles gut."]
+def test_lines_are_counted_once_and_noted_and_watched_as_one(model):
+    told, lines = [], [LINE, "Guten Tag.", LINE, "", LINE + " Ende gut, alles gut."]
     make(model, split_longer=20).translate(
         lines, progress=lambda n, _: told.append(n), batch_size=2, batch_type="sents"
     )
     assert len(told) > 2 and told[-1] == len(lines)
+    loud = "ICH GEHE NACH HAUSE. Das ist gut. WARTE HIER!"
+    assert make(model, split_longer=1).translate([loud])[0].notes == ("capitals",)
+    translator, lines = make(model, split_longer=30), [LINE, PARTS[1]]
+    watched = [Line(i, text, traced=True) for i, text in enumerate(lines)]
+    found = translator.pipeline.translate_lines(watched)
+    assert [t.hyps for t in found] == [t.hyps for t in translator.translate(lines)]
+    assert found[0].trace is None and found[1].trace is not None
 
 
 def test_jsonl_keeps_the_fields_of_the_line(model, tmp_path):

@@ -43,15 +43,19 @@ def make_translator(source, phrases=None, around=(0, 0), **options) -> Translato
     return Translator(checkpoint, parsed, phrases=phrases)
 
 
+def unless_banned(search, **options):
+    """The options, and that unknown words may be said, where a search can forbid them."""
+    banned = "ban_unk_token" in PRESETS[search].options
+    return dict(search=search, **options) | (dict(ban_unk_token=False) if banned else {})
+
+
 @pytest.mark.parametrize("name", PRESETS)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(source=sources(vocab_sizes=[3, 4], holes=False), beam_size=st.integers(1, 3))
 def test_each_is_what_the_model_attended_to(name, source, beam_size):
     """By the table itself: the largest weight after the tokens before."""
     line = " ".join(LINE.split()[: source.length])
-    options = dict(search=name, beam_size=beam_size, n_best=beam_size, max_length=6)
-    if "ban_unk_token" in PRESETS[name].options:
-        options["ban_unk_token"] = False
+    options = unless_banned(name, beam_size=beam_size, n_best=beam_size, max_length=6)
     plain = make_translator(source).translate([line, line + " "], **options)
     replaced = make_translator(source, replace_unk=True).translate([line, line + " "], **options)
     vocab = ["$", "<unk>", *WORDS[2:]]
@@ -91,50 +95,40 @@ def texts_of(source, line: str, max_length: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-class TestDifferentTexts:
-    """Where the words of a line are also words that the model may say itself."""
-
-    @settings(max_examples=12)
-    @given(
-        source=sources(vocab_sizes=[3, 4], holes=False),
-        n_best=st.integers(2, 8),
-        unique=st.booleans(),
-    )
-    @pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
-    def test_the_best_of_all_sequences(self, source, n_best, unique, options):
-        line = " ".join("b c b c".split()[: source.length])
-        translator = make_translator(source, replace_unk=True, **options)
-        usual = dict(n_best=n_best, n_best_unique=unique, max_length=3, max_length_ratio=0.0)
-        expected = texts_of(source, line, 3)[:n_best]
-        for each in translator.translate([line, f" {line}"], beam_size=100, **usual):
-            assert [hyp.text for hyp in each.hyps] == expected
-        (found,) = translator.translate([line], beam_size=n_best, **usual)
-        texts = [hyp.text for hyp in found.hyps]
-        assert len(set(texts)) == len(texts) <= n_best
-        if unique:
-            assert len(texts) == len(expected)
-
-    @pytest.mark.parametrize("search", PRESETS)
-    @pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
-    def test_under_every_search(self, search, options):
-        """What becomes "b" and "b" itself are the two best sequences of four."""
-        rows = {"": tables.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
-        source = make_source(rows, tables.logits(1, 0, 0, 0, 0), length=1)
-        translator = make_translator(source, replace_unk=True, **options)
-        given = dict(n_best=3, beam_size=3, n_best_unique=True, search=search)
-        if "ban_unk_token" in PRESETS[search].options:
-            given["ban_unk_token"] = False
-        align = [(0, 0)] if "report_align" in options else None
-        for each in translator.translate(["b", "", "b "], **given)[::2]:
-            assert [hyp.text for hyp in each.hyps] == ["b", "c", "d"]
-            assert each.hyps[0].n_replaced == 1
-            assert [hyp.align for hyp in each.hyps] == [align] * 3
+@settings(max_examples=12)
+@given(
+    source=sources(vocab_sizes=[3, 4], holes=False),
+    n_best=st.integers(2, 8),
+    unique=st.booleans(),
+)
+@pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
+def test_the_best_of_all_sequences(source, n_best, unique, options):
+    line = " ".join("b c b c".split()[: source.length])
+    translator = make_translator(source, replace_unk=True, **options)
+    usual = dict(n_best=n_best, n_best_unique=unique, max_length=3, max_length_ratio=0.0)
+    expected = texts_of(source, line, 3)[:n_best]
+    for each in translator.translate([line, f" {line}"], beam_size=100, **usual):
+        assert [hyp.text for hyp in each.hyps] == expected
+    (found,) = translator.translate([line], beam_size=n_best, **usual)
+    texts = [hyp.text for hyp in found.hyps]
+    assert len(set(texts)) == len(texts) <= n_best
+    if unique:
+        assert len(texts) == len(expected)
 
 
-def test_what_stands_around_a_line_is_no_word_of_it():
-    source = always_unknown([0.4, 0.1, 0.2, 0.3])
-    (found,) = make_translator(source, around=(1, 1), replace_unk=True).translate(["x y"])
-    assert found.hyps[0].text == "y"
+@pytest.mark.parametrize("search", PRESETS)
+@pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
+def test_under_every_search(search, options):
+    """What becomes "b" and "b" itself are the two best sequences of four."""
+    rows = {"": tables.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
+    source = make_source(rows, tables.logits(1, 0, 0, 0, 0), length=1)
+    translator = make_translator(source, replace_unk=True, **options)
+    given = unless_banned(search, n_best=3, beam_size=3, n_best_unique=True)
+    align = [(0, 0)] if "report_align" in options else None
+    for each in translator.translate(["b", "", "b "], **given)[::2]:
+        assert [hyp.text for hyp in each.hyps] == ["b", "c", "d"]
+        assert each.hyps[0].n_replaced == 1
+        assert [hyp.align for hyp in each.hyps] == [align] * 3
 
 
 def test_attention_that_tells_of_the_token_before():
@@ -148,47 +142,38 @@ def test_attention_that_tells_of_the_token_before():
     assert translator.translate(["w x y"])[0].text == "y"
 
 
-def test_phrases():
-    source = always_unknown([0.2, 0.5, 0.3])
-    phrases = {"haus": "house"}
-    translator = make_translator(source, phrases, replace_unk=True)
+def test_words_of_the_line_stand_for_unknown_ones():
+    """Also of a table of phrases; not what stands around a line; scores stay as they were."""
+    attention = always_unknown([0.2, 0.5, 0.3])
+    translator = make_translator(attention, {"haus": "house"}, replace_unk=True)
     found = translator.translate(["das haus da", "das x da"])
-    assert [t.hyps[0].text for t in found] == ["house", "x"]
+    assert [t.text for t in found] == ["house", "x"]
+    (plain,) = make_translator(attention).translate(["das x da"])
+    assert plain.text == "<unk>"
+    assert plain.hyps[0].token_log_probs == found[1].hyps[0].token_log_probs
+    around = always_unknown([0.4, 0.1, 0.2, 0.3])
+    (found,) = make_translator(around, around=(1, 1), replace_unk=True).translate(["x y"])
+    assert found.text == "y"
 
 
-def test_scores_are_those_of_the_unknown_token():
-    source = always_unknown([0.2, 0.8])
-    one, other = (
-        make_translator(source, **options).translate(["x y"])[0].hyps[0]
-        for options in ({"replace_unk": True}, {})
-    )
-    assert (one.text, other.text) == ("y", "<unk>")
-    assert one.token_log_probs == other.token_log_probs
-
-
-class TestPhraseTable:
-    def test_needs_replace_unk(self):
-        with pytest.raises(OptionError, match="phrase_table needs replace_unk"):
-            TranslateOptions.of(phrase_table="t.txt")
-
-    @pytest.mark.parametrize(
-        "content, words",
-        [
-            (None, "No such file"),
-            ("haus house\n", "line 1: not a `source|||target` line"),
-            ("haus|||house\n|||x\n", "line 2"),
-            ("a|||b|||c\n", "line 1"),
-            (b"\xff\xfe|||x", "UTF-8"),
-        ],
-    )
-    def test_a_bad_one_is_refused_in_one_line(self, tmp_path, capfd, content, words):
-        path = tmp_path / "table"
-        if content is not None:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        argv = ["-model", "data/toy.json", "-replace_unk", "-phrase_table", str(path)]
-        assert translate.main([*argv, "-src", "data/toy.json"]) == 4
-        err = capfd.readouterr().err
-        assert words in err and err.count("\n") == 1
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, "No such file"),
+        (b"haus house\n", "line 1: not a `source|||target` line"),
+        (b"haus|||house\n|||x\n", "line 2"),
+        (b"a|||b|||c\n", "line 1"),
+        (b"\xff\xfe|||x", "UTF-8"),
+    ],
+)
+def test_a_bad_phrase_table_is_refused_in_one_line(tmp_path, capfd, content, words):
+    path = tmp_path / "table"
+    if content is not None:
+        path.write_bytes(content)
+    argv = ["-model", "data/toy.json", "-replace_unk", "-phrase_table", str(path)]
+    assert translate.main([*argv, "-src", "data/toy.json"]) == 4
+    err = capfd.readouterr().err
+    assert words in err and err.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -282,13 +267,12 @@ def replacing(translator, options) -> Translator:
     return Translator(translator.checkpoint, TranslateOptions.of(**given))
 
 
-@pytest.mark.parametrize("option", ["replace_unk", "coverage_penalty"])
-def test_a_model_without_attention_is_not_asked_for_it(option):
-    value = {"replace_unk": True, "coverage_penalty": "wu"}[option]
+def test_a_model_without_attention_is_not_asked_for_it():
     vocab = Vocab([f"w{i}" for i in range(VOCAB_SIZE)], unk_id=0, pad_id=1, bos_id=2, eos_id=3)
-    blind = Checkpoint(
-        make_rnn(attention="none"), vocab, vocab, {"space": SpaceTokenizer()}, start_id=2
-    )
+    model, tokenizers = make_rnn(attention="none"), {"space": SpaceTokenizer()}
+    blind = Checkpoint(model, vocab, vocab, tokenizers, start_id=2)
     assert Translator(blind, TranslateOptions.of(device="cpu", max_length=3)).translate(["w5"])
-    with pytest.raises(OptionError, match=f"{option}: the model has no attention"):
-        Translator(blind, TranslateOptions.of(device="cpu", **{option: value})).translate(["w5"])
+    for name, value in (("replace_unk", True), ("coverage_penalty", "wu")):
+        options = TranslateOptions.of(device="cpu", **{name: value})
+        with pytest.raises(OptionError, match=f"{name}: the model has no attention"):
+            Translator(blind, options).translate(["w5"])

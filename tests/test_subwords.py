@@ -19,14 +19,13 @@ STORED = json.loads((Path(__file__).parent / "data" / "subwords.json").read_text
 
 def lines_run(function: Callable[[], object]) -> int:
     """Lines of Python that a call runs, which do not depend on what else the machine does."""
-    n_lines = 0
+    n_lines, before = 0, sys.gettrace()
 
     def count(frame, event, arg):
         nonlocal n_lines
         n_lines += event == "line"
         return count
 
-    before = sys.gettrace()
     sys.settrace(count)
     try:
         function()
@@ -62,14 +61,14 @@ def test_blank_lines_have_no_pieces():
     assert [encoder.encode(line) for line in ("", "  ", "\t", "\u3000")] == [[], [], [], []]
 
 
-def test_headers():
-    for header, marks_last in {
-        "": False,
-        "#version: 0.1\n": False,
-        "#version: 0.2\n": True,
-    }.items():
+def test_headers_and_vocabularies():
+    headers = {"": False, "#version: 0.1\n": False, "#version: 0.2\n": True}
+    for header, marks_last in headers.items():
         assert parse_codes(header + "a b\n").marks_last == marks_last
     assert parse_codes("#version: 0.2.0\r\na b\r\n").pairs == [("a", "b")]
+    assert parse_vocabulary("a@@ 3\nb 2\nc\t1\n", 2) == {"a@@", "b"}
+    with pytest.raises(ValueError, match="^line 2:"):
+        parse_vocabulary("a 3\nb\n", 1)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +85,6 @@ def test_headers():
 def test_what_is_no_codes_file(text, line):
     with pytest.raises(ValueError, match=f"^line {line}:"):
         parse_codes(text)
-
-
-def test_vocabularies():
-    assert parse_vocabulary("a@@ 3\nb 2\nc\t1\n", 2) == {"a@@", "b"}
-    with pytest.raises(ValueError, match="^line 2:"):
-        parse_vocabulary("a 3\nb\n", 1)
 
 
 def test_marks_within_a_line_that_was_cut_off():

@@ -62,13 +62,6 @@ def test_a_block_per_model_and_nothing_is_translated(capfd):
     assert [block.split("\n")[0] for block in out.split("\n\n")] == paths
     assert err == ""
     assert "id -1, outside the vocabulary" in out
-
-
-def test_a_model_that_is_not_read_is_refused_as_ever(capfd):
     assert translate.main(["-print_model", "-model", "translate.py"]) == 4
     assert capfd.readouterr().out == ""
-
-
-def test_names_that_could_not_be_printed():
-    checkpoint = load_checkpoint("data/toy.json")
-    assert describe(checkpoint, "a\nb").startswith("'a\\nb'\n")
+    assert describe(load_checkpoint(paths[0]), "a\nb").startswith("'a\\nb'\n")

@@ -141,7 +141,5 @@ class TestReasons:
         assert states["</s>"] == "finished"
 
     def test_why_it_stopped(self):
-        _, trace = self.others(1)
-        assert trace.stop.startswith("2 hypotheses had finished")
-        _, trace = self.others(1, max_length=2)
-        assert trace.stop == "the limit of 2 tokens was reached"
+        assert self.others(1)[1].stop.startswith("2 hypotheses had finished")
+        assert self.others(1, max_length=2)[1].stop == "the limit of 2 tokens was reached"

@@ -54,6 +54,7 @@ def made():
 
 
 def test_it_needs_nothing_else(made):
+    """By keyboard too, in light and dark; what is in a line is text."""
     _, _, text = made
     page = Page(text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "base"})
@@ -61,6 +62,13 @@ def test_it_needs_nothing_else(made):
     assert all(given.get("charset", "utf-8") == "utf-8" for _, given in page.tags)
     assert "src" not in {name for _, given in page.tags for name in given}
     assert text.startswith("<!DOCTYPE html>") and 'charset="utf-8"' in text[:200]
+    assert "prefers-color-scheme:dark" in text and ":focus-visible" in text
+    scrolling = [given for _, given in page.tags if given.get("class") == "scroll"]
+    assert scrolling and all(given["tabindex"] == "0" for given in scrolling)
+    assert all(given["aria-label"] for given in scrolling)
+    assert "<Buch>" not in text and "&lt;Buch&gt; &amp;" in text
+    of_controls = to_html([Trace(0, "a\x00\ud800<b")])
+    assert Page(of_controls).texts and "\x00" not in of_controls
 
 
 def test_source_tokens_and_scores_are_text(made):
@@ -94,53 +102,30 @@ def test_the_winning_path_is_marked(made):
             assert text[start.end() : start.end() + 40].startswith(">\N{BLACK STAR}")
 
 
-def test_by_keyboard_in_light_and_dark(made):
-    page, text = Page(made[2]), made[2]
-    assert "prefers-color-scheme:dark" in text and ":focus-visible" in text
-    scrolling = [given for _, given in page.tags if given.get("class") == "scroll"]
-    assert scrolling and all(given["tabindex"] == "0" for given in scrolling)
-    assert all(given["aria-label"] for given in scrolling)
-
-
-def test_text_is_escaped(made):
-    assert "<Buch>" not in made[2] and "&lt;Buch&gt; &amp;" in made[2]
-
-
-def test_a_line_of_controls_can_be_shown():
-    Page(to_html([Trace(0, "a\x00\ud800<b")])).texts  # noqa: B018 - it parses
-    assert "\x00" not in to_html([Trace(0, "a\x00\ud800<b")])
-
-
 def ending(tokens, log_probs, score, norm):
     return Ending(" ".join(tokens), tokens, log_probs, score, norm, True, len(tokens), 0)
 
 
-class TestWhy:
-    def test_the_sum_decides(self):
-        trace = Trace(0, "x")
-        best = ending(["a", "b"], [-0.1, -0.2], -0.15, 2.0)
-        second = ending(["a", "c"], [-0.1, -0.9], -0.5, 2.0)
-        trace.endings.extend([best, second])
-        first, sums, parting = why_second_lost(trace)
-        assert "lower by 0.3500" in first
-        assert "\u22120.3000 for the winner and \u22121.0000 for the other" in sums
-        assert "length decided" not in sums and "Penalties" not in sums
-        assert "Their first 1 are equal; from token 2 on" in parting
-        assert "\N{LEFT DOUBLE QUOTATION MARK}c\N{RIGHT DOUBLE QUOTATION MARK}" in parting
+def why(*endings):
+    trace = Trace(0, "x")
+    trace.endings.extend(ending(*each) for each in endings)
+    return why_second_lost(trace)
 
-    def test_the_length_decides(self):
-        trace = Trace(0, "x")
-        trace.endings.append(ending(["a", "b", "c", "d"], [-0.3] * 4, -0.3, 4.0))
-        trace.endings.append(ending(["a", "d"], [-0.3, -0.7], -0.5, 2.0))
-        assert "its length decided against it" in why_second_lost(trace)[1]
 
-    def test_penalties_are_named(self):
-        trace = Trace(0, "x")
-        trace.endings.append(ending(["a"], [-0.3], -0.4, 1.0))
-        trace.endings.append(ending(["b"], [-0.2], -0.5, 1.0))
-        assert "coverage" in why_second_lost(trace)[1]
+def test_why_the_sum_decides():
+    first, sums, parting = why(
+        (["a", "b"], [-0.1, -0.2], -0.15, 2.0), (["a", "c"], [-0.1, -0.9], -0.5, 2.0)
+    )
+    assert "lower by 0.3500" in first
+    assert "\u22120.3000 for the winner and \u22121.0000 for the other" in sums
+    assert "length decided" not in sums and "Penalties" not in sums
+    assert "Their first 1 are equal; from token 2 on" in parting
+    assert "\N{LEFT DOUBLE QUOTATION MARK}c\N{RIGHT DOUBLE QUOTATION MARK}" in parting
 
-    def test_there_is_no_second(self):
-        trace = Trace(0, "x")
-        trace.endings.append(ending(["a"], [-0.3], -0.4, 1.0))
-        assert "No other hypothesis has finished" in why_second_lost(trace)[0]
+
+def test_what_else_decides():
+    """The length, or penalties; or there is no second."""
+    by_length = (["a", "b", "c", "d"], [-0.3] * 4, -0.3, 4.0), (["a", "d"], [-0.3, -0.7], -0.5, 2.0)
+    assert "its length decided against it" in why(*by_length)[1]
+    assert "coverage" in why((["a"], [-0.3], -0.4, 1.0), (["b"], [-0.2], -0.5, 1.0))[1]
+    assert "No other hypothesis has finished" in why((["a"], [-0.3], -0.4, 1.0))[0]

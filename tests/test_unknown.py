@@ -31,29 +31,21 @@ def read(line: str, unknown: Unknown = GERMAN):
 READINGS = [
     # line, what the model reads, what is put back
     ("Das kostet 5 € im Monat.", "Das kostet 5 im Monat.", ["€"]),
-    ("Das kostet 5 €.", "Das kostet 5.", ["€"]),
     ("Guten Morgen 😀!", "Guten Morgen!", ["😀"]),
     ("👍🏽 Familie 👨‍👩‍👧 und 🇩🇪", "Familie und ", ["👍🏽", "👨‍👩‍👧", "🇩🇪"]),
     ("Klicken Sie <b>hier</b>.", "Klicken Sie hier.", ["<b>", "</b>"]),
     ("eins<br/>zwei", "eins zwei", ["<br/>"]),
-    ("eins<br/><br/>zwei", "eins zwei", None),
     # words end where a closing tag and an opening one touch, but not in a formula
     ("<td>eins</td><td>zwei</td>", "eins zwei", ["<td>", "</td>", "<td>", "</td>"]),
     ("<td><b>eins</b></td><td> zwei</td>", "eins zwei", None),
-    ("<td>eins </td><td>zwei</td>", "eins zwei", None),
     ("<td>{name}</td><td>zwei</td><td>{x}</td>", "Tom zwei Boston", None),
     ("<p>Er kommt.</p><p>Sie geht.</p>", "Er kommt. Sie geht.", None),
     ("Er kommt.</p><p>Sie geht.", "Er kommt. Sie geht.", ["</p>", "<p>"]),
     ("<b>Hallo</b><i>!</i>", "Hallo!", None),
     ("H<sub>2</sub>O", "H2O", ["<sub>", "</sub>"]),
-    ("<i>H</i><sub>2</sub><i>O</i> ist gut", "H2O ist gut", None),
     ("Das <!-- ist <b>alt</b> --> geht.", "Das geht.", ["<!-- ist <b>alt</b> -->"]),
     # nothing inside an item is replaced
-    (
-        '<a title="„a“ &quot;b&quot; & c">eins</a>',
-        "eins",
-        ['<a title="„a“ &quot;b&quot; & c">', "</a>"],
-    ),
+    ('<a t="„a“ &quot;b&quot; & c">d</a>', "d", ['<a t="„a“ &quot;b&quot; & c">', "</a>"]),
     ("{{ a & b }} kommt", "Tom kommt", ["{{ a & b }}"]),
     ("<i\tid='x'>eins</i> & zwei", "eins und zwei", ["<i id='x'>", "</i>"]),
     # less and greater, no tag
@@ -63,17 +55,14 @@ READINGS = [
     ("Seite%d, %zu und %S", "Seite 14, 17 und Tom", ["%d", "%zu", "%S"]),
     ("Er ging‼\ufe0f Dann kam sie.", "Er ging!! Dann kam sie.", []),
     ("Er ging…\u00ad Dann kam sie.", "Er ging... Dann kam sie.", []),
-    ("Er ging!\ufe0f Dann kam sie.", "Er ging! Dann kam sie.", []),
     ("Herr Дмитрий kommt.", "Herr Tom kommt.", ["Дмитрий"]),
     ("Lech Wałęsa aus Łódź", "Lech Tom aus Boston", ["Wałęsa", "Łódź"]),
     ("Владимир Путин kommt heute", "Tom kommt heute", ["Владимир Путин"]),
-    ("Tom und Łukasz", "Tom und Boston", ["Łukasz"]),
     ("Ł und Ń und Ś ist gut", "Tom und Boston und ist gut", ["Ł", "Ń", "Ś"]),
     ("Hallo {name}!", "Hallo Tom!", ["{name}"]),
     ("{count} Dateien", "14 Dateien", ["{count}"]),
     ("{n, plural, one {# Tag} other {# Tage}} frei", "14 frei", None),
     ("%s hat %2$s gesehen", "Tom hat Boston gesehen", ["%s", "%2$s"]),
-    ("%d Tage", "14 Tage", ["%d"]),
     ("Hallo %(name)s, du", "Hallo Tom, du", ["%(name)s"]),
     ("Es gibt 3 %s und 1 %d hier", "Es gibt 3 Tom und 1 14 hier", ["%s", "%d"]),
     ("Siehe https://a.de/b?c=d.", "Siehe Tom.", ["https://a.de/b?c=d"]),
@@ -105,54 +94,30 @@ READINGS = [
 @pytest.mark.parametrize("line, text, taken", READINGS)
 def test_what_the_model_reads(line, text, taken):
     reading = read(line)
-    assert reading.text == text
-    if taken is not None:
-        assert [item.text for item in reading.items] == taken
-    assert not reading.passes
+    assert reading.text == text and not reading.passes
+    assert taken is None or [item.text for item in reading.items] == taken
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Guten Tag.",
-        "Es sind 50 % mehr",
-        "Es sind 3 % der 4 %igen und 5 %-e",
-        "Um 14:30 Uhr",
-        "",
-        "123",
-        "z.B. am 4.4.1996",
-        "usw.de-luxe",
-        "Er kam.dann",
-    ],
-)
+PLAIN = ["Guten Tag.", "Es sind 50 % mehr", "Es sind 3 % der 4 %igen und 5 %-e", "Um 14:30 Uhr", ""]
+PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann"]
+
+
+@pytest.mark.parametrize("line", PLAIN)
 def test_lines_that_a_model_can_read_are_left_alone(line):
     known = KNOWN | {"%"}
     reading = Extractor(encode, lambda token: token not in known, GERMAN).extract(line)
     assert reading is None or (reading.items, reading.text) == ((), line)
 
 
-@pytest.mark.parametrize(
-    "line, passes",
-    [
-        ("", False),
-        (" \t\u3000", False),
-        ("🙂", True),
-        ("Привет, мир! 123", True),
-        ("你好世界。", True),
-        ("— — —", True),
-        ("2 × 3 = 6", True),
-        ("{name}", True),
-        ("<br/>", True),
-        ("Привет, мир! Ja", True),
-        ("Владимир Путин kommt heute", False),
-        ("Das Wort Ελλάδα", False),
-        ("Ja 🙂", False),
-        ("5", False),
-    ],
-)
-def test_lines_without_words_that_the_model_knows(line, passes):
+PASSED = ["🙂", "Привет, мир! 123", "你好世界。", "— — —", "2 × 3 = 6", "{name}", "<br/>"]
+PASSED += ["Привет, мир! Ja"]
+READ = ["", " \t\u3000", "Владимир Путин kommt heute", "Das Wort Ελλάδα", "Ja 🙂", "5"]
+
+
+@pytest.mark.parametrize("line", PASSED + READ)
+def test_lines_without_words_that_the_model_knows(line):
     reading = read(line)
-    assert (reading is not None and reading.passes) is passes
+    assert (reading is not None and reading.passes) is (line in PASSED)
 
 
 @pytest.mark.timeout(30)  # time that grew with the square of their number would be minutes
@@ -206,6 +171,11 @@ def test_where_it_comes_out(line, translation, links, expected):
     assert found == expected or (expected is None and "Łódźs" in found)
 
 
+def test_capitals_are_not_put_on_what_is_put_back():
+    pairs = {"hello": "Hallo", "Tom": "Tom"}
+    assert restored("Hallo {name} 🙂", "hello Tom", pairs, str.upper) == "HELLO {name} 🙂"
+
+
 CELLS = ["<td>{}</td>", "<li>{}</li>", "<p>{}</p>", '<b class="x">{}</b>', "<td><b>{}</b></td>"]
 
 
@@ -222,10 +192,16 @@ CELLS = ["<td>{}</td>", "<li>{}</li>", "<p>{}</p>", '<b class="x">{}</b>', "<td>
 def test_tags_that_touch_come_back_as_they_were(cells):
     line = "".join(cell.replace("{}", f"{words} {i}") for i, (cell, words) in enumerate(cells))
     unknown = dataclasses.replace(GERMAN, names=tuple(f"Name{char}" for char in "abcdefg"))
-    reading = read(line, unknown)
-    tokens = encode(reading.text)
+    assert unchanged(line, unknown)[1] == line
+
+
+def unchanged(line: str, unknown: Unknown = GERMAN, cut=encode) -> tuple[str, str]:
+    """What a model that changes nothing reads and what comes out."""
+    is_unknown = lambda token: token not in KNOWN and not token.startswith("<0x")  # noqa: E731
+    reading = Extractor(cut, is_unknown, unknown).extract(line)
+    tokens = cut(reading.text)
     aligned = Aligned(tokens, tokens, range(len(tokens)))
-    assert put_back(reading, encode, aligned, reading.text) == line
+    return reading.text, put_back(reading, cut, aligned, reading.text)
 
 
 @pytest.mark.parametrize(
@@ -241,18 +217,13 @@ def test_tags_that_touch_come_back_as_they_were(cells):
     ],
 )
 def test_words_end_at_a_line_break(line, reads):
-    reading = read(line)
-    tokens = encode(reading.text)
-    aligned = Aligned(tokens, tokens, range(len(tokens)))
-    assert reading.text == reads and put_back(reading, encode, aligned, reads) == line
+    assert unchanged(line) == (reads, line)
 
 
 @pytest.mark.parametrize("cell", ["<td>{}</td>", "<p>{}</p>"])
 def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
-    reading = read("".join(map(cell.format, ("Name", "Alter", "Ort"))))
-    assert (
-        reading.of_target("".join(map(cell.format, ("name", "age", "place")))) == "name age place"
-    )
+    line, target = (cell.format(a) + cell.format(b) for a, b in ("ab", "xy"))
+    assert read(line).of_target(target) == "x y"
 
 
 def test_full_stops_correspond_in_order():
@@ -288,21 +259,12 @@ def test_bytes_take_the_place_of_their_character():
     assert units.n_places == len("日néa\ufffd<0x41>")
 
 
-def test_markup_is_put_back_behind_bytes():
+def test_markup_is_put_back_after_bytes():
     def cut(text: str) -> list[str]:
         return [t for c in encode(text) for t in ([c] if c.isascii() or c == "▁" else bytes_of(c))]
 
-    reading = Extractor(cut, lambda token: token not in KNOWN and len(token) != 6, GERMAN).extract(
-        "日本語 dog <b>red</b> cat."
-    )
-    tokens = cut(reading.text)
-    aligned = Aligned(tokens, tokens, range(len(tokens)))
-    assert put_back(reading, cut, aligned, reading.text) == "日本語 dog <b>red</b> cat."
-
-
-def test_capitals_are_not_put_on_what_is_put_back():
-    pairs = {"hello": "Hallo", "Tom": "Tom"}
-    assert restored("Hallo {name} 🙂", "hello Tom", pairs, str.upper) == "HELLO {name} 🙂"
+    line = "日本語 dog <b>red</b> cat."
+    assert unchanged(line, cut=cut)[1] == line
 
 
 WORDS = "der hund see liest das rote buch und garten".split()
@@ -361,28 +323,25 @@ def test_everything_comes_out_once_in_every_hypothesis(copying, line):
 @given(lines=st.lists(odd_lines(), min_size=2, max_size=4))
 def test_a_line_is_alone(copying, lines):
     together = copying.translate([*lines, "der hund liest das buch"])
-    alone = [copying.translate([line])[0] for line in lines]
-    assert [[h.text for h in t.hyps] for t in together[:-1]] == [
-        [h.text for h in t.hyps] for t in alone
-    ]
+    for line, found in zip(lines, together):
+        (alone,) = copying.translate([line])
+        assert [h.text for h in found.hyps] == [h.text for h in alone.hyps]
 
 
-def test_a_known_line_is_what_it_is_without_the_rule(tiny_checkpoint, copying):
-    lines = tiny.SENTENCES[:3]
-    plain = of_tiny(tiny_checkpoint, n_best=3, beam_size=3).translate(lines)
-    assert copying.translate(lines) == plain
-
-
-def test_rules(tiny_checkpoint):
-    line = "der hund 🙂 liest Łódź das buch"
+def test_rules(tiny_checkpoint, copying):
+    line, taken = "der hund 🙂 liest Łódź das buch", "der hund liest das buch"
     found = {rule: of_tiny(tiny_checkpoint, unknown=rule) for rule in ("copy", "drop", "model")}
     texts = {rule: translator.translate([line])[0].text for rule, translator in found.items()}
-    taken = found["model"].translate(["der hund liest das buch"])[0].text
-    assert texts["drop"] == taken
+    assert texts["drop"] == found["model"].translate([taken])[0].text
     assert "🙂" in texts["copy"] and "Łódź" in texts["copy"]
     assert of_tiny(tiny_checkpoint).translate([line])[0].text == texts["model"]  # auto
     (record,) = found["copy"].translate([line])
     assert record.notes[0] == "unknown-tokens" and record.n_unknown == 3  # Ł, ó and ź make one
+    plain = of_tiny(tiny_checkpoint, n_best=3, beam_size=3).translate([taken])
+    assert copying.translate([taken]) == plain
+    for translator in found.values():
+        for each in translator.translate(["", "  ", "\t", "\u200b"]):
+            assert (each.text, each.notes) == ("", ("empty",))
 
 
 @pytest.mark.parametrize("search", PRESETS)
@@ -444,27 +403,11 @@ SHIPPED = {
 
 
 def test_the_shipped_model():
-    found = Translator.from_pretrained(device="cpu").translate(list(SHIPPED))
-    for translation, expected in zip(found, SHIPPED.values()):
-        assert all(translation.text.count(item) == 1 for item in expected.split(" "))
-        assert "sex" not in translation.text  # what the model makes of an unknown token
-
-
-@pytest.mark.parametrize(
-    "line, plain",
-    [
-        ("ICH BIN MÜDE & HUNGRIG", "ich bin müde und hungrig"),
-        ("DIE STRAßE IST GROß.", "die straße ist groß."),
-        ("DIE STRAẞE IST GROẞ.", "die straße ist groß."),
-    ],
-)
-def test_the_shipped_model_reads_capitals(line, plain):
-    found, expected = Translator.from_pretrained(device="cpu").translate([line, plain])
-    assert found.text == expected.text.upper() and "capitals" in found.notes
-
-
-@pytest.mark.parametrize("rule", ["copy", "drop", "model"])
-def test_a_blank_line_is_empty(rule):
-    translator = Translator.from_pretrained(device="cpu", unknown=rule)
-    for found in translator.translate(["", "  ", "\t", "\u200b"]):
-        assert (found.text, found.notes) == ("", ("empty",))
+    translator = Translator.from_pretrained(device="cpu")
+    for found, expected in zip(translator.translate(list(SHIPPED)), SHIPPED.values()):
+        assert all(found.text.count(item) == 1 for item in expected.split(" "))
+        assert "sex" not in found.text  # what the model makes of an unknown token
+    loud = ["ICH BIN MÜDE & HUNGRIG", "DIE STRAßE IST GROß.", "DIE STRAẞE IST GROẞ."]
+    quiet = ["ich bin müde und hungrig", *["die straße ist groß."] * 2]
+    for found, expected in zip(translator.translate(loud), translator.translate(quiet)):
+        assert found.text == expected.text.upper() and "capitals" in found.notes

@@ -39,16 +39,29 @@ def all_texts():
     return found
 
 
-def translator_of(*probabilities):
-    source = tables.make_source({}, tables.logits(*probabilities))
+def translator_of(*probabilities, rows=None, **options):
+    source = tables.make_source(rows or {}, tables.logits(*probabilities))
     checkpoint = replace(tables.make_checkpoint([source]), tokenizers={"space": Alike()})
-    usual = dict(max_length=LIMIT, max_length_ratio=0.0, length_penalty="none")
+    usual = dict(max_length=LIMIT, max_length_ratio=0.0, length_penalty="none") | options
     return Translator(checkpoint, TranslateOptions.of(device="cpu", **usual))
 
 
 @pytest.fixture
 def translator():
     return translator_of(*PROBABILITIES)
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """The beam sizes of all searches."""
+    sizes, run = [], Runner._search
+
+    def noted(self, model, group, n_slots, config):
+        sizes.append(config.plan.beam_size)
+        return run(self, model, group, n_slots, config)
+
+    monkeypatch.setattr(Runner, "_search", noted)
+    return sizes
 
 
 @pytest.mark.parametrize("n_best", [2, 3, 5, 7])
@@ -90,47 +103,26 @@ def test_a_search_that_stops_early_finds_as_many_as_there_are(search, weights, n
 
 
 @pytest.mark.parametrize("search", ["opennmt", "opennmt-3", "fairseq", "ctranslate2"])
-def test_no_beam_is_widened_in_vain(search, monkeypatch):
+def test_no_beam_is_widened_in_vain(search, sizes):
     """There are three hypotheses of two texts: a beam of 30 has room for all."""
     end = tables.logits(1.0, 0.0, 0.0)
-    other = tables.make_source({"1": end, "2": end}, tables.logits(0.4, 0.3, 0.3))
-    checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
-    sizes, run = [], Runner._search
-    monkeypatch.setattr(
-        Runner,
-        "_search",
-        lambda self, m, g, n, r: (sizes.append(r.plan.beam_size), run(self, m, g, n, r))[1],
-    )
-    plain = Translator(checkpoint, TranslateOptions.of(device="cpu", max_length=LIMIT + 1))
+    plain = translator_of(0.4, 0.3, 0.3, rows={"1": end, "2": end}, max_length=LIMIT + 1)
     plain.translate(["s0"], search=search, n_best=30, beam_size=30, n_best_unique=True)
     assert sizes == [30, 60]
 
 
-def test_without_it_texts_come_twice(translator):
+def test_no_more_than_exist(translator):
+    """And not without it, where texts come twice."""
     (found,) = translator.translate(["s0"], n_best=5, beam_size=5)
     assert len({hyp.text for hyp in found.hyps}) < 5
-
-
-def test_no_more_than_exist(translator):
     (found,) = translator.translate(["s0"], n_best=40, beam_size=40, n_best_unique=True)
-    texts = {hyp.text for hyp in found.hyps if hyp.ended}
-    assert texts == set(all_texts())
+    assert {hyp.text for hyp in found.hyps if hyp.ended} == set(all_texts())
     assert len(found.hyps) < 40
 
 
-def test_what_is_enough_is_not_searched_again(translator, monkeypatch):
+def test_what_is_enough_is_not_searched_again(translator, sizes):
     """A line whose texts differ anyway is as it was."""
-    other = tables.make_source({}, tables.logits(0.3, 0.6, 0.0, 0.1))
-    checkpoint = replace(tables.make_checkpoint([other]), tokenizers={"space": Alike()})
-    plain = Translator(checkpoint, translator.options)
-    sizes = []
-    run = Runner._search
-    monkeypatch.setattr(
-        Runner,
-        "_search",
-        lambda self, m, g, n, r: (sizes.append(r.plan.beam_size), run(self, m, g, n, r))[1],
-    )
-    given = dict(n_best=3, beam_size=4)
+    plain, given = translator_of(0.3, 0.6, 0.0, 0.1), dict(n_best=3, beam_size=4)
     assert plain.translate(["s0"], n_best_unique=True, **given) == plain.translate(["s0"], **given)
     assert sizes == [4, 4]
     translator.translate(["s0"], n_best_unique=True, n_best=5, beam_size=5)
