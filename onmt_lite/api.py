@@ -159,11 +159,7 @@ class Translator:
             yield from self.backend.translate_lines(lines, None, options, progress, prefixes)
 
     def translate_file(
-        self,
-        src: str | Path,
-        output: str | Path,
-        progress: Progress | None = None,
-        **options: Any,
+        self, src: str | Path, output: str | Path, progress: Progress | None = None, **options: Any
     ) -> Summary:
         """Translate a file as the command line does: `output` appears when it is complete.
 

@@ -22,11 +22,7 @@ T = TypeVar("T")
 ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
 
 
-def run_program(
-    argv: Sequence[str] | None,
-    program: Program[T],
-    run: Callable[[T], None],
-) -> int:
+def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[T], None]) -> int:
     """Run a program on the words of `argv`, by default those of the command line.
 
     Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,

@@ -67,9 +67,7 @@ class MetaOptions:
         False, "Print the resolved options as YAML, each with where its value came from, and exit"
     )
     save_config: File | None = opt(
-        None,
-        "Write what print_config prints to this file, and exit",
-        example="my.yaml",
+        None, "Write what print_config prints to this file, and exit", example="my.yaml"
     )
     print_schema: bool = opt(
         False, "Print the JSON Schema of the YAML files, for editors that check them, and exit"

@@ -32,9 +32,6 @@ Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises V
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
 TAG = "tag:yaml.org,2002:"
-# Of an option's name and a kind of YAML (bool, int, float, timestamp): whether such a value is
-# taken as text, as it is written
-IsText = Callable[[str, str], bool]
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
 
 
@@ -259,8 +256,9 @@ def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[s
 # -- YAML files ----------------------------------------------------------------------------------
 
 
-def read_yaml(path: str, is_text: IsText) -> list[tuple[str, Any, int]]:
-    """Return (key, value, line) of each option in the file.
+def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
+    """Return (key, value, line) of each option in the file.  `is_text(key, kind)` says whether a
+    value of this kind of YAML (bool, int, float, timestamp) is taken as it is written.
 
     Raises ValueError, naming file and line, for a file that is not YAML and for YAML that no
     configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
@@ -317,7 +315,7 @@ def _refuse_surprises(text: str, path: str) -> None:
 
 
 def _read_mapping(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: IsText
+    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: Callable[[str, str], bool]
 ) -> list[tuple[str, Any, int]]:
     found: list[tuple[str, Any, int]] = []
     lines: dict[str, int] = {}

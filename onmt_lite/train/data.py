@@ -213,8 +213,8 @@ def train_sentencepiece(
         why = problem.rpartition("] ")[2]
         if most := re.search(r"value <= (\d+)", problem):
             why = f"more than the text gives; the largest that works is {most[1]}"
-        elif least := re.search(r"required_chars. \d+ vs (\d+)", problem):
-            why = f"fewer than the text has characters; the smallest that works is {least[1]}"
+        elif lowest := re.search(r"required_chars. \d+ vs (\d+)", problem):
+            why = f"fewer than the text has characters; the smallest that works is {lowest[1]}"
         raise OptionError(f"vocab_size {size}: {why}")
     return pieces.getvalue()
 

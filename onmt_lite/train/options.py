@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
+from onmt_lite.config.foreign import table
 from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
 from onmt_lite.config.sources import Program, Resolved
@@ -199,13 +200,6 @@ class TrainOptions:
 
 
 MAX_WEIGHT = 10_000  # an epoch is a list with so many copies of each pair
-PASTE = "join the two files: paste FILE.src FILE.tgt > pairs.tsv, and give one -train or -valid"
-ELSEWHERE = {  # names of OpenNMT-py, whose files match line by line
-    **dict.fromkeys(("train_src", "train_tgt", "path_src", "path_tgt"), PASTE),
-    **dict.fromkeys(("valid_src", "valid_tgt"), PASTE),
-    "data": "name the pairs with train (`source<TAB>target` lines), held-out ones with valid",
-    "save_model": "name the directory with output",
-}
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
     missing("train", "output"),
@@ -256,5 +250,12 @@ def build_options(resolved: Resolved) -> TrainOptions:
     return TrainOptions(data, model, learning, resolved.notes)
 
 
-PROGRAM = Program("onmt_train", USAGE, OPTIONS, RULES, remark=ELSEWHERE.get, build=build_options)
+PROGRAM = Program(
+    "onmt_train",
+    USAGE,
+    OPTIONS,
+    RULES,
+    remark=lambda name: table()["trainer"].get(name),
+    build=build_options,
+)
 load_train_options = PROGRAM.load
