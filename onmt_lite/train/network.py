@@ -16,14 +16,6 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.options import ModelOptions
 
-# Fields in which a Transformer of Marian differs from the default
-LIKE_MARIAN: dict[str, Any] = {
-    "pre_norm": False,
-    "final_norm": False,
-    "positions": "concat",
-    "norm_eps": 1e-5,
-}
-
 # -- the Transformer ------------------------------------------------------------------------------
 
 
@@ -31,8 +23,8 @@ def new_model(m: ModelOptions, n_pieces: int) -> Transformer:
     """Make a model with random weights."""
     sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
     cfg = TransformerConfig(n_pieces, n_pieces, *sizes, max_positions=m.max_positions)
-    if m.norm == "after":
-        cfg = replace(cfg, **LIKE_MARIAN)
+    if m.norm == "after":  # as a Transformer of Marian
+        cfg = replace(cfg, pre_norm=False, final_norm=False, positions="concat", norm_eps=1e-5)
     model = Transformer(cfg, m.dropout)
     init_weights(model)
     return model
