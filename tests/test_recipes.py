@@ -20,7 +20,6 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.train.data import read_pairs
 from onmt_lite.train.options import load_train_options
-from onmt_lite.train.run import Trainer
 from recipes.de_en import evaluate, mean, run, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options
@@ -28,7 +27,7 @@ from recipes.de_en.lexicon import word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
 from recipes.de_en.run import RUNS, commands
 from recipes.de_en.text import main, write_text
-from recipes.de_en.train import InTurn, load_in_turn_options
+from recipes.de_en.train import load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
 from tests.support import tiny
 from tests.support.counting import WORDS
@@ -41,6 +40,11 @@ SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 def words_of(text):
     return set(re.findall(r"\w+", text))
+
+
+def write(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def written(corpus, tmp_path, *more):
@@ -57,25 +61,21 @@ def test_each_epoch_is_drawn_anew_and_can_be_made_again(corpus, tmp_path):
     names = "-join 0.3 -no_final 0.2 -lower_src 0.2 -upper 0.1".split()
     first, second = written(corpus, tmp_path, *names)
     assert first != second
+    plain = Counter(word for src, _ in read_pairs(corpus) for word in re.findall(r"\w+", src))
     for pairs in (first, second):  # nothing lost, whatever is joined and spelled
-        words = Counter(word for src, _ in pairs for word in re.findall(r"\w+", src.lower()))
-        plain = Counter(word for src, _ in read_pairs(corpus) for word in re.findall(r"\w+", src))
-        assert words == plain
-    for other, same in ((["-seed", "2"], False), (["-seed", "1"], True)):
-        folder = tmp_path / other[1]
-        folder.mkdir()
-        assert (written(corpus, folder, *names, *other) == [first, second]) == same
-    assert [path.name for path in sorted((tmp_path / "text").iterdir())] == [
-        "01.tsv.gz",
-        "02.tsv.gz",
-    ]
+        assert Counter(w for src, _ in pairs for w in re.findall(r"\w+", src.lower())) == plain
+    for seed in "12":
+        (tmp_path / seed).mkdir()
+        again = written(corpus, tmp_path / seed, *names, "-seed", seed)
+        assert (again == [first, second]) == (seed == "1")
+    files = [path.name for path in sorted((tmp_path / "text").iterdir())]
+    assert files == ["01.tsv.gz", "02.tsv.gz"]
 
 
 def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
-    (tmp_path / "other.tsv").write_text("neun\tnine\n", encoding="utf-8")
-    (tmp_path / "same.txt").write_text("Oslo\nBern\nRom\n", encoding="utf-8")
-    more = ["-train", corpus, tmp_path / "other.tsv", "-train_weights", "0.5", "7"]
-    more += ["-train_same", tmp_path / "same.txt", "-same_lines", "2"]
+    more = ["-train", corpus, write(tmp_path / "other.tsv", "neun\tnine")]
+    more += ["-train_weights", "0.5", "7", "-same_lines", "2"]
+    more += ["-train_same", write(tmp_path / "same.txt", "Oslo", "Bern", "Rom")]
     for pairs in written(corpus, tmp_path, *more):
         assert len(pairs) == 150 + 7 + 2
         assert pairs.count(("neun", "nine")) == 7
@@ -84,15 +84,12 @@ def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
 
 def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
     made = [(f"Udo hat {n} Wale", f"Udo has {n} whales") for n in range(20)]
-    path = tmp_path / "made.tsv"
-    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in made), encoding="utf-8")
+    path = write(tmp_path / "made.tsv", *map("\t".join, made))
     changes = ["-words", "1", "-numbers", "1", "-rare", "30"]
-    drawn = []
     plain = written(corpus, tmp_path, *changes)
     (tmp_path / "more").mkdir()
-    for pairs in written(
-        corpus, tmp_path / "more", *changes, "-made", path, "-made_lines", "7", "-seed", "1"
-    ):
+    more, drawn = ["-made", path, "-made_lines", "7", "-seed", "1"], []
+    for pairs in written(corpus, tmp_path / "more", *changes, *more):
         mine = {pair for pair in pairs if pair[0].startswith("Udo")}
         assert len(mine) == 7 and mine <= set(made)
         assert not any("Wale" in src or "Udo" in src for src, _ in set(pairs) - mine)
@@ -102,33 +99,17 @@ def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
 
 
 def test_pairs_that_share_a_side_with_held_out_ones_are_left_out(tmp_path):
-    (tmp_path / "my.tsv").write_text("Er kam.\tHe came.\nSie kam.\tShe came.\n", encoding="utf-8")
-    made = [
-        ("er, kam", "He did come"),
-        ("Es kam!", "It came"),
-        ("Tja.", "«she» came"),
-        ("ja", "yes"),
-    ]
-    (tmp_path / "made.tsv").write_text("".join(map("%s\t%s\n".__mod__, made)), encoding="utf-8")
-    (tmp_path / "test.tsv").write_text("Er kam.\tShe came.\n", encoding="utf-8")
-    more = ["-made", tmp_path / "made.tsv", "-made_lines", "4", "-held_out", tmp_path / "test.tsv"]
-    for pairs in written(tmp_path / "my.tsv", tmp_path, *more):
+    mine = write(tmp_path / "my.tsv", "Er kam.\tHe came.", "Sie kam.\tShe came.")
+    made = ["er, kam\tHe did come", "Es kam!\tIt came", "Tja.\t«she» came", "ja\tyes"]
+    more = ["-made", write(tmp_path / "made.tsv", *made), "-made_lines", "4"]
+    more += ["-held_out", write(tmp_path / "test.tsv", "Er kam.\tShe came.")]
+    for pairs in written(mine, tmp_path, *more):
         assert set(pairs) == {("Es kam!", "It came"), ("ja", "yes")}
 
 
 def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
-    (tmp_path / "my.tsv").write_text("!\tHey!\nJa!\tYes!\n", encoding="utf-8")
-    assert written(tmp_path / "my.tsv", tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
-
-
-def test_the_trainer_learns_from_the_files_in_turn(corpus, tmp_path):
-    texts = written(corpus, tmp_path, "-join", "0.3")
-    files = sorted(map(str, (tmp_path / "text").iterdir()))
-    argv = ["-train", *files, "-valid", str(corpus), "-train_steps", "1"]
-    argv += ["-vocab_size", "30", "-device", "cpu", "-output", str(tmp_path / "run")]
-    trainer = Trainer(load_in_turn_options(argv)[0], InTurn)
-    for epoch in range(5):
-        assert sorted(trainer.text.of_epoch(epoch, Random(1))) == sorted(texts[epoch % 2])
+    mine = write(tmp_path / "my.tsv", "!\tHey!", "Ja!\tYes!")
+    assert written(mine, tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
 
 
 @pytest.mark.parametrize(
@@ -151,15 +132,17 @@ def test_wrong_options_are_named(words, problem):
         load_text_options(["-train", "a", "-output", "b", *words.split()])
 
 
+NEEDED = (
+    "-train a -output b -join 1 -conjunctions c|d -conjunction 1 -quotes …|… -quote 1 -slots e "
+    "-slot_lines 1 -train_same f -same_lines 1 -made g -made_lines 1"
+).split()
+
+
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"config", *META_NAMES}))
 def test_every_example_loads(name):
     words = shlex.split(OPTIONS[name].example)
-    _, resolved = load_text_options(
-        "-train a -output b -join 1 -conjunctions c|d -conjunction 1 -quotes …|… -quote 1".split()
-        + "-slots e -slot_lines 1 -train_same f -same_lines 1 -made g -made_lines 1".split()
-        + (["-train", "a", "b"] if name == "train_weights" else [])
-        + [f"-{name}", *words]
-    )
+    two = ["-train", "a", "b"] if name == "train_weights" else []
+    _, resolved = load_text_options([*NEEDED, *two, f"-{name}", *words])
     assert words and resolved.origins[name] == "command line"
 
 
@@ -195,43 +178,40 @@ def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capf
     large, small = (tmp_path / "new" / name / native.WEIGHTS for name in ("mean", "mean8"))
     assert small.stat().st_size < 0.8 * large.stat().st_size
     packed = native.load(tmp_path / "new" / "mean8").model.state_dict()
-    found = native.load(tmp_path / "new" / "mean").model.state_dict()
-    for name, tensor in found.items():  # half a step of 127 at most
-        torch.testing.assert_close(
-            packed[name], tensor, rtol=0, atol=tensor.abs().max().item() / 250
-        )
     first, second, _ = (model.state_dict() for model in models)
-    for name, tensor in found.items():
+    for name, tensor in native.load(tmp_path / "new" / "mean").model.state_dict().items():
+        half_a_step = tensor.abs().max().item() / 250  # of 127 at most
+        torch.testing.assert_close(packed[name], tensor, rtol=0, atol=half_a_step)
         expected = 0.25 * first[name].half().double() + 0.75 * second[name].half().double()
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "says"),
     [
-        ("-models {0} -output {out}", "models: give two models or more"),
-        ("-models {0} {0}", "output is missing; give a path"),
-        ("-models {0} {0} -weights 1 -output {out}", "weights: 1 weights for 2 models"),
-        ("-models {0} {0} -weights 1 -1 -output {out}", "weights: none may be below 0"),
-        ("-models {0} {0} -weights 0 0 -output {out}", "weights: none may be below 0"),
-        ("-models {0} {0} -save_bits 4 -output {out}", "save_bits is not 8 or 16"),
-        ("-models {0} {0} -output {0}", "exists already"),
-        ("-models {0} {wide} -output {out}", "wide has other sizes or pieces than"),
-        ("-models {0} data/toy.json -output {out}", "no model of the project's own format"),
-        ("-models {0} {out} -output {out}", "no model at"),
-        ("-models {0} {0} -output {file}/x", "cannot write"),
+        ("-models one -output out", "models: give two models or more"),
+        ("-models one one", "output is missing; give a path"),
+        ("-models one one -weights 1 -output out", "weights: 1 weights for 2 models"),
+        ("-models one one -weights 1 -1 -output out", "weights: none may be below 0"),
+        ("-models one one -weights 0 0 -output out", "weights: none may be below 0"),
+        ("-models one one -save_bits 4 -output out", "save_bits is not 8 or 16"),
+        ("-models one one -output one", "exists already"),
+        ("-models one wide -output out", "wide has other sizes or pieces than"),
+        ("-models one TOY -output out", "no model of the project's own format"),
+        ("-models one out -output out", "no model at"),
+        ("-models one one -output file/x", "cannot write"),
     ],
 )
-def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, capsys, words, problem):
-    places = {name: tmp_path / name for name in ("0", "wide", "out", "file")}
-    for name, width in (("0", 32), ("wide", 64)):
-        places[name].mkdir()
-        native.save(places[name], tiny.make_model(d_ff=width), tiny_pieces)
-    places["file"].write_text("")
-    argv = words.replace("{0}", str(places.pop("0"))).format(**places).split()
-    assert mean.main(argv) in (2, 4, 5)
-    assert problem in capsys.readouterr().err
-    assert not places["out"].exists()
+def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, monkeypatch, capsys, words, says):
+    toy = Path("data/toy.json").absolute()
+    monkeypatch.chdir(tmp_path)
+    for name, width in (("one", 32), ("wide", 64)):
+        Path(name).mkdir()
+        native.save(Path(name), tiny.make_model(d_ff=width), tiny_pieces)
+    Path("file").touch()
+    assert mean.main(words.replace("TOY", str(toy)).split()) in (2, 4, 5)
+    assert says in capsys.readouterr().err
+    assert not Path("out").exists()
 
 
 # Evaluation
@@ -261,51 +241,40 @@ def test_evaluation_prints_scores_and_copies(tmp_path, capfd):
 
 
 def test_evaluation_of_few_lines_and_of_files_with_one_name(tmp_path, capfd):
-    paths = [tmp_path / folder / "test.tsv" for folder in ("a", "b")]
-    for path, n in zip(paths, (2, 3)):
-        path.parent.mkdir()
-        path.write_text("Guten Morgen.\tGood morning.\n" * n, encoding="utf-8")
-    argv = ["-test", *map(str, paths), "-strings", "0", "-output", str(tmp_path / "out")]
-    assert evaluate.main(argv) == 0
+    argv = ["-test"]
+    for folder, n in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "test.tsv", *["Guten Morgen.\tGood morning."] * n)
+        argv.append(str(path))
+    assert evaluate.main([*argv, "-strings", "0", "-output", str(tmp_path / "out")]) == 0
     out = capfd.readouterr().out
-    for path, n in zip(paths, (2, 3)):
+    for path, n in zip(argv[1:], (2, 3)):
         assert re.search(rf"^{path} +{n} lines  BLEU", out, re.M)
     assert "joined by 8" not in out
     assert sum(path.name.endswith("test.tsv.tsv") for path in (tmp_path / "out").iterdir()) == 2
 
 
 def test_strings_to_copy_are_new_to_the_model():
-    learned = {src for src, _ in read_pairs(RECIPE / "slots.tsv")}
-    shape = re.compile(r"\{\w+\}")
-    frames = {shape.sub("{}", src) for src in learned}
+    frames = {re.sub(r"\{\w+\}", "{}", src) for src, _ in read_pairs(RECIPE / "slots.tsv")}
     assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
-    compounds = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
-    texts = (
-        (RECIPE / name).read_text(encoding="utf-8") for name in (*LISTS, *SENTENCES, "slots.tsv")
-    )
-    assert not compounds.union(*map(words_of, texts)) & set(evaluate.SURNAMES)
+    known = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
+    for name in (*LISTS, *SENTENCES, "slots.tsv"):
+        known |= words_of((RECIPE / name).read_text(encoding="utf-8"))
+    assert not known & set(evaluate.SURNAMES)
 
 
-@pytest.mark.parametrize(
-    ("string", "output", "same"),
-    [
+def test_what_counts_as_copied_and_as_a_loop():
+    for string, output, same in (
         ("1,5", "It is 1.5 m.", True),
         ("1,5", "It is 1,5 m.", True),
         ("1,5", "It is 15 m.", False),
         ("4.4.1996", "On 4.4.1996", True),
         ("4.4.1996", "On 4.4.196", False),
-    ],
-)
-def test_what_counts_as_copied(string, output, same):
-    assert evaluate.copies(string, output) is same
-
-
-@pytest.mark.parametrize(
-    ("output", "loops"),
-    [("no no no no no", True), ("He said that he, he said that he, " * 3, True), ("no no", False)],
-)
-def test_loops_are_found(output, loops):
-    assert bool(evaluate.LOOP.search(output)) is loops
+    ):
+        assert evaluate.copies(string, output) is same
+    for loop in ("no no no no no", "He said that he, he said that he, " * 3):
+        assert evaluate.LOOP.search(loop)
+    assert not evaluate.LOOP.search("no no")
 
 
 # Runs
@@ -359,11 +328,8 @@ def test_the_readme_makes_every_run():
 
 def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, capfd):
     code = f"open({str(tmp_path / 'made')!r}, 'w').write(__import__('sys').executable)"
-    monkeypatch.setitem(
-        RUNS,
-        "7",
-        [{"shell": f'python -c "{code}"'}, {"shell": "exit 3"}, {"mean": {"models": [1]}}],
-    )
+    steps = [{"shell": f'python -c "{code}"'}, {"shell": "exit 3"}, {"mean": {"models": [1]}}]
+    monkeypatch.setitem(RUNS, "7", steps)
     assert run.main(["7", "--print"]) == 0 and not (tmp_path / "made").exists()
     assert capfd.readouterr().out.endswith("exit 3\npython -m recipes.de_en.mean -models 1\n")
     assert run.main(["7"]) == 3
@@ -387,9 +353,9 @@ def test_the_package_does_not_know_the_recipes():
 
 
 def test_drop_final_needs_the_same_mark_on_both_sides():
+    for pair in (("Ja!", "Yes."), ("", "")):
+        assert drop_final(pair) == pair
     assert drop_final(("Ja.", "Yes.")) == ("Ja", "Yes")
-    assert drop_final(("Ja!", "Yes.")) == ("Ja!", "Yes.")
-    assert drop_final(("", "")) == ("", "")
 
 
 def test_renumber_changes_shared_numbers_alike():
@@ -422,12 +388,11 @@ def alignment(pairs):
     return prob, links
 
 
+SIDES = st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4))
+
+
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4)), min_size=1, max_size=12
-    )
-)
+@given(st.lists(SIDES, min_size=1, max_size=12))
 def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
     forward, links = alignment(pairs)
     backward, _ = alignment([(tgt, src) for src, tgt in pairs])
@@ -435,9 +400,9 @@ def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
         min(p - 0.15, backward[t, s] - 0.15, links[s, t] - 1.5) for (s, t), p in forward.items()
     ]
     assume(all(abs(margin) > 1e-3 for margin in sure))
-    expected = {key for key, margin in zip(forward, sure) if margin > 0}
+    expected = [key for key, margin in zip(forward, sure) if margin > 0]
     found = word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
-    assert set(found) == expected and len(found) == len(expected)
+    assert sorted(found) == sorted(expected)
 
 
 def test_words_of_a_corpus_become_lines(corpus):
@@ -513,12 +478,14 @@ def test_made_up_dates_are_days_of_the_calendar():
         datetime.date(parts[2] if len(parts) == 3 else 2001, parts[1], parts[0])
 
 
-def test_slots_are_filled_alike_on_both_sides():
-    for seed in range(50):
+def test_slots_and_marks_are_alike_on_both_sides():
+    for seed in range(200):
         pair = slots.fill(("{name}, {name2}: {x} {name}", "{name}|{name2}|{x}"), Random(seed))
         first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
         assert pair[1] == f"{first}|{second}|{{x}}"
         assert first != second
+        src, tgt = slots.decorate(("Ja.", "Yes."), Random(seed))
+        assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
 
 
 def test_no_word_is_translated_in_two_ways():
@@ -537,15 +504,9 @@ def test_sentences_of_the_recipe_are_not_the_sixty_lines():
         assert max(len(line & src) / len(line | src) for src in sources) < 0.7
 
 
-def test_marks_are_the_same_around_both_sides():
-    for seed in range(200):
-        src, tgt = slots.decorate(("Ja.", "Yes."), Random(seed))
-        assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
-
-
 def test_filled_slots_join_each_epoch(corpus, tmp_path):
-    (tmp_path / "slots.tsv").write_text("Um {time}.\tAt {time}.\n", encoding="utf-8")
-    pairs = written(corpus, tmp_path, "-slots", tmp_path / "slots.tsv", "-slot_lines", 40)[0]
+    path = write(tmp_path / "slots.tsv", "Um {time}.\tAt {time}.")
+    pairs = written(corpus, tmp_path, "-slots", path, "-slot_lines", 40)[0]
     times = [pair for pair in pairs if re.match(r"Um \d", pair[0])]
     assert len(times) == 40 and len(set(times)) > 30
     assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)

@@ -63,10 +63,19 @@ def in_process(tasks: list[Task]) -> list[Done]:
         return list(engine.run(tasks, lambda n_lines, n_tokens: None))
 
 
+def run(engine, tasks, seen: list | None = None) -> list[Done]:
+    """What the tasks return; what progress is told goes into `seen`."""
+    return list(engine.run(tasks, lambda *batch: None if seen is None else seen.append(batch)))
+
+
 def told(results: Iterable[Done]) -> list[tuple]:
     """What is the same on every run."""
     results = sorted(results, key=lambda result: result.number)
     return [(r.number, r.n_lines, r.data, r.report, r.log, vars(r.summary)) for r in results]
+
+
+def assert_done(results: Iterable[Done], tasks: list[Task]) -> None:
+    assert told(results) == told(in_process(tasks))
 
 
 def alive(pid: int) -> bool:
@@ -125,26 +134,16 @@ def log(monkeypatch):
     return lines
 
 
-def test_results_are_those_of_one_process_in_order(shared):
+def test_results_are_those_of_one_process(shared):
     engine, _ = shared
-    buckets = make_tasks(0, 40)
     seen = []
-    results = list(engine.run(iter(buckets), lambda *batch: seen.append(batch)))
-    assert told(results) == told(in_process(buckets))
+    assert_done(run(engine, iter(make_tasks(0, 40)), seen), make_tasks(0, 40))
     assert sum(n_lines for n_lines, _ in seen) == 120
+    large = make_tasks(100, 2, n_lines=1500)  # of more bytes than a pipe holds, both ways
+    assert_done(run(engine, large), large)
+    assert run(engine, []) == []
     with InProcess(OPTIONS) as alone:
         assert (engine.notes, engine.machine) == (alone.notes, alone.machine)
-
-
-def test_a_large_bucket_passes(shared):
-    """Of more bytes than a pipe holds, both ways."""
-    engine, _ = shared
-    buckets = make_tasks(100, 2, n_lines=1500)
-    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
-
-
-def test_nothing_to_do(shared):
-    assert list(shared[0].run([], lambda *batch: None)) == []
 
 
 @pytest.mark.parametrize(
@@ -160,10 +159,8 @@ def test_nothing_to_do(shared):
 def test_a_bucket_is_done_again(shared, log, deeds, says):
     engine, folder = shared
     (folder / "202").write_text(deeds, "utf-8")
-    buckets = make_tasks(200, 8)
-    seen = []
-    results = list(engine.run(buckets, lambda *batch: seen.append(batch)))
-    assert told(results) == told(in_process(buckets))
+    buckets, seen = make_tasks(200, 8), []
+    assert_done(run(engine, buckets, seen), buckets)
     assert sum(n_lines for n_lines, _ in seen) == 24  # what is done again counts once
     assert says in log[-1] and len(log) == len(deeds.split())
 
@@ -174,12 +171,10 @@ def test_idle_workers_and_the_fork_server_die(shared, log):
     server = engine._server.process.pid
     before = children(server)
     os.kill(before[0], signal.SIGKILL)
-    buckets = make_tasks(300, 6)
-    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
+    assert_done(run(engine, make_tasks(300, 6)), make_tasks(300, 6))
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not any(map(alive, children(server))))
-    buckets = make_tasks(310, 20)
-    assert told(list(engine.run(buckets, lambda *batch: None))) == told(in_process(buckets))
+    assert_done(run(engine, make_tasks(310, 20)), make_tasks(310, 20))
     assert engine._server.process.pid != server and log
 
 
@@ -214,33 +209,23 @@ def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
 
 
 def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
-    """Who types a line sees its translation before the next one."""
+    """Who types a line sees its translation before the next one; also before one that fails."""
     engine, _ = shared
-    came = threading.Event()
+    came, results = threading.Event(), []
 
     def typed():
         for bucket in make_tasks(500, 3):
             yield bucket
             assert came.wait(200)
             came.clear()
-
-    for result in engine.run(typed(), lambda *batch: None):
-        assert result.number < 503
-        came.set()
-
-
-def test_an_input_that_fails(shared):
-    """What comes before is passed on."""
-
-    def broken():
-        yield from make_tasks(600, 5)
+        yield from make_tasks(503, 2)
         raise DataError("line 16: bad")
 
-    results = []
     with pytest.raises(DataError, match="line 16"):
-        for done in shared[0].run(broken(), lambda *batch: None):
+        for done in engine.run(typed(), lambda *batch: None):
             results.append(done.number)
-    assert sorted(results) == list(range(600, 605))
+            came.set()
+    assert sorted(results) == list(range(500, 505))
 
 
 @pytest.mark.parametrize(
@@ -279,13 +264,10 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
 )
 def test_errors_travel(error, kind):
     found, traceback = pickle.loads(pickle.dumps(portable(error)))
-    assert (
-        type(found) is kind
-        and str(error) in str(found)
-        and bool(traceback) is (kind in (RuntimeError, KeyError))
-    )
-    assert getattr(found, "exit_code", 1) == getattr(error, "exit_code", 1)
-    assert getattr(found, "problems", ()) == getattr(error, "problems", ())
+    assert type(found) is kind and str(error) in str(found)
+    assert bool(traceback) is (kind in (RuntimeError, KeyError))
+    for name in ("exit_code", "problems"):
+        assert getattr(found, name, None) == getattr(error, name, None)
 
 
 # -- the fork server, in this process -------------------------------------------------------------
@@ -296,17 +278,17 @@ def machine(monkeypatch, tmp_path):
     """A machine of eight cores, where who asks for GPUs is written down."""
     asked = tmp_path / "asked"
 
-    def ask(answer):
+    def answer(name, value):
         def answered(*args):
             with asked.open("a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()}\n")
-            return answer
+            return value
 
-        return answered
+        monkeypatch.setattr(torch.cuda, name, answered)
 
-    monkeypatch.setattr(torch.cuda, "is_available", ask(True))
-    monkeypatch.setattr(torch.cuda, "device_count", ask(3))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", ask(True))
+    answer("is_available", True)
+    answer("device_count", 3)
+    answer("is_bf16_supported", True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
@@ -391,16 +373,13 @@ def test_the_command_line(tmp_path, waiting):
     with started(tmp_path, *waiting, "-output_format", "jsonl") as job:
         _, err = job.communicate(timeout=200)
     assert job.returncode == 0 and "NOTE: a worker was killed (SIGKILL)" in err
-    lines = (tmp_path / "src").read_text("utf-8").split("\n")[:-1]
-    bucket = Bucket(0, [Line(i, line) for i, line in enumerate(lines)])
-    assert (tmp_path / "out").read_bytes() == in_process([Task(bucket, OPTIONS)])[0].data
-
-
-def test_a_model_that_cannot_be_loaded(tmp_path, waiting):
-    with started(tmp_path, *waiting, "-model", tmp_path / "none") as job:
+    bucket = Bucket(0, [Line(i, "katze") for i in range(12)])
+    (done,) = in_process([Task(bucket, OPTIONS)])
+    assert (tmp_path / "out").read_bytes() == done.data
+    with started(tmp_path, *waiting, "-model", tmp_path / "none", "-output", "new") as job:
         _, err = job.communicate(timeout=200)
     assert job.returncode == 4 and err.count("\n") == 1 and "none" in err
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -445,6 +424,21 @@ def test_typed_lines_and_closed_descriptors(tmp_path):
     assert (tmp_path / "out").read_text("utf-8") == "a cat\n"
 
 
+@pytest.fixture
+def eight_cores(monkeypatch):
+    """A machine of eight cores without a GPU; eight_cores(**limits) -> with other ones."""
+
+    def limited(platform="linux", has_gpu=False, **limits):
+        for name, value in {"usable_cores": 8, "worker_room": 99, **limits}.items():
+            monkeypatch.setattr(engine_module, name, lambda value=value: value)
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: has_gpu)
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    limited()
+    return limited
+
+
 @pytest.mark.parametrize(
     ("given", "n_lines", "expected"),
     [
@@ -466,13 +460,7 @@ def test_typed_lines_and_closed_descriptors(tmp_path):
         (dict(search="opennmt-2018"), 1024, 1),  # what shares a batch matters there
     ],
 )
-def test_workers_that_pay(monkeypatch, tmp_path, given, n_lines, expected):
-    """Eight cores and no GPU."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: False)
-    for name, value in dict(usable_cores=8, worker_room=99).items():
-        monkeypatch.setattr(engine_module, name, lambda value=value: value)
+def test_workers_that_pay(eight_cores, tmp_path, given, n_lines, expected):
     (tmp_path / "src").write_text("katze\n" * (n_lines or 0), "utf-8")
     options = TranslateOptions.of(model=TOY, **{"src": str(tmp_path / "src"), **given})
     assert options.n_workers is None
@@ -482,22 +470,17 @@ def test_workers_that_pay(monkeypatch, tmp_path, given, n_lines, expected):
     assert engine_module.workers_that_pay(options, n_buckets) == expected
 
 
-@pytest.mark.parametrize(
-    "scarce", [dict(usable_cores=3), dict(worker_room=3), dict(threads_wanted=3)]
-)
-def test_what_is_scarce_limits_the_workers(monkeypatch, scarce):
-    rest = dict(usable_cores=8, worker_room=8, threads_wanted=8)
-    for name, value in {**rest, **scarce}.items():
-        monkeypatch.setattr(engine_module, name, lambda value=value: value)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: False)
+@pytest.mark.parametrize("scarce", ["usable_cores", "worker_room", "threads_wanted"])
+def test_what_is_scarce_limits_the_workers(eight_cores, scarce):
     options, on_cpu = TranslateOptions.of(model=TOY), TranslateOptions.of(model=TOY, device="cpu")
-    assert engine_module.workers_that_pay(options, 10) == 3
-    monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: True)
-    assert engine_module.workers_that_pay(options, 10) == 1
-    assert engine_module.workers_that_pay(on_cpu, 10) == 3
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert engine_module.workers_that_pay(on_cpu, 10) == 1
+    for where, which, expected in (
+        ({}, options, 3),
+        (dict(has_gpu=True), options, 1),
+        (dict(has_gpu=True), on_cpu, 3),
+        (dict(has_gpu=True, platform="darwin"), on_cpu, 1),
+    ):
+        eight_cores(**{"threads_wanted": 8, scarce: 3}, **where)
+        assert engine_module.workers_that_pay(which, 10) == expected
 
 
 def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
