@@ -6,6 +6,7 @@ import gzip
 import math
 import os
 import re
+import shutil
 import stat
 import sys
 from dataclasses import replace
@@ -129,10 +130,6 @@ def test_without_valid_a_run_holds_pairs_out(tmp_path, options):
     assert "4 held out" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 
 
-def test_pairs_that_are_held_out_and_learned_are_told_of(run):
-    assert "held-out pairs are in train too" in (run() / "train.log").read_text(encoding="utf-8")
-
-
 def test_too_many_and_too_few_pieces(corpus):
     pairs = data.read_pairs(corpus)
     for wrong, what in ((5000, "largest"), (16, "smallest")):
@@ -144,53 +141,42 @@ def test_too_many_and_too_few_pieces(corpus):
             data.train_sentencepiece(pairs, works + (1 if wrong == 5000 else -1))
 
 
-@pytest.mark.parametrize("n", [1, 5, 300])
-def test_without_vocab_size_any_text_gives_pieces(n):
-    pairs = [(f"Satz Nummer {i}, ja.", f"Sentence number {i}, yes.") for i in range(n)]
-    for every in (False, True):
-        sp = spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, None, every))
-        assert sp.unk_id() not in sp.encode(pairs[-1][0])
+def test_without_vocab_size_any_text_gives_pieces_and_more_text_more():
+    def pieces(pairs, *every):
+        return spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, None, *every))
 
-
-def test_more_text_gets_more_pieces():
+    for n in (1, 5, 300):
+        pairs = [(f"Satz Nummer {i}, ja.", f"Sentence number {i}, yes.") for i in range(n)]
+        for every in (False, True):
+            sp = pieces(pairs, every)
+            assert sp.unk_id() not in sp.encode(pairs[-1][0])
     words = [f"{Random(n).getrandbits(40):x}" for n in range(9000)]
-    sizes = [
-        spm.SentencePieceProcessor(
-            model_proto=data.train_sentencepiece([(word, word) for word in words[:n]])
-        ).vocab_size()
-        for n in (1000, 9000)
-    ]
-    assert sizes[0] < sizes[1]
+    few, many = ([(word, word) for word in words[:n]] for n in (1000, 9000))
+    assert pieces(few).vocab_size() < pieces(many).vocab_size()
 
 
 # Refusing
 
 
-def model_in(folder):
-    folder.mkdir()
-    (folder / "model.json").write_text("{}", encoding="utf-8")
-
-
-def state_in(folder):
-    folder.mkdir()
-    (folder / "train_state.pt").write_bytes(b"")
-
-
 REFUSED = [
     # what is there before, options, error, what it says
-    ([], "-train no/a.tsv", FileError, "cannot read no/a.tsv: No such file"),
-    ([], "-train file -valid no/c.tsv", FileError, "cannot read no/c.tsv: No such file"),
-    ([], "-train .", FileError, r"cannot read \.: Is a directory"),
-    ([], "-init_from no/model", CheckpointError, "no/model"),
-    ([], "-output file/run", FileError, "file/run"),
-    ([], "-output /proc/run", FileError, "/proc"),
-    ([], "-log_file no/folder/log", FileError, "cannot write no/folder/log: No such file"),
-    ([], "-log_file .", FileError, "cannot write .: Is a directory"),
-    ([], "-log_file file", OptionError, "log_file .* is the same file as train .*"),
-    ([], "-resume", OptionError, "leave -resume out"),
-    ([], "-device cuda:7", OptionError, "usable GPU"),
-    ([model_in], "", OptionError, "holds a model already"),
-    ([state_in], "", OptionError, "holds a run already; continue it with -resume"),
+    ("", "-train no/a.tsv", FileError, "cannot read no/a.tsv: No such file"),
+    ("", "-train file -valid no/c.tsv", FileError, "cannot read no/c.tsv: No such file"),
+    ("", "-train .", FileError, r"cannot read \.: Is a directory"),
+    ("", "-init_from no/model", CheckpointError, "no/model"),
+    ("", "-output file/run", FileError, "file/run"),
+    ("", "-output /proc/run", FileError, "/proc"),
+    ("", "-log_file no/folder/log", FileError, "cannot write no/folder/log: No such file"),
+    ("", "-log_file .", FileError, "cannot write .: Is a directory"),
+    ("", "-log_file file", OptionError, "log_file .* is the same file as train .*"),
+    ("", "-log_file run/train_state.pt", OptionError, "log_file .* is the same file as output"),
+    ("", "-resume", OptionError, "leave -resume out"),
+    ("", "-device cuda:7", OptionError, "usable GPU"),
+    ("model.json", "", OptionError, "holds a model already"),
+    ("train_state.pt", "", OptionError, "holds a run already; continue it with -resume"),
+    ("train.csv", "-train run/train.csv", OptionError, "is the same file as train"),
+    ("train.log", "-train run/train.log", OptionError, "is the same file as train"),
+    ("model.json", "-train run/model.json", OptionError, "is the same file as train"),
 ]  # fmt: skip
 
 
@@ -200,8 +186,9 @@ def test_what_cannot_work_is_refused_before_any_work(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(corpus.read_bytes())
-    for make in before:
-        make(tmp_path / "run")
+    if before:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / before).write_bytes(corpus.read_bytes())
     monkeypatch.setattr(data, "train_sentencepiece", lambda *_: pytest.fail("work was begun"))
     given = options("-train", "file", *words.split())
     there = everything(tmp_path)
@@ -211,26 +198,18 @@ def test_what_cannot_work_is_refused_before_any_work(
     assert everything(tmp_path) == there
 
 
-@pytest.mark.parametrize("more", ["-vocab_size 9999", "-valid empty.tsv", "-max_positions 8"])
+@pytest.mark.parametrize(
+    "more",
+    ["-vocab_size 9999", "-valid empty.tsv", "-vocab_size 20 -train long.tsv -max_positions 8"],
+)
 def test_what_the_data_refuse_leaves_nothing_behind(options, tmp_path, monkeypatch, more):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.tsv").write_text("\n", encoding="utf-8")
     (tmp_path / "long.tsv").write_text("eins " * 9 + "\t" + "one " * 9, encoding="utf-8")
-    words = [*more.split(), *(["-train", "long.tsv"] if "positions" in more else [])]
-    given = options(*words, *(["-vocab_size", "20"] if "positions" in more else []))
-    there = everything(tmp_path)
+    given, there = options(*more.split()), everything(tmp_path)
     with pytest.raises((OptionError, DataError)):
         train(given)
     assert everything(tmp_path) == there
-
-
-def test_names_of_opennmt_are_told_what_to_do():
-    with pytest.raises(OptionError) as error:
-        load_train_options("-train_src a -valid_tgt b -save_model c".split())
-    said = "\n".join(error.value.problems)
-    for name in ("train_src", "valid_tgt"):
-        assert re.search(rf"{name}; .*paste FILE.src FILE.tgt", said)
-    assert "name the directory with output" in said
 
 
 # Going on
@@ -241,11 +220,9 @@ def test_settings_of_another_run_are_named(run, options, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("eins.\tone.\n" * 40, encoding="utf-8")
     there = everything(folder)
+    sizes = r"d_model \(32 before, 64 now\), vocab_size \(30 before, 29"
     for words, named in [
-        (
-            "-d_model 64 -vocab_size 29",
-            r"d_model \(32 before, 64 now\), vocab_size \(30 before, 29",
-        ),
+        ("-d_model 64 -vocab_size 29", sizes),
         (f"-train {other}", r"train \(other pairs\)"),
         (f"-valid {other}", r"[^,]*: valid \(other pairs\);"),
     ]:
@@ -255,19 +232,12 @@ def test_settings_of_another_run_are_named(run, options, tmp_path):
     # Where to stop and how fast to learn may be another
     train(options("-resume", "-train_steps", "3", "-matrix_lr", "0.01", "-dropout", "0.3"))
     assert table(folder)[-1]["step"] == "3"
-
-
-def test_a_state_that_knows_no_held_out_pairs_goes_on(run, options):
-    folder = run("-train_steps", "2")
+    # A state that knows no held-out pairs goes on; a damaged one is refused in one line
     state = torch.load(folder / "train_state.pt", weights_only=True)
     del state["settled"]["valid"]
     torch.save(state, folder / "train_state.pt")
-    train(options("-resume", "-train_steps", "3"))
-    assert table(folder)[-1]["step"] == "3"
-
-
-def test_a_damaged_state_is_refused_in_one_line(run, options, tmp_path):
-    folder = run("-train_steps", "2")
+    train(options("-resume", "-train_steps", "4"))
+    assert table(folder)[-1]["step"] == "4"
     (folder / "train_state.pt").write_bytes(b"PK nonsense")
     with pytest.raises(DataError, match="cannot resume from .*train_state.pt") as error:
         train(options("-resume"))
@@ -281,21 +251,25 @@ def test_a_complete_run_says_so(run, options, capsys):
     train(options("-train_steps", "2", "-resume"))
     assert "this run is complete" in capsys.readouterr().err
     assert table(folder) == rows
+    assert "held-out pairs are in train too" in (folder / "train.log").read_text(encoding="utf-8")
 
 
-def test_the_options_of_a_run_are_a_configuration(run, options, corpus, tmp_path):
+def test_the_options_of_a_run_are_a_configuration(run, options, corpus, tmp_path, monkeypatch):
     path = tmp_path / ", ü |, and .tsv"
     path.write_bytes(corpus.read_bytes())
     folder = run("-train", path, "-train_weights", "0.5")
     again, _ = load_train_options(["-config", str(folder / "train.yaml")])
     assert again == options("-train", path, "-train_weights", "0.5")
+    named = {*training_options.as_table(options()), "resume"}
+    assert named == set(training_options.OPTIONS) - {"config", *META_NAMES}
+    monkeypatch.chdir(tmp_path)  # a shipped model is named by where it lies
+    assert options("-init_from", "de-en").data.init_from == str(DATA / "de-en")
 
 
 def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):
     folder = run("-train_steps", "2")
-    kept = {
-        name: (folder / name).read_bytes() for name in ("weights.safetensors", "train_state.pt")
-    }
+    names = ("weights.safetensors", "train_state.pt")
+    kept = {name: (folder / name).read_bytes() for name in names}
     more = options("-resume", "-train_steps", "40", "-dropout", "0")
     calls = []
 
@@ -312,9 +286,8 @@ def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):
     assert not list(folder.glob(".*.tmp"))
     Translator.from_pretrained(folder, device="cpu")
     train(more)
-    assert [int(row["step"]) for row in table(folder)] == sorted(
-        {int(row["step"]) for row in table(folder)}
-    )
+    steps = [int(row["step"]) for row in table(folder)]
+    assert steps == sorted(set(steps))
 
 
 # Telling
@@ -363,9 +336,8 @@ def test_rows_tell_of_the_steps_since_the_row_before(options, monkeypatch):
 def test_bleu_and_samples_are_what_the_model_translates(run, corpus):
     folder = run("-train_steps", "300", "-dropout", "0")
     pairs = data.spread(data.read_pairs(corpus), 200)
-    greedy = Translator.from_pretrained(folder, device="cpu").translate(
-        [src for src, _ in pairs], beam_size=1
-    )
+    translator = Translator.from_pretrained(folder, device="cpu")
+    greedy = translator.translate([src for src, _ in pairs], beam_size=1)
     outputs = [translation.hyps[0].text for translation in greedy]
     expected = sacrebleu.corpus_bleu(outputs, [[tgt for _, tgt in pairs]]).score
     assert float(table(folder)[-1]["bleu"]) == pytest.approx(expected, abs=1)  # half precision
@@ -397,11 +369,9 @@ def test_translating_in_between_changes_nothing(options):
 
 def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, capfd):
     folder = run("-log_file", tmp_path / "my.log")
-    logs = [
-        path.read_text(encoding="utf-8") for path in (folder / "train.log", tmp_path / "my.log")
-    ]
-    assert logs[0] == logs[1]
-    told = [line.split("] ", 1)[1] for line in logs[0].split("\n")[:-1]]
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    assert log == (tmp_path / "my.log").read_text(encoding="utf-8")
+    told = [line.split("] ", 1)[1] for line in log.split("\n")[:-1]]
     said = capfd.readouterr().err.split("\n")[:-1]
     assert said == ["300 pairs read; making pieces of their words", *told]
     assert told[-1] == f"translate with it: python translate.py -model {folder} -src FILE"
@@ -446,27 +416,31 @@ def test_a_signal_during_a_validation_ends_the_run_with_it(options):
     assert told == [1, 2] == [row.step for row in trainer.journal.rows]
 
 
-def test_validations_are_a_tenth_of_the_run_apart(options):
-    for words, minutes in [
+@pytest.mark.parametrize(
+    ("words", "minutes"),
+    [
         ("-train_minutes 3", 1), ("-train_minutes 40", 4), ("-train_minutes 500", 10),
         ("-train_steps 9", 10), ("-train_minutes 40 -valid_minutes 0.5", 0.5),
-    ]:  # fmt: skip
-        assert options(*words.split()).learning.minutes_between_validations == minutes
+    ],
+)  # fmt: skip
+def test_validations_are_a_tenth_of_the_run_apart(options, words, minutes):
+    assert options(*words.split()).learning.minutes_between_validations == minutes
 
 
-def test_a_loss_that_is_no_number_ends_the_run(options, tmp_path):
+@pytest.mark.parametrize("stopping", [None, 15])
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_state(
+    options, run, tmp_path, stopping
+):
     trainer = Trainer(options())
     next(trainer.model.parameters()).data += math.nan
     with pytest.raises(OptionError, match="not finite.*lower matrix_lr"):
         trainer.run()
     assert not (tmp_path / "run" / "model.json").exists()
-
-
-def test_a_stop_behind_a_loss_that_is_no_number_keeps_the_state(options, run, tmp_path):
+    shutil.rmtree(tmp_path / "run")
     state = run() / "train_state.pt"
     kept = state.read_bytes()
     trainer = Trainer(options("-resume", "-train_steps", 20))
-    trainer.stopping = 15
+    trainer.stopping = stopping
     next(trainer.model.parameters()).data += math.nan
     with pytest.raises(OptionError, match=f"resume from {re.escape(str(state))} with lower"):
         trainer.run()
@@ -476,12 +450,7 @@ def test_a_stop_behind_a_loss_that_is_no_number_keeps_the_state(options, run, tm
 def test_a_signal_while_the_table_is_written_is_of_the_next_step(options, tmp_path):
     trainer = Trainer(options("-train_steps", 200))
     add = trainer.journal.add
-
-    def interrupted(row):
-        trainer.stopping = 15
-        add(row)
-
-    trainer.journal.add = interrupted
+    trainer.journal.add = lambda row: (setattr(trainer, "stopping", 15), add(row))
     trainer.run()
     assert trainer.n_steps < 200
     resumed = Trainer(options("-train_steps", 200, "-resume"))
@@ -505,24 +474,6 @@ def test_memory_that_is_short(options, monkeypatch, tmp_path):
         train(options())
 
 
-@pytest.mark.parametrize("name", ["train.csv", "train.log", "model.json"])
-def test_a_run_does_not_write_over_what_it_reads(options, corpus, tmp_path, name):
-    own = tmp_path / "run" / name
-    own.parent.mkdir()
-    own.write_bytes(corpus.read_bytes())
-    before = everything(tmp_path)
-    with pytest.raises(OptionError, match="is the same file as train"):
-        Trainer(options("-train", own))
-    with pytest.raises(OptionError, match="log_file .* is the same file as output"):
-        Trainer(options("-log_file", tmp_path / "run" / "train_state.pt"))
-    assert everything(tmp_path) == before
-
-
-def test_a_run_from_a_shipped_model(options, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert options("-init_from", "de-en").data.init_from == str(DATA / "de-en")
-
-
 def test_pairs_that_cannot_be_learned_are_counted(options, run, tmp_path):
     """The pieces are those of the first file, which has no such characters."""
     odd = tmp_path / "odd.tsv"
@@ -541,9 +492,3 @@ def test_automatic_precision_is_single_on_a_processor(options, tmp_path):
         losses[name] = trainer.held_out_losses()[0]
     assert losses["auto"] == losses["fp32"] != losses["bf16"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
-
-
-def test_every_option_is_in_the_configuration(options):
-    assert set(training_options.as_table(options())) | {"resume"} == set(
-        training_options.OPTIONS
-    ) - {"config", *META_NAMES}
