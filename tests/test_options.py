@@ -51,20 +51,6 @@ def test_every_option_has_help_and_its_default_is_valid():
     assert TranslateOptions.of(**given_again) == TranslateOptions.of()
 
 
-# What an option needs beside it, not to be refused
-BESIDE = {
-    "early_stopping": "-search transformers",
-    "patience": "-search ctranslate2",
-    "repetition_penalty": "-search transformers",
-    "beam_groups": "-search transformers -beam_size 6",
-    "diversity_rate": "-search transformers -beam_size 6 -beam_groups 2",
-    "random_sampling_temp": "-do_sample",
-    "tgt_file_prefix": "-tgt prefixes.txt",
-    "score_only": "-tgt reference.en",
-    "phrase_table": "-replace_unk",
-    "gold_align": "-report_align -tgt reference.txt",
-    "shard": "-src input.de",
-}
 # Words that are taken where any text is not
 WORDS_OF = {"device": "cpu", "shard": "1/1", "tokenizer": "space", "transforms": "suffix"}
 WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
@@ -79,21 +65,6 @@ WORDS_OF |= {"dump_beam": "beam.json"}
 def test_a_batch_size_that_looks_like_sentences_is_noted(argv, noted):
     options, _ = load_options(argv.split())
     assert any("batch_type sents" in note for note in options.notes) == noted
-
-
-def test_every_option_takes_all_three_spellings():
-    for name, option in OPTIONS.items():
-        if name in META:
-            continue
-        word = {bool: "true", int: "3", float: "0.5", str: "x"}[option.kind]
-        word = WORDS_OF.get(name) or (option.choices[-1] if option.choices else word)
-        beside = BESIDE.get(name, "").split()
-        given = {name, *(w[1:] for w in beside if w.startswith("-"))}
-        for argv in (["-" + name, word], ["--" + name, word], [f"--{name}={word}"]):
-            _, resolved = load_options([*argv, *beside])
-            origins = resolved.origins.items()
-            assert {n for n, origin in origins if origin == "command line"} == given
-            assert all(origin.startswith("default") for n, origin in origins if n not in given)
 
 
 REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least one value")

@@ -112,12 +112,6 @@ class TestStream:
         assert [t.id for t in found] == list(range(len(LINES)))
         assert list(translator.translate_stream([], **options)) == []
 
-    def test_of_lines_without_end(self, translator):
-        endless = itertools.cycle(LINES)
-        found = list(itertools.islice(translator.translate_stream(endless), 10))
-        expected = translator.translate(list(itertools.islice(itertools.cycle(LINES), 10)))
-        assert_same(found, expected)
-
     def test_windows_grow_to_a_limit(self, translator, fake):
         n_read, most_waiting = 0, 0
 
@@ -304,10 +298,6 @@ class TestNames:
         for name in onmt_lite.__all__:
             assert getattr(onmt_lite, name) is not None
         assert set(onmt_lite.__all__) <= set(dir(onmt_lite))
-
-    def test_others_are_not(self):
-        with pytest.raises(AttributeError, match="no attribute 'Translater'"):
-            _ = onmt_lite.Translater
 
     def test_are_imported_without_a_word_from_other_packages(self):
         """torch warns where numpy is missing; -W error makes a warning an error."""
