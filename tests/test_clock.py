@@ -54,10 +54,8 @@ def test_a_device_is_waited_for_before_each_reading(now):
     assert clock.take() == {"encode": 11}
 
 
-def test_a_translator_counts_its_phases(translator, monkeypatch):
+def test_a_translator_counts_its_phases(translator, now, monkeypatch):
     """Every phase takes as long as the work in it, on a clock that only that work moves."""
-    now = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slowed(owner, name, seconds):
         original = getattr(owner, name)

@@ -72,9 +72,8 @@ def test_output_that_is_cut_or_loops():
     assert found.notes == ()
 
 
-def test_unknown_tokens_are_counted(tiny_checkpoint):
+def test_unknown_tokens_are_counted(translator):
     """A tokenizer that was not used to make the ids says how many are unknown."""
-    translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
     vocab = translator.checkpoint.src_vocab
     for line in ("a b", "a 🙂 b", "🙂 a 🙂", ""):
         (found,) = translator.translate([line], max_length=3)
@@ -97,16 +96,14 @@ def test_unknown_tokens_are_counted(tiny_checkpoint):
 @pytest.mark.parametrize(
     ("role", "of_cut"), [("tgt", "tgt-too-long"), ("prefix", "prefix-truncated")]
 )
-def test_how_a_reference_or_prefix_was_read(tiny_checkpoint, role, of_cut, raw, cut, expected):
-    examples = Translator.from_pretrained(tiny_checkpoint, device="cpu").pipeline.examples
-    example = examples.make(Line(0, "der hund"), **{role: to_line(raw, 0, cut)})
+def test_how_a_reference_or_prefix_was_read(translator, role, of_cut, raw, cut, expected):
+    example = translator.pipeline.examples.make(Line(0, "der hund"), **{role: to_line(raw, 0, cut)})
     assert example.notes == tuple(note.replace("of-cut", of_cut) for note in expected)
     assert (example.tgt_ids is None) == (role == "prefix" or cut)  # part of one has no score
 
 
-def test_a_reference_that_is_no_object_has_one_note(tiny_checkpoint):
-    examples = Translator.from_pretrained(tiny_checkpoint, device="cpu").pipeline.examples
-    for role in ("tgt", "prefix"):
-        line = Line(0, "", ("truncated", "invalid-json"))
-        example = examples.make(Line(0, "der hund"), **{role: line})
-        assert example.notes == ("tgt-invalid-json",)
+@pytest.mark.parametrize("role", ["tgt", "prefix"])
+def test_a_reference_that_is_no_object_has_one_note(translator, role):
+    line = Line(0, "", ("truncated", "invalid-json"))
+    example = translator.pipeline.examples.make(Line(0, "der hund"), **{role: line})
+    assert example.notes == ("tgt-invalid-json",)

@@ -199,47 +199,13 @@ def found_by(group, **options):
 
 
 class TestSwitches:
-    # spec/search.md, trap 31: groups that agree on tokens pay for it
     TABLE = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.9, 0.06, 0.04))
-
-    def test_groups_pay_for_the_tokens_of_earlier_ones(self):
-        """The second group would begin with a, too, but for the 1.0 that it costs."""
-        options = dict(search="transformers", length_penalty="none", beam_size=2, n_best=2)
-        (found,) = found_by(
-            [self.TABLE], beam_groups=2, diversity_rate=1.0, max_length=9, **options
-        )
-        expected = [("a", math.log(0.6 * 0.9)), ("b", math.log(0.3 * 0.9))]
-        assert found == [(text, round(score, 4)) for text, score in expected]
-
-    def test_fairseq_takes_turns_between_groups_and_counts_all_their_candidates(self):
-        # Step 1: group 1 has a and b, so group 2 pays 1.0 for both, and its best is a as well
-        # (log .6 - 1, then the end, log .1).  The groups' lists by turns: a, a, b, end.
-        # Then both ends are forced, and group 2 pays for its end, too: 2.0 in all
-        options = dict(search="fairseq", length_penalty="none", min_length=0, beam_size=2)
-        best = ("a", round(math.log(0.6 * 0.9), 4))
-        for rate, max_length, n in ((1.0, 1, 1), (0.1, 9, 2)):
-            (found,) = found_by(
-                [self.TABLE],
-                **options, n_best=2, beam_groups=2, diversity_rate=rate, max_length=max_length
-            )  # fmt: skip
-            assert found[0] == best and (n > 1 or len(found) == 1)  # the other is a copy of it
 
     def test_a_rate_of_zero_makes_groups_alike(self):
         options = dict(search="transformers", beam_size=4, n_best=4, max_length=5)
         (found,) = found_by([self.TABLE], beam_groups=2, **options)
         (half,) = found_by([self.TABLE], **{**options, "beam_size": 2, "n_best": 2})
         assert found == half  # copies are not told twice
-
-    @pytest.mark.parametrize("name", GREEDY)
-    def test_early_stopping_takes_the_first_to_finish(self, name):
-        # `a$` finishes first; `b b$` is better
-        rows = {"": logits(0.02, 0.5, 0.48), "1": logits(0.5, 0.25, 0.25)}
-        source = make_source({**rows, "2": logits(0.02, 0.0, 0.98)}, logits(0.99, 0.01, 0))
-        options = dict(search=name, beam_size=2, max_length=9)
-        (late,) = found_by([source], **options)
-        (early,) = found_by([source], early_stopping=True, **options)
-        assert late[0][0] == "b b"
-        assert early[0][1] <= late[0][1]
 
     @pytest.mark.parametrize(
         "name, options",
@@ -275,14 +241,6 @@ class TestSwitches:
         (hyp,) = found.hyps
         assert hyp.ended == ended
         assert hyp.tokens == [words[y] for y in tokens[: len(tokens) - ended]]
-
-    def test_patience_waits_for_more_hypotheses(self):
-        source = make_source({"": logits(0.4, 0.35, 0.25)}, logits(0.3, 0.4, 0.3))
-        options = dict(search="ctranslate2", beam_size=2, n_best=2, max_length=8)
-        (patient,) = found_by([source], patience=4.0, **options)
-        (plain,) = found_by([source], **options)
-        assert patient != plain
-        assert patient[0][1] >= plain[0][1]
 
     @pytest.mark.parametrize("name", GREEDY)
     def test_repetition_penalty(self, name):

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.api import Translator
-from onmt_lite.config.options import TranslateOptions
 from onmt_lite.search.beam import Beam, Candidates, Event
 from onmt_lite.search.plan import Limits
 from tests.support.tables import (
@@ -19,7 +17,6 @@ from tests.support.tables import (
     brute_force,
     hypotheses,
     logits,
-    make_checkpoint,
     make_source,
     plan_of,
     reference,
@@ -75,12 +72,6 @@ def assert_same(found: list[Hyp], expected: list[Hyp], tolerance: float = TOLERA
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=tolerance)
 
 
-def translate_table(source, **options):
-    translator = Translator(make_checkpoint([source]), TranslateOptions.of())
-    line = " ".join(["s0"] * source.length)
-    return translator.translate([line], max_length_ratio=0, **options)[0].hyps
-
-
 class TestAgainstOtherSearches:
     @settings(deadline=None, max_examples=60)
     @given(
@@ -117,15 +108,6 @@ class TestHypotheses:
         for source, beam in zip(group, together, strict=True):
             (alone,) = search([source], rules)
             assert_same(hypotheses(beam), hypotheses(alone), SAME)
-
-    @settings(deadline=None, max_examples=20)
-    @given(sources(vocab_sizes=[4, 5]), st.integers(2, 4))
-    def test_n_best_only_cuts_the_list(self, source, beam_size):
-        options = dict(beam_size=beam_size, max_length=6)
-        longest = translate_table(source, n_best=beam_size, **options)
-        assert len(longest) == beam_size
-        for n in range(1, beam_size):
-            assert translate_table(source, n_best=n, **options) == longest[:n]
 
     def test_a_finished_sentence_stays_as_it_is_beside_a_slow_one(self):
         quick = make_source({"": logits(0.6, 0.3, 0.1)}, logits(0.9, 0.05, 0.05))

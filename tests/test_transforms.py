@@ -413,7 +413,6 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ("transforms: [prefix]\ntokenizer: space", "give one"),
         (WITH_BPE + "detokenizer: joiner", "detokenizer"),
         (WITH_BPE.replace("- bpe", "- bpe\n- sentencepiece"), "give one of"),
-        ("transforms: [prefix, prefix]", "each name once"),
         (WITH_BPE.replace("- bpe", "- suffix\n- bpe") + "src_suffix: </s>", "after bpe"),
         ("src_onmttok_kwargs: \"__import__('os')\"", "expected a dict"),
         ('tgt_onmttok_kwargs: "[1]"', "expected a dict"),

@@ -67,11 +67,6 @@ class TestASentenceIsAlone:
         found = translator.translate([LINES[i] for i in order], n_best=3, batch_size=64)
         assert_same(found, [alone[i] for i in order])
 
-    def test_with_options_that_keep_state_per_row(self, translator):
-        options = dict(block_ngram_repeat=2, coverage_penalty="wu", beta=0.3, stepwise_penalty=True)
-        found = translator.translate(LINES, n_best=3, **options)
-        assert_same(found, [translator.translate([x], n_best=3, **options)[0] for x in LINES])
-
 
 class TestScores:
     def test_log_probs_equal_a_forward_pass(self, translator, found):
@@ -81,6 +76,9 @@ class TestScores:
                 assert hyp.token_log_probs == pytest.approx(expected, abs=TOLERANCE)
                 assert hyp.log_prob == pytest.approx(sum(expected), abs=len(expected) * TOLERANCE)
                 assert hyp.score == pytest.approx(hyp.log_prob / len(expected), abs=TOLERANCE)
+            scores = [hyp.score for hyp in t.hyps]
+            assert len({hyp.text for hyp in t.hyps}) == len(scores)
+            assert scores == sorted(scores, reverse=True)
 
     def test_log_prob_equals_the_score_of_the_output(self, space_translator):
         encode = space_translator.checkpoint.tokenizers["sentencepiece"].encode
@@ -141,12 +139,6 @@ class TestScores:
         ((hyp,),) = [t.hyps for t in translator.translate(["s0 s0"], beam_size=2, n_best=2)]
         assert (hyp.text, hyp.tokens) == ("ab", ["a", "b"])
         assert hyp.score == pytest.approx(math.log(0.6) / 3, abs=TOLERANCE)
-
-    def test_hypotheses_are_distinct_texts_best_first(self, found):
-        for t in found:
-            assert len({hyp.text for hyp in t.hyps}) == len(t.hyps)
-            scores = [hyp.score for hyp in t.hyps]
-            assert scores == sorted(scores, reverse=True)
 
 
 class TestLines:
