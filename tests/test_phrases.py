@@ -29,10 +29,12 @@ JOINED = "</s> cat cat￭ ￭egory ￭s the c ￭at ￭. a".split()
 
 
 class Cutter:
-    """Greedy: the longest token that comes next."""
+    """Greedy: the longest token that comes next; with a mark, one that ends no word."""
 
-    def __init__(self, tokens, join, space=""):
-        self.tokens, self.decode, self.space = tokens, join, space
+    def __init__(self, tokens, join, space="", mark=""):
+        self.decode, self.space = join, space
+        self.tokens = {t.removesuffix(mark): t for t in tokens if not mark or t.endswith(mark)}
+        self.whole = {*tokens} if mark else set()
 
     def encode(self, line):
         return line.split()
@@ -41,24 +43,14 @@ class Cutter:
         found = []
         for word in line.split():
             rest = f"{self.space}{word}"
-            while rest:
-                fits = [t for t in self.tokens if rest.startswith(t) and t]
-                found.append(max(fits, key=len) if fits else rest)
-                rest = rest[len(found[-1]) :]
-        return found
-
-
-class BpeCutter(Cutter):
-    def encode_target(self, line):
-        found = []
-        for word in line.split():
-            while word and word not in self.tokens:
-                fits = [t for t in self.tokens if t.endswith("@@") and word.startswith(t[:-2])]
+            while rest and rest not in self.whole:
+                fits = [t for t in self.tokens if t and rest.startswith(t)]
                 if not fits:
                     break
-                found.append(max(fits, key=len))
-                word = word[len(found[-1]) - 2 :]
-            found.append(word)
+                best = max(fits, key=len)
+                found.append(self.tokens[best])
+                rest = rest[len(best) :]
+            found += [rest] if rest else []
         return found
 
 
@@ -72,7 +64,7 @@ class Uncut(SpaceTokenizer):
 
 KINDS = {
     "pieces": (PIECES, Cutter(PIECES, join_pieces, "▁")),
-    "bpe": (BPE, BpeCutter(BPE, join_bpe)),
+    "bpe": (BPE, Cutter(BPE, join_bpe, mark="@@")),
     "joiner": (JOINED, Cutter(JOINED, join_joiner)),
     "pieces of lines of tokens": (PIECES, Uncut(join_pieces)),
     "spacers of lines of tokens": (PIECES, Uncut(join_spacer)),
