@@ -195,6 +195,7 @@ class KeyValueCache:
         for old_layer, new_layer in [*zip(old.keys, self.keys), *zip(old.values, self.values)]:
             entries = old_layer.view(-1, self.width).index_select(0, numbers)
             new_layer[:b, :, :n] = entries.view(b, self.heads, n, self.width)
+            del entries  # or it lives until the next layer's are there
         by_row = order[:, None, None].expand(-1, 1, self.beam_size, -1)  # (B, 1, K, n)
         self.masks[:b, ..., :n] = old.masks[:b].gather(3, by_row)
         if self.places is not None and old.places is not None:
