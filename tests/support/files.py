@@ -27,8 +27,9 @@ def assert_refused(path, *words: str) -> None:
         load_checkpoint(path)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 700
+    said = message.replace(f"{Path(path).parent}/", "")  # pytest names folders after cases
     for word in words:
-        assert word in message
+        assert word in said
 
 
 def assert_scores(path, gold: list[dict[str, Any]], **options: Any) -> Translator:
