@@ -11,13 +11,15 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Languages
-from onmt_lite.errors import CheckpointError, OptionError
-from tests.support.files import DATA, assert_refused
+from onmt_lite.errors import OptionError
+from tests.support.files import DATA, assert_refused, assert_scores, everything
+from tests.support.files import change as change_table
 from tests.support.model_bin import ModelBin
 
 CT2, HF = DATA / "ct2", DATA / "hf" / "marian"
 MODELS = sorted(path.name for path in CT2.iterdir())
 FLOAT32, INT8 = 0, 1
+NAN = struct.pack("<f", torch.nan)
 
 
 @pytest.fixture(params=["opennmt_int16"])
@@ -34,14 +36,7 @@ def change(path, edit):
 
 
 def configure(path, **values):
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | values))
-
-
-def everything(path):
-    found = load_checkpoint(path)
-    weights = {name: tensor.tolist() for name, tensor in found.model.state_dict().items()}
-    return weights, found.model.cfg, found.src_vocab.tokens, found.tgt_vocab.tokens, found.start_id
+    change_table(path / "config.json", **values)
 
 
 def flag(value):
@@ -53,11 +48,7 @@ def test_scores_are_those_of_ctranslate2(name):
     file = DATA / "references" / f"ct2_{name}.ctranslate2.json"
     gold = json.loads(file.read_text("utf-8"))["gold"]
     languages = dict(src_lang="deu_Latn", tgt_lang="eng_Latn") if name.startswith("nllb") else {}
-    translator = Translator.from_pretrained(
-        CT2 / name, device="cpu", precision="fp32", threads=1, tokenizer="space", **languages
-    )
-    scores = translator.score([g["source"] for g in gold], [g["target"] for g in gold])
-    assert scores == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+    assert_scores(CT2 / name, gold, tokenizer="space", **languages)
 
 
 class TestFiles:
@@ -164,11 +155,9 @@ class TestLanguages:
         whole, framed = "deu_Latn w1 w2 </s>", "w1 w2"
         translator = Translator.from_pretrained(nllb, search="ctranslate2", **given)
         (expected,) = translator.translate([whole])
-        for lines, more in (
-            ([framed], dict(src_lang="deu_Latn")),
-            ([">>deu_Latn:eng_Latn<< w1 w2"], {}),
-        ):
-            (found,) = translator.translate(lines, **more)
+        tagged = f">>deu_Latn:eng_Latn<< {framed}"
+        for line, more in ((framed, dict(src_lang="deu_Latn")), (tagged, {})):
+            (found,) = translator.translate([line], **more)
             assert found.hyps == expected.hyps
 
     def test_frame_of_a_line_of_text(self, nllb):
@@ -208,51 +197,44 @@ class TestLanguages:
         tokens[22:25] = ["<2de>", "<2en>", "<2fr>"]
         (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
         found = load_checkpoint(nllb).languages
-        assert (dict(found.ids), found.source, found.target) == (
-            {"de": 22, "en": 23, "fr": 24},
-            "none",
-            "text",
-        )
+        assert dict(found.ids) == {"de": 22, "en": 23, "fr": 24}
+        assert (found.source, found.target) == ("none", "text")
 
 
 class TestRefused:
     @pytest.mark.parametrize(
-        "edit, words",
+        "values, words",
         [
-            (lambda s: setattr(s, "version", 1), "Bergamot"),
-            (lambda s: setattr(s, "version", 4), "version 4"),
-            (lambda s: setattr(s, "version", 7), "version 7"),
-            (lambda s: setattr(s, "revision", 8), "revision 8"),
-            (lambda s: setattr(s, "specification", "WhisperSpec"), "WhisperSpec"),
-            (lambda s: s.variables.update({"decoder/alibi": flag(1)}), "ALiBi"),
-            (lambda s: s.variables.update({"decoder/activation": flag(6)}), "activation 6"),
-            (lambda s: s.variables.update({"encoder/pre_norm": flag(0)}), "pre_norm"),
-            (lambda s: s.variables.update({"decoder/sliding_window": flag(9)}), "sliding_window"),
-            (lambda s: s.variables.update(with_source_eos=flag(1)), "with_source_eos"),
-            (lambda s: s.variables.pop("decoder/embeddings/weight"), "embeddings"),
-            (lambda s: s.aliases.update({"encoder/x": "encoder/y"}), "encoder/x"),
-            (lambda s: s.aliases.update({"decoder/num_heads": "encoder/num_heads"}), "another"),
-            (
-                lambda s: s.variables.update(
-                    {"decoder/project_in/weight": ([1, 1], FLOAT32, bytes(4))}
-                ),
-                "project_in",
-            ),
-            (
-                lambda s: s.variables.update(
-                    {"encoder/embeddings_1/weight": ([1, 1], FLOAT32, bytes(4))}
-                ),
-                "embeddings_1",
-            ),
-            (
-                lambda s: s.variables.update(
-                    {"decoder/layer_norm/gamma": ([16], FLOAT32, struct.pack("<f", torch.nan) * 16)}
-                ),
-                "not finite",
-            ),
+            (dict(version=1), "Bergamot"),
+            (dict(version=4), "version 4"),
+            (dict(version=7), "version 7"),
+            (dict(revision=8), "revision 8"),
+            (dict(specification="WhisperSpec"), "WhisperSpec"),
+            ({"decoder/alibi": flag(1)}, "ALiBi"),
+            ({"decoder/activation": flag(6)}, "activation 6"),
+            ({"encoder/pre_norm": flag(0)}, "pre_norm"),
+            ({"decoder/sliding_window": flag(9)}, "sliding_window"),
+            (dict(with_source_eos=flag(1)), "with_source_eos"),
+            ({"decoder/embeddings/weight": None}, "embeddings"),
+            ({"decoder/project_in/weight": ([1, 1], FLOAT32, bytes(4))}, "project_in"),
+            ({"encoder/embeddings_1/weight": ([1, 1], FLOAT32, bytes(4))}, "embeddings_1"),
+            ({"decoder/layer_norm/gamma": ([16], FLOAT32, NAN * 16)}, "not finite"),
+            ({"encoder/x": "encoder/y"}, "encoder/x"),
+            ({"decoder/num_heads": "encoder/num_heads"}, "another"),
         ],
+        ids=str,
     )
-    def test_other_kinds_of_models(self, copy, edit, words):
+    def test_other_kinds_of_models(self, copy, values, words):
+        def edit(stored):
+            for name, value in values.items():
+                if hasattr(stored, name):
+                    setattr(stored, name, value)
+                elif isinstance(value, str):
+                    stored.aliases[name] = value
+                else:
+                    stored.variables[name] = value
+            stored.variables = {n: v for n, v in stored.variables.items() if v is not None}
+
         change(copy, edit)
         assert_refused(copy, words)
 
@@ -308,15 +290,13 @@ class TestRefused:
         ):
             (copy / "model.bin").write_bytes(head + rest)
             assert_refused(copy, "model.bin")
-        (copy / "model.bin").write_bytes(
-            struct.pack("<IH16sII", 6, 16, b"TransformerSpec\0", 7, 1 << 31)
-        )
+        (copy / "model.bin").write_bytes(head[:-4] + struct.pack("<I", 1 << 31))
         assert_refused(copy, "more than any model has")
 
 
-def test_damaged_files_are_refused_or_the_same(copy):
+def test_a_damaged_file_is_refused(copy):
     """Names, sizes and counts: the numbers themselves have no checksum in this format."""
-    file, expected = copy / "model.bin", everything(copy)
+    file = copy / "model.bin"
     original, random = file.read_bytes(), Random(1)
     names = [m for m in range(len(original) - 7) if original[m : m + 7] in (b"encoder", b"decoder")]
     for at in random.sample(names, 25):
@@ -328,15 +308,3 @@ def test_damaged_files_are_refused_or_the_same(copy):
         assert_refused(copy, "model.bin")
     file.write_bytes(original + b"\0")
     assert_refused(copy, "longer")
-    file.write_bytes(original)
-    for name in ("config.json", "target_vocabulary.json"):
-        text = (copy / name).read_bytes()
-        for _ in range(30):
-            at = random.randrange(len(text))
-            (copy / name).write_bytes(text[:at] + text[at + 1 :])
-            try:
-                everything(copy)
-            except CheckpointError as error:
-                assert "\n" not in str(error)
-        (copy / name).write_bytes(text)
-    assert everything(copy) == expected

@@ -16,7 +16,8 @@ from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.subwords import read_pieces
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError
-from tests.support.files import DATA, assert_refused, one_line
+from tests.support import files
+from tests.support.files import DATA, assert_refused, change, one_line
 from tests.support.model_bin import ModelBin
 from tests.support.sweeps import swept
 
@@ -26,14 +27,10 @@ MODEL |= {name: FAMILIES / name for name in ("m2m", "nllb", "mbart25", "t5", "ma
 
 
 def everything(path):
-    """What the small files decide: sizes, words, languages, tokens around lines, defaults."""
-    found = load_checkpoint(path)
-    parts = {n: v for n, v in vars(found).items() if n not in ("model", "tokenizers", "version")}
-    words = {n: v.encode("Das Haus <2en> 12") for n, v in found.tokenizers.items()}
-    said = [
-        load_options(["-model", str(path), "-search", s])[1] for s in ("transformers", "marian")
-    ]
-    return found.model.cfg, words, str(parts), [resolved.values for resolved in said]
+    """What the small files decide: all but the weights, and defaults of searches."""
+    searches = ("transformers", "marian")
+    said = [load_options(["-model", str(path), "-search", s])[1] for s in searches]
+    return files.everything(path)[1:], [resolved.values for resolved in said]
 
 
 def refused_or(path, expected):
@@ -74,94 +71,92 @@ def test_names_in_decoder_yml(tmp_path):
             refused_or(path, expected)
 
 
-def test_start_tokens_that_two_files_say(tmp_path):
+@pytest.fixture
+def copy(tmp_path):
+    """copy(name) -> the path of a copy of a model."""
+    return lambda name: shutil.copytree(MODEL[name], tmp_path / name)
+
+
+def edit(path, function):
+    """Change a JSON file."""
+    said = json.loads(path.read_text("utf-8"))
+    function(said)
+    path.write_text(json.dumps(said), "utf-8")
+
+
+def test_start_tokens_that_two_files_say(copy):
     for name, words in (("t5", "decoder_start_token_id"), ("mbart25", "neither a language")):
-        path = shutil.copytree(MODEL[name], tmp_path / name)
-        said = json.loads((path / "generation_config.json").read_text("utf-8"))
-        changed = said | {"decoder_start_token_id": 8}
-        (path / "generation_config.json").write_text(json.dumps(changed), "utf-8")
+        path = copy(name)
+        change(path / "generation_config.json", decoder_start_token_id=8)
         assert_refused(path, words)
 
 
-def test_an_added_token_with_the_id_of_a_piece(tmp_path):
-    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
-    said = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
-    listed = said["added_tokens_decoder"]
-    listed["18"] = listed.pop(max(listed, key=int))
-    (path / "tokenizer_config.json").write_text(json.dumps(said), "utf-8")
+def test_an_added_token_with_the_id_of_a_piece(copy):
+    def move_last(said):
+        listed = said["added_tokens_decoder"]
+        listed["18"] = listed.pop(max(listed, key=int))
+
+    path = copy("nllb")
+    edit(path / "tokenizer_config.json", move_last)
     assert_refused(path, "has the id of")
 
 
 @pytest.mark.parametrize("listed", [5, {"a": 1}, "x", ["a"]], ids=str)
-def test_added_tokens_that_are_no_list_of_tables(listed, tmp_path):
-    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
-    for file, change in (
-        ("tokenizer.json", {"added_tokens": listed}),
-        ("tokenizer_config.json", {"added_tokens_decoder": None}),
-    ):
-        said = json.loads((path / file).read_text("utf-8"))
-        (path / file).write_text(json.dumps(said | change), "utf-8")
+def test_added_tokens_that_are_no_list_of_tables(listed, copy):
+    path = copy("nllb")
+    change(path / "tokenizer.json", added_tokens=listed)
+    change(path / "tokenizer_config.json", added_tokens_decoder=None)
     assert_refused(path, "tokenizer.json", "added")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), 5.5, "x", True, None], ids=str)
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), 5.5, "x", True, None, 10**400], ids=lambda v: str(v)[:4]
+)
 @pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
-def test_ids_of_added_tokens_that_are_no_whole_numbers(file, value, tmp_path):
-    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
+def test_ids_of_added_tokens(file, value, copy):
+    path = copy("nllb")
     (path / "tokenizer_config.json").unlink()
-    said = json.loads((path / file).read_text("utf-8"))
     if file == "tokenizer.json":
-        said["added_tokens"][-1]["id"] = value
+        edit(path / file, lambda said: said["added_tokens"][-1].update(id=value))
     else:
-        said[max(said, key=said.get)] = value
+        edit(path / file, lambda said: said.update({max(said, key=said.get): value}))
         (path / "tokenizer.json").unlink()
-    (path / file).write_text(json.dumps(said), "utf-8")
-    assert_refused(path, file, "ids are no whole numbers")
+    words = "has the id a whole number of more than 40 digits"
+    assert_refused(path, words if value == 10**400 else "ids are no whole numbers")
+
+
+def test_an_id_that_is_a_list(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
+    with pytest.raises(CheckpointError, match="id a list of 'a' cannot be"):
+        read_vocab(tmp_path / "vocab.json", 2, 0, 0)
 
 
 SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}
 
 
 @pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
-def test_scores_that_no_piece_has(score, tmp_path):
-    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
+def test_scores_that_no_piece_has(score, copy):
+    path = copy("t5")
     (path / "spiece.model").unlink()
-    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
-    said["model"]["vocab"][5][1] = score
-    (path / "tokenizer.json").write_text(json.dumps(said), "utf-8")
+    edit(path / "tokenizer.json", lambda said: said["model"]["vocab"][5].__setitem__(1, score))
     assert_refused(path, "tokenizer.json", "a piece without a text or a score")
 
 
-def test_lists_in_the_place_of_texts_that_are_only_shown_or_compared(tmp_path):
-    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
-    lists = {"transformers_version": ["x"], "tokenizer_class": ["small100"]}
+def test_lists_in_the_place_of_texts_that_are_only_shown_or_compared(copy):
+    path = copy("t5")
     for file in ("config.json", "generation_config.json"):
-        said = json.loads((path / file).read_text("utf-8"))
-        (path / file).write_text(json.dumps(said | lists), "utf-8")
-    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
+        change(path / file, transformers_version=["x"], tokenizer_class=["small100"])
     assert load_checkpoint(path).version == ""
-    said["added_tokens"][0]["content"], said["added_tokens"][0]["id"] = ["x"], 5
+    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    said["added_tokens"][0] |= {"content": ["x"], "id": 5}
     with pytest.raises(CheckpointError, match="an added token without a text"):
         as_sentencepiece(said, "<unk>", path)
 
 
-def test_ids_that_no_message_could_hold(tmp_path):
-    path = shutil.copytree(MODEL["nllb"], tmp_path / "copy")
-    (path / "tokenizer_config.json").unlink()
-    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
-    said["added_tokens"][-1]["id"] = 10**400
-    (path / "tokenizer.json").write_text(json.dumps(said), "utf-8")
-    assert_refused(path, "has the id a whole number of more than 40 digits")
-    (path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
-    with pytest.raises(CheckpointError, match="id a list of 'a' cannot be"):
-        read_vocab(path / "vocab.json", 2, 0, 0)
-
-
 @pytest.mark.parametrize("values", [dict(d_kv=-1), dict(d_kv=0), dict(num_heads=-1)], ids=str)
-def test_sizes_of_t5_that_are_not_above_0(values, tmp_path):
-    path = shutil.copytree(MODEL["t5"], tmp_path / "copy")
-    config = json.loads((path / "config.json").read_text("utf-8"))
-    (path / "config.json").write_text(json.dumps(config | values), "utf-8")
+def test_sizes_of_t5_that_are_not_above_0(values, copy):
+    path = copy("t5")
+    change(path / "config.json", **values)
     assert_refused(path, "config.json", *values, "not above 0")
 
 
@@ -303,17 +298,11 @@ class TestCTranslate2:
 
     def test_no_start_token_is_not_the_word_none(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")
-        tokens = json.loads((path / "shared_vocabulary.json").read_text("utf-8"))
-        tokens[-1] = "None"
-        (path / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
-        config = json.loads((path / "config.json").read_text("utf-8"))
-        config |= {"bos_token": None, "add_source_bos": False}
-        (path / "config.json").write_text(json.dumps(config), "utf-8")
+        edit(path / "shared_vocabulary.json", lambda tokens: tokens.__setitem__(-1, "None"))
+        change(path / "config.json", bos_token=None, add_source_bos=False)
         assert load_checkpoint(path).tgt_vocab.bos_id is None
 
     def test_a_name_of_config_json_is_gone(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")
-        config = json.loads((path / "config.json").read_text("utf-8"))
-        del config["decoder_start_token"]
-        (path / "config.json").write_text(json.dumps(config), "utf-8")
+        edit(path / "config.json", lambda config: config.pop("decoder_start_token"))
         assert_refused(path, "decoder_start_token")

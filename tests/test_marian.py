@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from random import Random
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.errors import CheckpointError
 from onmt_lite.models.positions import sinusoids
-from tests.support.files import DATA, assert_gold, assert_refused, loads_or_is_refused
+from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of
 
 MARIAN = DATA / "hf" / "marian"
 SHARED = "model.shared.weight"
@@ -31,18 +29,12 @@ def weights():
     return safetensors.read(MARIAN / "model.safetensors")
 
 
-def logits(path, tgt=TGT):
-    model = load_checkpoint(path).model
-    return model.forward(model.encode(SRC, LENGTHS), tgt)
+def logits(path):
+    return logits_of(path, SRC, LENGTHS, TGT)
 
 
 def store(path, weights):
     (path / "model.safetensors").write_bytes(safetensors.dump(weights))
-
-
-def change(path, **values):
-    config = json.loads(path.read_text()) | values
-    path.write_text(json.dumps(config))
 
 
 def assert_same(path):
@@ -134,24 +126,24 @@ class TestWeights:
     @pytest.mark.parametrize(
         "edit",
         [
-            lambda w: w.pop("model.encoder.layers.0.fc1.weight"),
-            lambda w: w.pop("model.encoder.layers.1.self_attn.k_proj.bias"),
-            lambda w: w.pop(SHARED),
-            lambda w: w.update(extra=torch.zeros(2)),
-            lambda w: w.update({"model.encoder.layers.7.fc1.weight": torch.zeros(2, 2)}),
-            lambda w: w.update({"model.decoder.layer_norm.weight": torch.zeros(64)}),
-            lambda w: w.update({SHARED: torch.zeros(120, 62)}),
-            lambda w: w.update({SHARED: torch.zeros(120)}),
-            lambda w: w.update({"final_logits_bias": torch.zeros(1, 119)}),
-            lambda w: w.update({"final_logits_bias": torch.full((1, 120), torch.inf)}),
-            lambda w: w.update({"model.encoder.layers.0.fc1.bias": torch.tensor(1.0)}),
-            lambda w: w.update({"model.encoder.embed_positions.weight": torch.zeros(64, 64)}),
+            {"model.encoder.layers.0.fc1.weight": None},
+            {"model.encoder.layers.1.self_attn.k_proj.bias": None},
+            {SHARED: None},
+            {"extra": torch.zeros(2)},
+            {"model.encoder.layers.7.fc1.weight": torch.zeros(2, 2)},
+            {"model.decoder.layer_norm.weight": torch.zeros(64)},
+            {SHARED: torch.zeros(120, 62)},
+            {SHARED: torch.zeros(120)},
+            {"final_logits_bias": torch.zeros(1, 119)},
+            {"final_logits_bias": torch.full((1, 120), torch.inf)},
+            {"model.encoder.layers.0.fc1.bias": torch.tensor(1.0)},
+            {"model.encoder.embed_positions.weight": torch.zeros(64, 64)},
         ],
+        ids=lambda edit: next(iter(edit)),
     )
     def test_missing_unknown_and_misshapen(self, copy, weights, edit):
-        changed = dict(weights)
-        edit(changed)
-        store(copy, changed)
+        changed = weights | edit
+        store(copy, {name: w for name, w in changed.items() if w is not None})
         assert_refused(copy, "copy")
 
 
@@ -273,9 +265,22 @@ def test_nothing_tied_as_transformers_5_stores_it(copy, weights, share):
 )
 def test_what_no_weight_tells_must_be_said(copy, name):
     config = json.loads((copy / "config.json").read_text())
-    del config[name]
-    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "config.json").write_text(json.dumps({n: v for n, v in config.items() if n != name}))
     assert_refused(copy, name)
+
+
+CONFIGURATIONS = [
+    *(dict(activation_function="mish"), dict(add_final_layer_norm=True)),
+    *(dict(encoder_attention_heads=heads) for heads in (5, "4")),
+    *(dict(normalize_embedding="yes"), dict(quantization_config={"bits": 4})),
+    *(dict(max_position_embeddings=n) for n in (0, 10**9)),
+    *(dict(pad_token_id=i) for i in (120, None)),
+]
+GENERATION = [
+    *(dict(decoder_start_token_id=i) for i in (-1, 120)),
+    *(dict(forced_eos_token_id=5), dict(forced_bos_token_id=5), dict(eos_token_id=[0, 5])),
+    *(dict(bad_words_ids=ids) for ids in ([[5, 6]], [[120]], 64)),
+]
 
 
 class TestRefused:
@@ -284,44 +289,17 @@ class TestRefused:
         assert_refused(DATA / "hf" / name, "sentencepiece.bpe.model", "tokenizer.json")
 
     @pytest.mark.parametrize(
-        "values",
+        "file, values",
         [
-            dict(activation_function="mish"),
-            dict(encoder_attention_heads=5),
-            dict(encoder_attention_heads="4"),
-            dict(add_final_layer_norm=True),
-            dict(normalize_embedding="yes"),
-            dict(max_position_embeddings=0),
-            dict(max_position_embeddings=10**9),
-            dict(pad_token_id=120),
-            dict(pad_token_id=None),
-            dict(quantization_config={"bits": 4}),
+            *(("config.json", values) for values in CONFIGURATIONS),
+            *((f, v) for v in GENERATION for f in ("config.json", "generation_config.json")),
         ],
         ids=str,
     )
-    def test_configurations(self, copy, values):
-        (copy / "generation_config.json").unlink()
-        change(copy / "config.json", **values)
-        assert_refused(copy, "copy")
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            dict(decoder_start_token_id=-1),
-            dict(decoder_start_token_id=120),
-            dict(forced_eos_token_id=5),
-            dict(forced_bos_token_id=5),
-            dict(bad_words_ids=[[5, 6]]),
-            dict(bad_words_ids=[[120]]),
-            dict(bad_words_ids=64),
-            dict(eos_token_id=[0, 5]),
-        ],
-        ids=str,
-    )
-    def test_generation_settings(self, copy, values):
-        change(copy / "generation_config.json", **values)
-        assert_refused(copy, "copy")
-        change(copy / "config.json", **values)
+    def test_descriptions(self, copy, file, values):
+        if file == "config.json":
+            (copy / "generation_config.json").unlink()
+        change(copy / file, **values)
         assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])
@@ -329,33 +307,12 @@ class TestRefused:
         (copy / name).unlink()
         assert_refused(copy, "copy")
 
-    @pytest.mark.sweep
-    def test_damaged_descriptions_raise_nothing_else(self, copy):
-        random = Random(0)
-        odd = [None, True, -1, 0, 3, 2**40, 1.5, float("nan"), "", "x", [], [1], {}, {"a": 1}]
-        for name in ("config.json", "generation_config.json"):
-            original = (copy / name).read_bytes()
-            for key in json.loads(original):
-                change(copy / name, **{key: random.choice(odd)})
-                loads_or_is_refused(copy)
-                (copy / name).write_bytes(original)
-        for name in ("config.json", "vocab.json", "model.safetensors", "source.spm"):
-            original = (copy / name).read_bytes()
-            for _ in range(25):
-                place = random.randrange(min(len(original), 4000))
-                byte = bytes([random.randrange(256)])
-                (copy / name).write_bytes(original[:place] + byte + original[place + 1 :])
-                loads_or_is_refused(copy)
-            (copy / name).write_bytes(original)
-
 
 @pytest.mark.parametrize("name", ["a\nb", "x" * 500])
 @pytest.mark.parametrize("value", [torch.ones(2), torch.tensor([torch.nan])], ids=["ok", "nan"])
 def test_odd_names_of_weights_do_not_spoil_the_message(copy, weights, name, value):
     store(copy, {**weights, name: value})
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(copy)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert_refused(copy)
     (copy / "model.safetensors").unlink()
     torch.save({**weights, name: value}, copy / "pytorch_model.bin")
     assert_refused(copy)
