@@ -22,7 +22,6 @@ from tests.support.families import (
     make_cnn,
     make_fconv,
 )
-from tests.support.rows import select
 
 ATOL = 1e-5
 PAD, EOS = 1, 2
@@ -30,21 +29,6 @@ SQRT_HALF = math.sqrt(0.5)
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3, 1])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
-MODELS = {
-    **{f"fconv_{name}": (make_fconv, fconv_weights, options) for name, options in FCONVS.items()},
-    **{f"cnn_{name}": (make_cnn, cnn_weights, options) for name, options in CNNS.items()},
-}
-
-
-@pytest.fixture(params=MODELS)
-def family(request):
-    return MODELS[request.param]
-
-
-@pytest.fixture
-def model(family):
-    make, _, options = family
-    return make(**options)
 
 
 def test_scores_are_those_of_fairseq():
@@ -74,22 +58,26 @@ def test_logits_are_those_of_fairseq():
     torch.testing.assert_close(logits, expected["fc"], atol=ATOL, rtol=0)
 
 
-def test_logits_follow_the_formulas(family, model):
-    _, make_weights, options = family
-    by_hand = fconv_by_hand if make_weights is fconv_weights else cnn_by_hand
+def assert_by_hand(model, by_hand, weights):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = by_hand(make_weights(**options), SRC[b, :n], TGT[b])
+        expected = by_hand(weights, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("options", FCONVS.values(), ids=FCONVS)
+def test_fconv_follows_the_formulas(options):
+    assert_by_hand(make_fconv(**options), fconv_by_hand, fconv_weights(**options))
+
+
+@pytest.mark.parametrize("options", CNNS.values(), ids=CNNS)
+def test_cnn_follows_the_formulas(options):
+    assert_by_hand(make_cnn(**options), cnn_by_hand, cnn_weights(**options))
 
 
 def test_a_file_of_opennmt_py_follows_the_formulas():
     weights, options = archives.opennmt("m12_cnn_step_2.pt")
-    model = build(build_cnn, weights, options)
-    logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
-    for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = cnn_by_hand(weights, SRC[b, :n], TGT[b])
-        torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
+    assert_by_hand(build(build_cnn, weights, options), cnn_by_hand, weights)
 
 
 def test_translating_does_not_change_the_weights():
@@ -110,71 +98,50 @@ def test_what_is_averaged_and_the_averages_are_told_apart():
     assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in same))
 
 
-def test_no_two_children_share_a_buffer():
-    model = make_fconv(**FCONVS["plain"])
-    state = model.init_state(model.encode(SRC, SRC_LENGTHS))
-    model.step(torch.tensor([2, 2, 2]), state)
-    state = select(state, 1, [[0, 0], [1, 1], [2, 2]])
-    for buffer in state.buffers:
-        first, second = buffer[0], buffer[1]
-        assert torch.equal(first, second)
-        first.add_(1.0)
-        assert not torch.equal(first, second)
+FCONV, CNN = fconv_weights(**FCONVS["plain"]), cnn_weights(positions=True)
+MORE = ["encoder.more.weight", "decoder.adaptive_softmax.head.weight"]
+LAYER = "encoder.cnn.layers.0.conv"
 
 
 class TestStrictness:
-    @pytest.mark.parametrize("name", sorted(fconv_weights(**FCONVS["plain"])))
-    def test_nothing_of_fconv_may_be_missing(self, name):
-        weights = fconv_weights(**FCONVS["plain"])
-        del weights[name]
-        if name == "decoder.version":  # says what the sizes show too
-            build(build_fconv, weights, {})
-            return
-        with pytest.raises(CheckpointError):
-            build(build_fconv, weights, {})
-
-    @pytest.mark.parametrize("name", sorted(cnn_weights(positions=True)))
-    def test_nothing_of_cnn_may_be_missing(self, name):
-        weights = cnn_weights(positions=True)
-        del weights[name]
-        if ".conv." in name and not name.endswith("_avg"):  # only training needs it
-            build(build_cnn, weights, {})
-            return
-        with pytest.raises(CheckpointError):
-            build(build_cnn, weights, {})
-
-    @pytest.mark.parametrize("reader", [build_fconv, build_cnn])
     @pytest.mark.parametrize(
-        "extra", ["encoder.more.weight", "decoder.adaptive_softmax.head.weight"]
+        "reader, weights, name",
+        [(build_fconv, FCONV, name) for name in FCONV] + [(build_cnn, CNN, name) for name in CNN],
     )
-    def test_nothing_may_be_left_over(self, reader, extra):
-        weights = cnn_weights() if reader is build_cnn else fconv_weights(**FCONVS["plain"])
-        with pytest.raises(CheckpointError, match=extra):
-            build(reader, {**weights, extra: torch.ones(3, 3)}, {})
+    def test_nothing_may_be_missing(self, reader, weights, name):
+        rest = {n: weight for n, weight in weights.items() if n != name}
+        # The sizes show the version too; only training needs what is averaged
+        if name == "decoder.version" or (".conv." in name and not name.endswith("_avg")):
+            build(reader, rest, {})
+            return
+        with pytest.raises(CheckpointError):
+            build(reader, rest, {})
 
-    def test_lengths_must_fit_directions(self):
-        weights = fconv_weights(**FCONVS["plain"])
-        weights["encoder.fc1.weight_g"] = torch.ones(3, 1)
-        with pytest.raises(CheckpointError, match="weight_g does not fit"):
-            build(build_fconv, weights, {})
-        weights = cnn_weights()
-        weights["encoder.cnn.layers.0.conv.g_avg"] = torch.ones(3)
-        with pytest.raises(CheckpointError, match="g_avg does not fit"):
-            build(build_cnn, weights, {})
-
-    def test_averages_that_were_never_made_are_refused(self):
-        weights = cnn_weights()
-        weights["encoder.cnn.layers.0.conv.V_avg"] = torch.zeros(16, 8, 3, 1)
-        with pytest.raises(CheckpointError, match="not finite"):
-            build(build_cnn, weights, {})
+    @pytest.mark.parametrize(
+        "reader, weights, name, weight, words",
+        [
+            *((build_fconv, FCONV, name, torch.ones(3, 3), name) for name in MORE),
+            *((build_cnn, CNN, name, torch.ones(3, 3), name) for name in MORE),
+            (build_fconv, FCONV, "encoder.fc1.weight_g", torch.ones(3, 1), "weight_g does not fit"),
+            (build_cnn, CNN, f"{LAYER}.g_avg", torch.ones(3), "g_avg does not fit"),
+            # Averages that were never made
+            (build_cnn, CNN, f"{LAYER}.V_avg", torch.zeros(16, 8, 3, 1), "not finite"),
+            *(
+                (build_fconv, FCONV, name, FCONV[name].sign().long(), "whole numbers")
+                for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias")
+            ),
+        ],
+    )
+    def test_weights_that_do_not_fit(self, reader, weights, name, weight, words):
+        with pytest.raises(CheckpointError, match=words):
+            build(reader, {**weights, name: weight}, {})
 
     def test_residuals_over_several_layers_are_refused(self):
-        weights = fconv_weights(**FCONVS["plain"])
         for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
-            build(build_fconv, weights, {"encoder_layers": spec})
+            build(build_fconv, FCONV, {"encoder_layers": spec})
         for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
             with pytest.raises(CheckpointError, match="residuals"):
-                build(build_fconv, weights, {"encoder_layers": spec})
+                build(build_fconv, FCONV, {"encoder_layers": spec})
 
     @pytest.mark.parametrize(
         "spec",
@@ -184,22 +151,15 @@ class TestStrictness:
     )  # fmt: skip
     def test_layers_that_the_weights_do_not_have_are_refused(self, spec):
         with pytest.raises(CheckpointError, match="decoder_layers"):
-            build(build_fconv, fconv_weights(**FCONVS["plain"]), {"decoder_layers": spec})
+            build(build_fconv, FCONV, {"decoder_layers": spec})
 
     @pytest.mark.parametrize("start", ["[(8, 3)] * 2", "[(8, 3)] *  2"])
     def test_a_long_description_of_layers_is_not_cut(self, start, monkeypatch):
         monkeypatch.setattr(fairseq, "MAX_SPEC", 12)
-        spec, weights = start + "0", fconv_weights(**FCONVS["plain"])  # twenty layers, not two
+        spec = start + "0"  # twenty layers, not two
         with pytest.raises(CheckpointError, match="decoder_layers is not understood"):
-            build(build_fconv, weights, {"decoder_layers": spec})
-        build(build_fconv, weights, {"decoder_layers": "[(8, 3)] * 2"})
-
-    def test_whole_numbers_are_no_weights(self):
-        for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias"):
-            weights = fconv_weights(**FCONVS["plain"])
-            weights[name] = weights[name].sign().long()
-            with pytest.raises(CheckpointError, match="whole numbers"):
-                build(build_fconv, weights, {})
+            build(build_fconv, FCONV, {"decoder_layers": spec})
+        build(build_fconv, FCONV, {"decoder_layers": "[(8, 3)] * 2"})
 
 
 # -- one sentence by the formulas, from the weights as they are named in the file --------------
