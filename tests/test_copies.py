@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import translate
-from onmt_lite import Translator
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference.pipeline import OF_A_LINE, Copies, kind_of
 from onmt_lite.inference.records import Example
@@ -48,33 +45,27 @@ def decoded(monkeypatch):
 def one_by_one(translator, lines, prefixes=None, **options):
     """Each line as if there were no other, with its number."""
     pairs = [*zip(lines, prefixes or [None] * len(lines))]
-    alone = {
-        (line, prefix): translator.translate(
-            [line], None if prefix is None else [prefix], **options
-        )[0]
-        for line, prefix in dict.fromkeys(pairs)
-    }
+    alone = {}
+    for line, prefix in dict.fromkeys(pairs):
+        prefixes = None if prefix is None else [prefix]
+        (alone[line, prefix],) = translator.translate([line], prefixes, **options)
     return [replace(alone[pair], id=i) for i, pair in enumerate(pairs)]
 
 
-@pytest.mark.parametrize("lines, n", [(["der hund"] * 250, 1), (["der hund", "ein"] * 9, 2)])
-def test_copies_take_one_row_of_the_batch(translator, decoded, lines, n):
-    found = translator.translate(lines, deterministic=True)
+@pytest.mark.parametrize(
+    "lines, prefixes, n",
+    [
+        (["der hund"] * 250, None, 1),
+        (["der hund", "ein"] * 9, None, 2),
+        ([f"der hund {i}" for i in range(20)], None, 20),
+        (["der hund"] * 4, ["the", "a", "the", ""], 3),
+    ],
+)
+def test_copies_take_one_row_of_the_batch(translator, decoded, lines, prefixes, n):
+    found = translator.translate(lines, prefixes, deterministic=True)
     assert sum(decoded) == n
-    assert found == one_by_one(translator, lines, deterministic=True)
+    assert found == one_by_one(translator, lines, prefixes, deterministic=True)
     assert [t.id for t in found] == [*range(len(lines))]
-
-
-def test_lines_that_differ_are_all_decoded(translator, decoded):
-    translator.translate([f"der hund {i}" for i in range(20)])
-    assert sum(decoded) == 20
-
-
-def test_prefixes_make_a_difference(translator, decoded):
-    prefixes = ["the", "a", "the", ""]
-    found = translator.translate(["der hund"] * 4, prefixes, deterministic=True)
-    assert sum(decoded) == 3
-    assert found == one_by_one(translator, ["der hund"] * 4, prefixes, deterministic=True)
 
 
 @settings(max_examples=15)
@@ -108,19 +99,18 @@ def test_what_is_drawn_is_drawn_for_each_line(decoded):
     assert len({t.text for t in found}) > 5
 
 
-def test_2018_decodes_them_all(decoded):
+@pytest.mark.parametrize("search", cases.PRESETS)
+def test_every_search_but_that_of_2018_decodes_them_once(search, decoded):
     """There a line's batch mates can change its translation."""
     translator = cases.make_translator(cases.lively_transformer())
-    translator.translate(["w1 w2"] * 20, search="opennmt-2018")
-    assert sum(decoded) == 20
-
-
-@pytest.mark.parametrize("search", [name for name in cases.PRESETS if name != "opennmt-2018"])
-def test_every_other_search_decodes_them_once(search, decoded):
-    translator = cases.make_translator(cases.lively_transformer())
-    found = translator.translate(["w1 w2"] * 20, search=search, deterministic=True)
+    if search == "opennmt-2018":
+        translator.translate(["w1 w2"] * 20, search=search)
+        assert sum(decoded) == 20
+        return
+    options = dict(search=search, deterministic=True)
+    found = translator.translate(["w1 w2"] * 20, **options)
     assert sum(decoded) == 1
-    assert found == one_by_one(translator, ["w1 w2"] * 20, search=search, deterministic=True)
+    assert found == one_by_one(translator, ["w1 w2"] * 20, **options)
 
 
 class TestKinds:
@@ -212,20 +202,3 @@ class TestJobs:
         log = run("")["log"]
         assert any(line.endswith(f"NB SENTENCES: {len(LINES) - 2}") for line in log)
         assert any(line.startswith("empty: 2 of 12 lines (3, 8)") for line in log)
-
-
-def test_a_stream_is_as_one_line_after_the_other(tiny_checkpoint):
-    argv = ["translate.py", "-model", tiny_checkpoint, "-device", "cpu", "-quiet", "-deterministic"]
-    argv += ["-output_format", "jsonl"]
-
-    def run(lines):
-        text = "".join(f"{line}\n" for line in lines)
-        done = subprocess.run(
-            [sys.executable, *argv], input=text, capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
-    alone = one_by_one(translator, LINES, deterministic=True)
-    assert run(LINES) == [json.loads(json.dumps(t.to_dict())) for t in alone]

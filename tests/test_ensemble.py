@@ -89,19 +89,17 @@ class TestNumbers:
         torch.testing.assert_close(found, alone, atol=ATOL, rtol=0)
 
 
-class TestCopying:
-    def test_a_word_that_only_one_member_can_copy(self):
-        """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
-        plain, copying = families.make_rnn(), families.make_copying_rnn("general")
-        ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
-        memory = copying.encode(SRC, LENGTHS, ids)
-        copied = copying.forward(memory, TGT)[:, :, 40:]
-        for of_probs in (False, True):
-            ensemble = Ensemble([plain, copying], of_probs=of_probs)
-            found = ensemble.forward(ensemble.encode(SRC, LENGTHS, ids), TGT)
-            assert found.size(2) == 42
-            expected = copied - math.log(2) if of_probs else torch.full_like(copied, -math.inf)
-            torch.testing.assert_close(found[:, :, 40:], expected, atol=ATOL, rtol=0)
+def test_a_word_that_only_one_member_can_copy():
+    """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
+    plain, copying = families.make_rnn(), families.make_copying_rnn("general")
+    ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
+    copied = copying.forward(copying.encode(SRC, LENGTHS, ids), TGT)[:, :, 40:]
+    for of_probs in (False, True):
+        ensemble = Ensemble([plain, copying], of_probs=of_probs)
+        found = ensemble.forward(ensemble.encode(SRC, LENGTHS, ids), TGT)
+        assert found.size(2) == 42
+        expected = copied - math.log(2) if of_probs else torch.full_like(copied, -math.inf)
+        torch.testing.assert_close(found[:, :, 40:], expected, atol=ATOL, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -156,60 +154,29 @@ class TestTranslating:
         )
         assert all(found != other for other in others)
 
+    @pytest.mark.parametrize("search", ["opennmt", "opennmt-3"])
     @pytest.mark.parametrize("of_probs", [False, True])
-    def test_scores_can_be_checked(self, pair, of_probs):
-        """The search's log_prob is the teacher-forced one, and that of the members by hand."""
-        translator = Translator.from_pretrained(
-            model=pair, avg_raw_probs=of_probs, device="cpu", tokenizer="space"
-        )
-        found = translator.translate(LINES, n_best=3)
-        for t, hyp in ended(found):
+    def test_scores_can_be_checked(self, pair, of_probs, search):
+        """The search's log_prob is the teacher-forced one, and that of the members by hand.
+
+        3.5.1 makes its mean sum to one again: it averages logits before its softmax."""
+        options = dict(search=search, avg_raw_probs=of_probs, device="cpu", tokenizer="space")
+        translator = Translator.from_pretrained(model=pair, **options)
+        vocabs = translator.checkpoint.src_vocab, translator.checkpoint.tgt_vocab
+        for t, hyp in ended(translator.translate(LINES, n_best=3)):
             (scored,) = translator.score([t.src], [" ".join(hyp.tokens)])
             assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
-            src, tgt = (
-                translator.checkpoint.src_vocab.encode(words)
-                for words in (t.src.split(), hyp.tokens)
-            )
-            src, out = torch.tensor([[*src, tiny.EOS]]), [*tgt, tiny.EOS]
-            rows = [
-                m.forward(
-                    m.encode(src, torch.tensor([src.size(1)])), torch.tensor([[tiny.BOS, *tgt]])
-                )
-                for m in translator.model.members
-            ]
-            steps = [
-                mean_by_hand([r[0, i].tolist() for r in rows], of_probs) for i in range(len(out))
-            ]
-            by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
-            assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
-
-    @pytest.mark.parametrize("of_probs", [False, True])
-    def test_opennmt_3_makes_its_mean_sum_to_one_again(self, pair, of_probs):
-        """As 3.5.1, which averages logits before its softmax; a mean of probabilities does."""
-        translator = Translator.from_pretrained(
-            model=pair,
-            search="opennmt-3",
-            avg_raw_probs=of_probs,
-            device="cpu",
-            tokenizer="space",
-        )
-        for t, hyp in ended(translator.translate(LINES, n_best=3)):
-            vocabs = translator.checkpoint.src_vocab, translator.checkpoint.tgt_vocab
             src, tgt = vocabs[0].encode(t.src.split()), vocabs[1].encode(hyp.tokens)
             src, out = torch.tensor([[*src, tiny.EOS]]), [*tgt, tiny.EOS]
-            logits = torch.stack(
-                [
-                    m.forward(
-                        m.encode(src, torch.tensor([src.size(1)])), torch.tensor([[tiny.BOS, *tgt]])
-                    )[0]
-                    for m in translator.model.members
-                ]
-            )
-            mean = logits.softmax(-1).mean(0) if of_probs else logits.mean(0).softmax(-1)
-            by_hand = mean.log()[range(len(out)), out].tolist()
+            fed, lengths = torch.tensor([[tiny.BOS, *tgt]]), torch.tensor([src.size(1)])
+            rows = [m.forward(m.encode(src, lengths), fed)[0] for m in translator.model.members]
+            if search == "opennmt-3" and not of_probs:
+                steps = torch.stack(rows).mean(0).log_softmax(-1).tolist()
+            else:
+                by_step = torch.stack(rows, 1).tolist()  # (T, members, V)
+                steps = [mean_by_hand(step, of_probs) for step in by_step]
+            by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
             assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
-            (scored,) = translator.score([t.src], [" ".join(hyp.tokens)])
-            assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
 
     def test_a_sentence_is_alone(self, together):
         alone = [together.translate([line], n_best=3)[0].hyps for line in LINES]
@@ -221,21 +188,15 @@ class TestTranslating:
     def test_the_best_of_all_sequences(self):
         """Scores are means of log-probabilities as they stand, not normalised once more."""
         dice = families.Dice(5)
-        models = [
-            tables.make_source({key: dice(3, std=2.0).tolist() for key in ("", "1", "2")}, row)
-            for row in dice(2, 3, std=2.0).tolist()
-        ]
+        rows = [{key: dice(3, std=2.0).tolist() for key in ("", "1", "2")} for _ in range(2)]
+        models = [tables.make_source(row, dice(3, std=2.0).tolist()) for row in rows]
         checkpoint = combine([tables.make_checkpoint([source]) for source in models], ["a", "b"])
         options = TranslateOptions.of(beam_size=20, n_best=5, max_length=3, alpha=0.0)
         (found,) = Translator(checkpoint, options).translate(["s0"])
         sums = []
-        for length in range(3):
-            for words in itertools.product([1, 2], repeat=length):
-                for last in [0] if length < 2 else [0, 1, 2]:
-                    ids, total = (*words, last), 0.0
-                    for t, y in enumerate(ids):
-                        total += mean_by_hand([source.logits(ids[:t]) for source in models])[y]
-                    sums.append(total)
+        for ids in [(0,), (1, 0), (2, 0), *itertools.product([1, 2], [1, 2], range(3))]:
+            rows = [[source.logits(ids[:t]) for source in models] for t in range(len(ids))]
+            sums.append(sum(mean_by_hand(row)[y] for row, y in zip(rows, ids)))
         expected = sorted(sums, reverse=True)[:5]
         assert [h.score for h in found.hyps] == pytest.approx(expected, abs=ATOL)
 
@@ -276,16 +237,12 @@ class TestSourceVocabularies:
 
     def test_the_order_of_words_is_a_members_own_matter(self):
         one, other, moved, words = self.renumbered(Random(1))
-        translations = [
-            Translator(combine(pair, ["x", "y"]), TranslateOptions.of(device="cpu")).translate(
-                self.LINES, n_best=3
-            )
-            for pair in (
-                [checkpoint_of(one, self.WORDS), checkpoint_of(other, self.WORDS)],
-                [checkpoint_of(one, self.WORDS), checkpoint_of(moved, words)],
-            )
-        ]
-        assert translations[0] == translations[1]
+        options = TranslateOptions.of(device="cpu", n_best=3)
+        found, expected = (
+            Translator(combine([checkpoint_of(one, self.WORDS), second], ["x", "y"]), options)
+            for second in (checkpoint_of(moved, words), checkpoint_of(other, self.WORDS))
+        )
+        assert found.translate(self.LINES) == expected.translate(self.LINES)
 
     def test_a_word_that_only_one_knows_is_unknown_to_the_other(self):
         one, other, *_ = self.renumbered(Random(1))
@@ -339,11 +296,8 @@ class TestWhatFits:
 
     def test_what_one_may_not_produce_none_does(self):
         one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
-        both = combine(
-            [dataclasses.replace(one, never_ids=(2,)), dataclasses.replace(one, never_ids=(1,))],
-            ["x", "y"],
-        )
-        assert both.never_ids == (1, 2)
+        pair = [dataclasses.replace(one, never_ids=(i,)) for i in (2, 1)]
+        assert combine(pair, ["x", "y"]).never_ids == (1, 2)
 
     def test_one_weight_for_each_model(self):
         with pytest.raises(OptionError, match="3 weights for 2 models"):

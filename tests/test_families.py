@@ -19,6 +19,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import search_config, sentence_of
 from onmt_lite.search.decode import decode
 from onmt_lite.text.lines import from_texts
+from tests.support.files import change
 from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parent / "data" / "families"
@@ -105,28 +106,6 @@ class TestText:
         scores = translators[name].score(file["sources"], file["targets"])
         assert scores == pytest.approx(file["gold"], abs=1e-3)
 
-    def test_tokenizer_json_alone_gives_the_same(self, name, tmp_path):
-        if name == "m2m":
-            return  # transformers has no such file for it
-        copy = shutil.copytree(ROOT / name, tmp_path / name)
-        for pieces in ("sentencepiece.bpe.model", "spiece.model"):
-            (copy / pieces).unlink(missing_ok=True)
-        file = FILES[f"{name}.transformers"]
-        assert sources_of(load(name, copy), file["sources"]) == file["source_ids"]
-
-    def test_tokens_that_the_tokenizer_lists_as_words_are_cut_out_first(self, name, tmp_path):
-        """No ▁ stands before <2en> then, as the fast tokenizer saves a MADLAD."""
-        if name != "madlad":
-            return
-        path = shutil.copytree(ROOT / name, tmp_path / "copy")
-        listed = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
-        more = {"4": {"content": "<2en>", "special": False}}
-        listed["added_tokens_decoder"] |= more
-        (path / "tokenizer_config.json").write_text(json.dumps(listed))
-        file = FILES["madlad.transformers"]
-        expected = [ids[1:] for ids in file["source_ids"]]
-        assert sources_of(load("madlad", path), file["sources"]) == expected
-
     def test_output_text_has_no_special_and_no_language_tokens(self, translators, name):
         translator = translators[name]
         vocab = translator.checkpoint.tgt_vocab
@@ -143,6 +122,27 @@ class TestText:
             assert found.text == "" and "empty" in found.notes
 
 
+@pytest.mark.parametrize("name", ["nllb", "mbart50", "mbart25", "t5", "madlad"])
+def test_tokenizer_json_alone_gives_the_same(name, tmp_path):
+    """transformers has no such file for M2M100."""
+    copy = shutil.copytree(ROOT / name, tmp_path / name)
+    for pieces in ("sentencepiece.bpe.model", "spiece.model"):
+        (copy / pieces).unlink(missing_ok=True)
+    file = FILES[f"{name}.transformers"]
+    assert sources_of(load(name, copy), file["sources"]) == file["source_ids"]
+
+
+def test_tokens_that_the_tokenizer_lists_as_words_are_cut_out_first(tmp_path):
+    """No ▁ stands before <2en> then, as the fast tokenizer saves a MADLAD."""
+    path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
+    listed = json.loads((path / "tokenizer_config.json").read_text("utf-8"))["added_tokens_decoder"]
+    listed["4"] = {"content": "<2en>", "special": False}
+    change(path / "tokenizer_config.json", added_tokens_decoder=listed)
+    file = FILES["madlad.transformers"]
+    expected = [ids[1:] for ids in file["source_ids"]]
+    assert sources_of(load("madlad", path), file["sources"]) == expected
+
+
 class TestStored:
     """One model, however its directory holds it."""
 
@@ -150,12 +150,12 @@ class TestStored:
     def copied(self, request, tmp_path):
         return request.param, shutil.copytree(ROOT / request.param, tmp_path / "copy")
 
-    def same(self, translators, name, path, **tolerance):
+    def same(self, name, path, **tolerance):
         file = FILES[f"{name}.transformers"]
         scores = load(name, path).score(file["sources"], file["targets"])
         assert scores == pytest.approx(file["gold"], **tolerance or dict(abs=1e-3))
 
-    def test_in_shards_that_an_index_lists(self, translators, copied):
+    def test_in_shards_that_an_index_lists(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         where = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(weights)}
@@ -164,9 +164,9 @@ class TestStored:
             (path / shard).write_bytes(safetensors.dump(part))
         (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
         (path / "model.safetensors").unlink()
-        self.same(translators, name, path)
+        self.same(name, path)
 
-    def test_as_pytorch_file_with_every_name_that_old_ones_repeat(self, translators, copied):
+    def test_as_pytorch_file_with_every_name_that_old_ones_repeat(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         prefix = "" if name in ("t5", "madlad") else "model."
@@ -179,33 +179,29 @@ class TestStored:
             weights["model.decoder.version"] = torch.tensor([3])
         torch.save(weights, path / "pytorch_model.bin")
         (path / "model.safetensors").unlink()
-        self.same(translators, name, path)
+        self.same(name, path)
 
-    def test_under_the_other_names_of_the_table(self, translators, copied):
+    def test_under_the_other_names_of_the_table(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         prefix = "" if name in ("t5", "madlad") else "model."
         table = weights.pop(f"{prefix}shared.weight")
         weights[f"{prefix}decoder.embed_tokens.weight"] = table
         (path / "model.safetensors").write_bytes(safetensors.dump(weights))
-        self.same(translators, name, path)
+        self.same(name, path)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_in_half_precision(self, translators, copied, dtype):
+    def test_in_half_precision(self, copied, dtype):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         half = {key: tensor.to(dtype) for key, tensor in weights.items()}
         (path / "model.safetensors").write_bytes(safetensors.dump(half))
-        self.same(translators, name, path, rel=0.1)
+        self.same(name, path, rel=0.1)
 
-    def test_as_transformers_5_describes_a_head_of_its_own(self, translators, tmp_path):
+    def test_as_transformers_5_describes_a_head_of_its_own(self, tmp_path):
         path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
         change(path / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False)
-        self.same(translators, "madlad", path)
-
-
-def change(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+        self.same("madlad", path)
 
 
 class TestLanguages:

@@ -28,7 +28,6 @@ from tests.support.tables import (
     make_checkpoint,
     make_source,
     plan_of,
-    search,
     sources,
 )
 from tests.test_device import assert_same, faults, on_device, simulate
@@ -169,16 +168,13 @@ class TestOnceMoreInFp32:
     def test_the_line_is_what_fp32_makes_of_it(self):
         half = cases.make_translator(overflowing(torch.float16), precision="fp16")
         exact = cases.make_translator(overflowing(torch.float16).float())
+        line = torch.tensor([[cases.SRC_VOCAB.ids["w27"]]])
+        assert half.model.encode(line, torch.tensor([1])).bank.isnan().any()
         found, expected = (cases.translate(t, self.LINES) for t in (half, exact))
         others = cases.translate(half, self.LINES[::2])
         assert_same(found[1::2], expected[1::2])
         assert [t.hyps for t in found[::2]] == [t.hyps for t in others]
         assert all(t.hyps[0].tokens and NOT_A_NUMBER not in t.notes for t in found)
-
-    def test_the_test_above_can_fail(self):
-        model = overflowing(torch.float16)
-        memory = model.encode(torch.tensor([[cases.SRC_VOCAB.ids["w27"]]]), torch.tensor([1]))
-        assert memory.bank.isnan().any()
 
     def test_a_search_in_fp32_meets_nan_once_more_and_gives_up(self, monkeypatch):
         calls, encode = [], TableModel.encode
@@ -203,34 +199,29 @@ class TestOnceMoreInFp32:
         assert [is_blank(t) for t in found] == [False, True, False, True]
 
 
+BEST = logits(0.1, 0.8, 0.1)
+COVERAGE = dict(coverage_penalty="wu", beta=0.2)
+NO_ATTENTION = make_source({}, BEST, {"1": [math.nan, 0.1]})
+INFINITE = make_source({"1": [0.0, math.inf, 0.0]}, BEST)
+BLANK = {
+    "one number in a row": (make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3), {}),
+    "attention": (NO_ATTENTION, COVERAGE),
+    "attention at each step": (NO_ATTENTION, dict(stepwise_penalty=True, **COVERAGE)),
+    "finished hypotheses are not kept": (make_source({"": logits(0.5, 0.5, 0), "1": NAN}, NAN), {}),
+    **{f"infinity {search}": (INFINITE, dict(search=search)) for search in PRESETS},
+}
+
+
 class TestWhatCounts:
-    def test_one_number_in_a_row(self):
-        (beam,) = search([make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3)], Settings(2, 3))
-        assert (beam.note, beam.best()) == (NOT_A_NUMBER, [])
-
-    @pytest.mark.parametrize("name", PRESETS)
-    def test_infinity(self, name):
-        source = make_source({"1": [0.0, math.inf, 0.0]}, logits(0.1, 0.8, 0.1))
-        (found,) = results(make_translator([source]), ["s0 s0"], search=name, beam_size=2)
-        assert is_blank(found)
-
-    def test_infinite_scores_of_a_model_that_does_not_normalise(self):
-        source = make_source({"1": [0.0, math.inf, 0.0]}, logits(0.1, 0.8, 0.1))
-        translator = make_translator([source])
-        translator.pipeline.checkpoint = replace(translator.checkpoint, sums_to_one=False)
-        (found,) = results(translator, ["s0 s0"], beam_size=2)
-        assert is_blank(found)
-
-    @pytest.mark.parametrize("stepwise", [False, True])
-    def test_attention(self, stepwise):
-        source = make_source({}, logits(0.6, 0.2, 0.2), {"1": [math.nan, 0.1]})
-        options = dict(coverage_penalty="wu", beta=0.2, stepwise_penalty=stepwise)
+    @pytest.mark.parametrize("source, options", BLANK.values(), ids=BLANK)
+    def test_the_translation_is_blank(self, source, options):
         (found,) = results(make_translator([source]), ["s0 s0"], beam_size=2, **options)
         assert is_blank(found)
 
-    def test_hypotheses_that_had_finished_are_not_kept(self):
-        rows = {"": logits(0.5, 0.5, 0), "1": NAN}
-        (found,) = results(make_translator([make_source(rows, NAN)]), ["s0 s0"], beam_size=2)
+    def test_infinite_scores_of_a_model_that_does_not_normalise(self):
+        translator = make_translator([INFINITE])
+        translator.pipeline.checkpoint = replace(translator.checkpoint, sums_to_one=False)
+        (found,) = results(translator, ["s0 s0"], beam_size=2)
         assert is_blank(found)
 
 
@@ -240,18 +231,15 @@ NONE = [-math.inf] * 3
 class TestNothingMayFollow:
     @pytest.mark.parametrize("name", PRESETS)
     def test_the_translation_ends_where_it_is(self, name):
+        """After a word, or without any."""
         source = make_source({"": logits(0, 0.6, 0.4), "1": NONE, "2": NONE}, NONE)
-        translator = make_translator([source, FINE])
-        found = results(translator, ["s0 s0", "s1 s1"], search=name, beam_size=2)
-        assert found[0].notes == (SEARCH_EMPTY,)
+        translator = make_translator([source, FINE, make_source({}, NONE)])
+        options = dict(search=name)
+        found = results(translator, ["s0 s0", "s1 s1", "s2 s2"], beam_size=2, **options)
+        assert found[0].notes == found[2].notes == (SEARCH_EMPTY,)
         assert (found[0].hyps[0].tokens, found[0].hyps[0].ended) == (["a"], False)
-        assert found[1] == results(translator, ["s1 s1"], search=name, beam_size=2)[0]
-
-    @pytest.mark.parametrize("name", PRESETS)
-    def test_not_even_a_first_token(self, name):
-        (found,) = results(make_translator([make_source({}, NONE)]), ["s0 s0"], search=name)
-        assert found.notes == (SEARCH_EMPTY,)
-        assert (found.text, found.hyps[0].tokens) == ("", [])
+        assert found[1] == results(translator, ["s1 s1"], beam_size=2, **options)[0]
+        assert (found[2].text, found[2].hyps[0].tokens) == ("", [])
 
     def test_one_that_had_finished_is_a_translation_like_any_other(self):
         source = make_source({"": logits(0.4, 0.6, 0)}, NONE)
@@ -278,35 +266,29 @@ class TestReferences:
         translator = make_translator([FINE, BROKEN])
         options = dict(tgt=str(tmp_path / "tgt"), output_format="jsonl", max_length=1)
         translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
-        records = [
-            json.loads(line) for line in (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
-        ]
+        lines = (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
+        records = [json.loads(line) for line in lines]
         assert records[0]["gold_log_prob"] == pytest.approx(math.log(0.5 * 0.2), abs=1e-6)
         assert records[1]["gold_log_prob"] is None
         assert "tgt-not-a-number" in records[1]["notes"]
         assert "tgt-not-a-number" not in records[0]["notes"]
 
     def test_once_more_in_fp32(self):
-        targets = ["w20 w21"] * 4
         half = cases.make_translator(overflowing(torch.float16), precision="fp16")
         exact = cases.make_translator(overflowing(torch.float16).float())
-        found, expected = (t.score(TestOnceMoreInFp32.LINES, targets) for t in (half, exact))
-        assert found[1] == pytest.approx(expected[1], abs=1e-5)
-        assert found[3] == pytest.approx(expected[3], abs=1e-5)
+        found, expected = (
+            t.score(TestOnceMoreInFp32.LINES, ["w20 w21"] * 4) for t in (half, exact)
+        )
+        assert found[1::2] == pytest.approx(expected[1::2], abs=1e-5)
         assert found[0] != expected[0]
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=3), st.floats(), st.floats(), st.floats())
 def test_json_has_numbers_and_null_alone(log_probs, score, log_prob, gold):
     hyp = Hypothesis("a", ["a"], score, log_prob, log_probs, True)
-    record = json.loads(
-        to_jsonl(Translation(0, "x", [hyp], (), gold, True)), parse_constant=pytest.fail
-    )
-    numbers = [(score, log_prob, *log_probs), (gold,)]
+    text = to_jsonl(Translation(0, "x", [hyp], (), gold, True))
+    record = json.loads(text, parse_constant=pytest.fail)
     found = record["hyps"][0]
-    read = [
-        (found["score"], found["log_prob"], *found["token_log_probs"]),
-        (record["gold_log_prob"],),
-    ]
-    for given_, got in zip(numbers, read):
-        assert got == tuple(x if math.isfinite(x) else None for x in given_)
+    read = [found["score"], found["log_prob"], *found["token_log_probs"], record["gold_log_prob"]]
+    numbers = [score, log_prob, *log_probs, gold]
+    assert read == [x if math.isfinite(x) else None for x in numbers]
