@@ -110,9 +110,9 @@ def body_of(trace: Trace) -> Html:
         )
         for rank, ending in enumerate(trace.endings, 1)
     ]
-    beside = any(len(rows) > trace.beam_size for rows in trace.steps)
-    heads = ["step", *(f"row {k + 1}" for k in range(trace.beam_size))]
-    heads += ["finished beside them"] * beside + ["dropped and blocked"]
+    width = max(map(len, trace.steps))
+    heads = [f"row {k + 1}" for k in range(trace.beam_size)]
+    heads += ["finished beside them"] * (width - trace.beam_size)
     return fill(
         "body",
         trace=trace,
@@ -120,8 +120,8 @@ def body_of(trace: Trace) -> Html:
         n_steps=len(trace.steps),
         endings=endings,
         why=[fill("paragraph", text=sentence) for sentence in why_second_lost(trace)],
-        heads=[fill("head", name=name) for name in heads],
-        steps=[step_of(trace, t, beside) for t in range(len(trace.steps))],
+        heads=[fill("head", name=name) for name in ("step", *heads, "dropped and blocked")],
+        steps=[step_of(trace, t, width) for t in range(len(trace.steps))],
         attention=attention_of(trace) if trace.attention else fill("no attention"),
     )
 
@@ -130,14 +130,9 @@ def attention_of(trace: Trace) -> Html:
     """A heat map of the winner: a row for each of its tokens, a column for each of the source."""
     rows = []
     for token, weights in zip(trace.endings[0].tokens, trace.attention):
-        cells = [
-            fill(
-                "weight",
-                depth=min(1.0, max(0.0, weight)) * 0.6,
-                percent=f"{100 * weight:.0f}" if weight >= 0.005 else "",
-            )
-            for weight in weights
-        ]
+        percent = [f"{100 * weight:.0f}" if weight >= 0.005 else "" for weight in weights]
+        depth = [min(1.0, max(0.0, weight)) * 0.6 for weight in weights]
+        cells = [fill("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
         rows.append(fill("attended", token=token, cells=cells))
     return fill("attention", heads=[fill("head", name=x) for x in trace.src_tokens], rows=rows)
 
@@ -145,51 +140,34 @@ def attention_of(trace: Trace) -> Html:
 # -- step by step ---------------------------------------------------------------------------------
 
 
-def step_of(trace: Trace, t: int, has_beside: bool) -> Html:
+def step_of(trace: Trace, t: int, width: int) -> Html:
     """A step: its rows, the hypotheses that finished beside them, the dropped continuations."""
-    k, rows = trace.beam_size, range(len(trace.steps[t]))
-    beside = Html()
-    if has_beside:
-        is_best = any(on_path(trace, t, row) for row in rows[k:])
-        hypotheses = [
-            fill("hypothesis", name=name_of(trace, t, row), contents=contents_of(trace, t, row))
-            for row in rows[k:]
-        ]
-        state = "best finished" if is_best else "finished"
-        beside = fill("beside", state=state, hypotheses=Html("<hr>".join(hypotheses)))
-    others = trace.others[t]  # continuations that did not become a row, folded
+    others = trace.others[t]
     n_blocked = sum(other.state == "blocked" for other in others)
     n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
     items = [fill("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others]
     return fill(
         "step",
         number=t + 1,
-        rows=[row_of(trace, t, row) for row in rows[:k]],
-        beside=beside,
+        rows=[row_of(trace, t, k) for k in range(width)],
         dropped=fill("dropped", shown=n_shown, items=items) if others else "",
     )
 
 
 def row_of(trace: Trace, t: int, k: int) -> Html:
-    state = trace.steps[t][k].state
-    if state == "none":
-        return fill("no row")
-    marked = f"{state} best" if on_path(trace, t, k) else state
-    return fill("row", state=marked, name=name_of(trace, t, k), contents=contents_of(trace, t, k))
-
-
-def contents_of(trace: Trace, t: int, k: int) -> Html:
     """Token, score, log-probability, the row that it continues and what became of it."""
-    row, origin = trace.steps[t][k], Html()
+    if k >= len(trace.steps[t]):
+        return fill("nothing")
+    row, origin, name = trace.steps[t][k], Html(), name_of(trace, t, k)
+    if row.state == "none":
+        return fill("no row")
     if t:
         origin = fill("origin", name=name_of(trace, t - 1, row.parent), number=row.parent + 1)
-    state = row.state if row.state != "open" else ""
-    why, star = ", ".join(filter(None, (state, row.why))), "\N{BLACK STAR} " * on_path(trace, t, k)
-    return fill("contents", row=row, star=star, mark=MARKS[row.state], origin=origin, why=why)
-
-
-def on_path(trace: Trace, t: int, k: int) -> bool:
-    return t < len(trace.path) and trace.path[t] == k
+    why = ", ".join(filter(None, ("" if row.state == "open" else row.state, row.why)))
+    on_path = trace.path[t : t + 1] == [k]
+    state, star = row.state + " best" * on_path, "\N{BLACK STAR} " * on_path
+    more = dict(state=state, star=star, mark=MARKS[row.state], origin=origin, why=why)
+    return fill("row", row=row, name=name, **more)
 
 
 def name_of(trace: Trace, t: int, k: int) -> str:
