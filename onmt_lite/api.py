@@ -4,7 +4,7 @@ work is done by a Pipeline in this process, or by worker processes that have one
 import dataclasses
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import repeat, zip_longest
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,8 @@ class Translator:
         many prefixes and phrases as lines.
         """
         parsed = self._options(options)
-        numbered = list(with_phrases(from_texts(lines, "lines"), force_words, ban_words))
-        begin = None if prefixes is None else list(from_texts(prefixes, "prefixes"))
-        if begin is not None and len(begin) != len(numbered):
-            raise DataError(f"{len(numbered)} lines but {len(begin)} prefixes")
-        return self.backend.translate_lines(numbered, None, parsed, totals(progress), begin)
+        pairs = list(paired(lines, prefixes, force_words, ban_words))
+        return self._translated(pairs, parsed, totals(progress))
 
     def translate_stream(
         self,
@@ -146,17 +143,16 @@ class Translator:
         the same as those of `translate`.
         """
         parsed = self._options(options)
-        numbered = with_phrases(from_texts(lines, "lines"), force_words, ban_words)
-        begin = None if prefixes is None else from_texts(prefixes, "prefixes")
-        return self._stream(pair_up(numbered, begin), parsed, totals(progress))
+        pairs, tell = paired(lines, prefixes, force_words, ban_words), totals(progress)
+        windows = growing_windows(pairs)
+        return (made for window in windows for made in self._translated(window, parsed, tell))
 
-    def _stream(
-        self, pairs: Iterator[Pair], options: TranslateOptions, progress: Progress
-    ) -> Generator[Translation, None, None]:
-        for window in growing_windows(pairs):
-            lines = [line for line, _ in window]
-            prefixes = [prefix for _, prefix in window if prefix is not None] or None
-            yield from self.backend.translate_lines(lines, None, options, progress, prefixes)
+    def _translated(
+        self, pairs: list[Pair], options: TranslateOptions, progress: Progress
+    ) -> list[Translation]:
+        lines = [line for line, _ in pairs]
+        prefixes = [prefix for _, prefix in pairs if prefix is not None] or None
+        return self.backend.translate_lines(lines, None, options, progress, prefixes)
 
     def translate_file(
         self, src: str | Path, output: str | Path, progress: Progress | None = None, **options: Any
@@ -224,16 +220,33 @@ class Translator:
 # -- lines of a call, with their prefixes and phrases, in windows ----------------------------------
 
 
-def pair_up(lines: Iterator[Line], prefixes: Iterator[Line] | None) -> Iterator[Pair]:
-    """Pair lines with prefixes.  Raises DataError if their numbers differ."""
-    if prefixes is None:
-        yield from ((line, None) for line in lines)
-        return
-    for i, (line, prefix) in enumerate(zip_longest(lines, prefixes)):
-        if line is None or prefix is None:
-            more, fewer = ("prefixes", "lines") if line is None else ("lines", "prefixes")
-            raise DataError(f"more {more} than {fewer}, which are {i}")
-        yield line, prefix
+def paired(
+    lines: Iterable[str], prefixes: Iterable[str] | None, forced: Phrases, banned: Phrases
+) -> Iterator[Pair]:
+    """Each line with its phrases, and its prefix.  Raises DataError if a phrase is forced and
+    banned, or there are more or fewer entries of one kind than lines; TypeError for an entry that
+    is no text or holds no phrases."""
+    beside: dict[str, Iterator[Any]] = {
+        "prefixes": repeat(None) if prefixes is None else from_texts(prefixes, "prefixes"),
+        "force_words": of_lines("force_words", forced),
+        "ban_words": of_lines("ban_words", banned),
+    }
+    rows = side_by_side(from_texts(lines, "lines"), beside)
+    return ((marked(line, *phrases), prefix) for line, prefix, *phrases in rows)
+
+
+def side_by_side(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Iterator[list[Any]]:
+    """Each line with what the others have for it.  DataError if one of them, but for a `repeat`,
+    ends before the lines or behind them."""
+    end = object()
+    for n, line in enumerate(chain(lines, [end])):
+        row = [next(each, end) for each in beside.values()]
+        for (name, each), entry in zip(beside.items(), row):
+            if not isinstance(each, repeat) and (entry is end) != (line is end):
+                more, fewer = ("lines", name) if entry is end else (name, "lines")
+                raise DataError(f"more {more} than {fewer}, which are {n}; give one for each line")
+        if line is not end:
+            yield [line, *row]
 
 
 def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
@@ -261,28 +274,6 @@ def totals(progress: Progress | None) -> Progress:
             progress(n_lines, n_tokens)
 
     return add
-
-
-def with_phrases(lines: Iterable[Line], forced: Phrases, banned: Phrases) -> Iterator[Line]:
-    """The lines with their phrases.
-
-    Raises DataError if there are more or fewer entries than lines, or a phrase is forced and
-    banned; TypeError for an entry that holds no phrases.
-    """
-    given = {"force_words": of_lines("force_words", forced)}
-    given["ban_words"] = of_lines("ban_words", banned)
-    n = 0
-    for n, line in enumerate(lines, 1):
-        entries = {name: next(each, None) for name, each in given.items()}
-        for name, entry in entries.items():
-            if entry is None:
-                raise DataError(
-                    f"{name} has {n - 1} entries, but there are more lines; give one for each"
-                )
-        yield marked(line, entries["force_words"] or (), entries["ban_words"] or ())
-    for name, each in given.items():
-        if not isinstance(each, repeat) and next(each, None) is not None:
-            raise DataError(f"{name} has more entries than the {n} lines; give one for each")
 
 
 def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:

@@ -295,8 +295,8 @@ class TestForced:
 @pytest.mark.parametrize(
     "forced, banned, said",
     [
-        ([["a"]], None, "force_words has 1 entries, but there are more lines"),
-        (None, ["a", "b", "c"], "ban_words has more entries than the 2 lines"),
+        ([["a"]], None, "more lines than force_words, which are 1"),
+        (None, ["a", "b", "c"], "more ban_words than lines, which are 2"),
         ("the cat", "cat", "line 1: 'the cat' is forced, of which 'cat' is a part, and banned"),
         ([[], ["a"]], [[], "a"], "line 2: 'a' is forced, and banned"),
     ],
