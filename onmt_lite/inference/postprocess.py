@@ -1,31 +1,12 @@
 """Postprocessing: a beam's hypotheses as text, and the notes on a line.
 
-Notes.  Of the input:
-  empty             blank; no output
-  invalid-utf8      bytes that are not UTF-8 became U+FFFD
-  truncated         longer than the model or the reader takes; the rest is not translated
-  capitals          written in capitals; read in small letters
-  unknown-tokens    the model does not know some of its tokens; `n_unknown` says how many
-  unknown-script    hardly a letter that the model knows; passed through as it is
-  invalid-json      of JSONL, no object with a text in its field; no output
-Of a reference or prefix:
-  tgt-invalid-json  of JSONL, no object with a text in its field; not used
-  tgt-invalid-utf8  bytes that are not UTF-8 became U+FFFD
-  tgt-too-long      longer than the model or the reader takes; not scored
-  prefix-truncated  longer than the model or the reader takes; cut
-  prefix-over-limit leaves no room for more
-  prefix-unknown    the model does not know some of its tokens; the translation has other text there
-  prefix-banned     holds a phrase of -ban_words; not used
-  tgt-not-a-number  its score is NaN or infinite, also alone in fp32
-Of the options:
-  min-length-over-limit  the line's own limit of length is below min_length
-Of the output, its best hypothesis:
-  unfinished        cut by a limit of length before the end token
-  unsure            more probably wrong than right, as the model's calibration says (-report_unsure)
-  not-a-number      blank: the model's numbers are NaN or infinite, also alone in fp32
-  search-empty      the model allowed no further token
-  repeats           says the same word or words three times running or more, and more often than the
-                    source does
+The notes, in all; docs/jobs-reference.md says what each one means:
+  of the input: empty, invalid-utf8, truncated, capitals, unknown-tokens, unknown-script
+  of a line of JSONL: invalid-json, tgt-invalid-json
+  of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
+  of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned
+  of the options: min-length-over-limit
+  of the best hypothesis: unfinished, unsure, not-a-number, search-empty, repeats
 """
 
 import math
@@ -37,13 +18,7 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import (
-    NOTHING,
-    Example,
-    Found,
-    Hypothesis,
-    Translation,
-)
+from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Translation
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
@@ -119,13 +94,12 @@ class Renderer:
     def by_words(self, translation: Translation) -> Translation:
         """With the log-probability of each word too, for hypotheses that the model has made."""
         decode = self.tokenizer.decode
-        hyps = [
-            replace(h, word_log_probs=word_log_probs(h.tokens, h.token_log_probs, decode, h.text))
-            if h.token_log_probs
-            else replace(h, word_log_probs=[])
+        scores = [
+            word_log_probs(h.tokens, h.token_log_probs, decode, h.text) if h.token_log_probs else []
             for h in translation.hyps
         ]
-        return replace(translation, hyps=hyps)
+        hyps = zip(translation.hyps, scores)
+        return replace(translation, hyps=[replace(h, word_log_probs=own) for h, own in hyps])
 
     def without_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
         """With the tokens of the line from which its unknown tokens come in the place of these.

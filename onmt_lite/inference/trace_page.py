@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import takewhile
 from string import Formatter
 
-from onmt_lite.inference.records import Ending, Trace, finite
+from onmt_lite.inference.records import Trace, finite
 
 # OpenNMT-py's keys, and what a row has there
 KEYS = {
@@ -191,20 +192,8 @@ def why_second_lost(trace: Trace) -> list[Html]:
         sums.append(fill("length decides"))
     if any(abs(ending.penalty) > 1e-4 for ending in (best, second)):
         sums.append(fill("penalties", **two))
-    return [Html("".join(told)) for told in (winner, sums, parting(best, second))]
-
-
-def parting(best: Ending, second: Ending) -> list[Html]:
-    """Where the two part, and what each pays from there on."""
-    same = 0
-    while best.tokens[same : same + 1] == second.tokens[same : same + 1] != []:
-        same += 1
-    begin = fill("equal start", same=same) if same else fill("differ")
-    sums = dict(best=sum(best.log_probs[same:]), second=sum(second.log_probs[same:]))
-    told = [fill("parting", begin=begin, number=same + 1, **sums)]
-    dearest = [min(zip(e.log_probs[same:], e.tokens[same:]), default=None) for e in (second, best)]
-    for block, pair in zip(("dearest", "dearest of the winner"), dearest):
-        if pair is None:
-            break
-        told.append(fill(block, cost=pair[0], token=pair[1]))
-    return told
+    pairs = zip(best.tokens, second.tokens)
+    same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])  # tokens
+    rest = dict(best=sum(best.log_probs[same:]), second=sum(second.log_probs[same:]))
+    parting = [fill("parting", same=same, number=same + 1, **rest)]
+    return [Html("".join(told)) for told in (winner, sums, parting)]

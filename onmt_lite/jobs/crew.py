@@ -15,8 +15,9 @@ from typing import Any
 
 from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
+from onmt_lite.inference.records import Progress
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Engine, Progress
+from onmt_lite.jobs.tasks import Engine
 
 MAX_DEATHS = 3  # of one task
 MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from onmt_lite.config.console import raise_pending
 from onmt_lite.config.environment import importing, threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Translation
+from onmt_lite.inference.records import Progress, Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES, expects_gpu
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Engine, Progress, Reader
+from onmt_lite.jobs.tasks import Engine, Reader
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
@@ -131,8 +131,6 @@ class Pool(Engine):
     with torch before does not matter.  A call is cut into runs of lines; a worker has one at a
     time.
     """
-
-    notes: list[str] = []  # they are warnings of the call
 
     def __init__(self, options: TranslateOptions):
         """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import count
 
+from tqdm import tqdm
+
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
 from onmt_lite.config.files import (
@@ -22,7 +24,7 @@ from onmt_lite.config.files import (
 )
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
-from onmt_lite.inference.records import Trace
+from onmt_lite.inference.records import Progress, Trace
 from onmt_lite.inference.trace_page import to_html, to_json
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
@@ -30,7 +32,7 @@ from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, role
 from onmt_lite.jobs.progress import Meter, logging_to
 from onmt_lite.jobs.reports import LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
-from onmt_lite.jobs.tasks import Bucket, Engine, Progress, StreamReader, Task
+from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
 
 TRACED = 100  # lines whose search -dump_beam shows
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
@@ -138,28 +140,24 @@ class Run:
             opened.enter_context(unchanged)
             work: Iterable[Range | Bucket] = out.todo
             source, numbers = None, iter([each.number for each in out.todo])
+            first = inputs.ranges[0].first if inputs.ranges else 0
+            below = 0 if self.dump is None else first + TRACED
             if inputs.ranges is None:
                 reader, numbers = StreamReader(options, inputs.n_lines, opened), count()
                 work, source = reader.buckets(), reader.source
-            todo = self._tasks(work, out.parts)
+            todo = (Task(each, options, out.parts, below) for each in work)
             results = opened.enter_context(closing(engine.run(todo, meter.add)))
             for done in in_order(results, numbers):
                 unchanged.check()
-                with meter.hidden():  # the output may go to the same terminal
-                    with meter.clock.phase("write"):
-                        out.append(done)
+                # The output may go to the terminal of the bar
+                with tqdm.external_write_mode(CONSOLE), meter.clock.phase("write"):
+                    out.append(done)
                 meter.clock.add(done.seconds)
                 self.traces += done.traces
                 for line in done.log:
                     LOG.info("%s", line)
             tasks.note_encoding(source, self.sources, out.summary)
         return meter
-
-    def _tasks(self, work: Iterable[Range | Bucket], parts: Parts | None) -> Iterator[Task]:
-        n_left = 0 if self.dump is None else TRACED
-        for each in work:
-            yield Task(each, self.options, parts, min(n_left, each.n_lines))
-            n_left = max(0, n_left - each.n_lines)
 
     def _log_end(self, summary: Summary, meter: Meter) -> None:
         """Log what was done to the lines, and how long that took."""

@@ -78,13 +78,6 @@ class Meter:
                 line += f", {tqdm.format_interval(left)} left"
             LOG.info(line, extra={"on_stderr": not CONSOLE.isatty()})
 
-    @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
-        """While something else is written to the terminal."""
-        self.bar.clear()
-        yield
-        self.bar.refresh()
-
     def end(self, output: str, seconds: float) -> None:
         """Log where how many lines are; on stderr if the way there was seen."""
         seen = (CONSOLE.isatty() or self.said) and not (self.typed and output == "-")

@@ -156,27 +156,23 @@ class Summary:
     @classmethod
     def of(cls, translations: Iterable[Translation]) -> "Summary":
         summary = cls()
-        for translation in translations:
-            summary.add(translation)
+        for line in translations:
+            summary.n_lines += 1
+            for note in dict.fromkeys(line.notes):
+                noted = Noted(1, line.n_unknown, [line.id + 1])
+                summary.notes.setdefault(note, Noted()).join(noted)
+            summary.n_forced += line.n_forced
+            summary.n_unmet += len(line.unmet)
+            summary.n_replaced += sum(hyp.n_replaced for hyp in line.hyps)
+            if line.hyps and line.hyps[0].token_log_probs:
+                summary.n_scored += 1
+                summary.n_words += len(line.hyps[0].tokens)
+                summary.score += line.hyps[0].score
+            if line.gold_log_prob is not None:
+                summary.n_gold += 1
+                summary.n_gold_words += line.n_gold_tokens
+                summary.gold += line.gold_log_prob
         return summary
-
-    def add(self, translation: Translation) -> None:
-        """Count a line."""
-        self.n_lines += 1
-        for note in dict.fromkeys(translation.notes):
-            noted = Noted(1, translation.n_unknown, [translation.id + 1])
-            self.notes.setdefault(note, Noted()).join(noted)
-        self.n_forced += translation.n_forced
-        self.n_unmet += len(translation.unmet)
-        self.n_replaced += sum(hyp.n_replaced for hyp in translation.hyps)
-        if translation.hyps and translation.hyps[0].token_log_probs:
-            self.n_scored += 1
-            self.n_words += len(translation.hyps[0].tokens)
-            self.score += translation.hyps[0].score
-        if translation.gold_log_prob is not None:
-            self.n_gold += 1
-            self.n_gold_words += translation.n_gold_tokens
-            self.gold += translation.gold_log_prob
 
     def join(self, later: "Summary") -> None:
         """Count the lines of a later part of the input too."""
@@ -219,9 +215,8 @@ class Summary:
             )
         for line in averages("PRED", self.score, self.n_words, self.n_scored):
             LOG.info("%s", line, extra={"on_stderr": scores})
-        for line in averages("GOLD", self.gold, self.n_gold_words, self.n_gold):
-            LOG.info("%s", line)
-        for line in bleu_scores(self.overlaps) if self.overlaps else []:
+        of_gold = averages("GOLD", self.gold, self.n_gold_words, self.n_gold)
+        for line in (*of_gold, *(bleu_scores(self.overlaps) if self.overlaps else ())):
             LOG.info("%s", line)
 
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
-from onmt_lite.inference.records import Trace, Translation
+from onmt_lite.inference.records import Progress, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import LOG, Summary
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 Parse = Callable[[bytes, int, bool], Line]
-Progress = Callable[[int, int], object]  # of the lines and target tokens that a batch has added
 
 
 @dataclass(frozen=True)
@@ -53,17 +52,8 @@ class Bucket:
     tgt_lines: list[Line] | None = None
 
     @property
-    def n_lines(self) -> int:
-        return len(self.lines)
-
-    @property
     def where(self) -> str:
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
-
-    def traced(self, n: int) -> "Bucket":
-        """The searches of the first n lines are to be recorded."""
-        first = [replace(line, traced=True) for line in self.lines[:n]]
-        return replace(self, lines=[*first, *self.lines[n:]])
 
 
 def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
@@ -243,7 +233,7 @@ class Task:
     work: Bucket | Range  # its lines, or the range of files that holds them
     options: TranslateOptions
     parts: Parts | None = None  # takes its part; None: the result has its data
-    n_traced: int = 0  # of its first lines, the searches are recorded
+    traced_below: int = 0  # the searches of lines with a smaller number are recorded
 
     @property
     def where(self) -> str:
@@ -254,7 +244,9 @@ class Task:
         bucket = self.work
         if isinstance(bucket, Range):
             bucket = place.reader.bucket(bucket, self.options.data)
-        bucket = bucket.traced(self.n_traced)
+        if self.traced_below:
+            lines = [replace(line, traced=line.id < self.traced_below) for line in bucket.lines]
+            bucket = replace(bucket, lines=lines)
         done = translate_bucket(place.pipeline, self.options, bucket, progress)
         clock = place.pipeline.clock
         if self.parts is None:

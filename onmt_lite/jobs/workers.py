@@ -26,8 +26,8 @@ from typing import Any
 from onmt_lite.config.console import SIGNALS, raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
+from onmt_lite.inference.records import Progress
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
-from onmt_lite.jobs.tasks import Progress
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
