@@ -10,8 +10,6 @@ import zipfile
 from collections import Counter, OrderedDict, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from random import Random
 
 import numpy
 import pytest
@@ -20,36 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints import archive, pickled
-from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
+from tests.support import files
+from tests.support.files import DATA, one_line
 
-DATA = Path(__file__).parent / "data" / "checkpoints"
 FILES = sorted(path.name for path in DATA.glob("m*_step_2.pt"))
 
 
 def read(path):
-    """All that a file holds, in a form that can be compared."""
+    """All that a file holds, the tensors of its model too."""
     root = archive.load(path)
     if isinstance(root, dict) and isinstance(root.get("model"), dict):
         archive.tensors(root["model"], path)
-    return plain(root, ())
-
-
-def plain(value, above):
-    if any(value is other for other in above):
-        return "..."
-    above = (*above, value) if isinstance(value, (dict, list, pickled.Record)) else above
-    if isinstance(value, torch.Tensor):
-        return value.tolist(), value.dtype
-    if isinstance(value, pickled.Record):
-        return value.name, plain(value.state, above), plain(value.args, above)
-    if isinstance(value, type) and issubclass(value, pickled.Record):
-        return value.name
-    if isinstance(value, dict):
-        return [(key, plain(item, above)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [plain(item, above) for item in value]
-    return sorted(value, key=str) if isinstance(value, set) else value
+    return root
 
 
 def assert_refused(path, *words):
@@ -168,7 +149,8 @@ class TestReading:
         data = pickle.dumps(saved, protocol=2).replace(b"print", b"float")
         root = archive.load(write_pickle(tmp_path / "x.pt", data))
         assert root["defaults"] == {"a": [1]} and root["counts"] == {"a": 2, "b": 1}
-        assert root["partial"].name == "functools.partial"
+        assert root["partial"].name == "functools.partial"  # a record: not run either
+        assert root["partial"].args[0].name == "builtins.float"
 
     def test_threads_do_not_share_what_stands_for_names(self):
         before = set(torch.serialization.get_safe_globals())
@@ -217,13 +199,6 @@ class TestRefused:
         data = b"\x80" + bytes([protocol]) + head + b"X\x04\x00\x00\x00true\x85R."
         words = ["names", "nothing was run"] if protocol == 2 else ["protocol 4"]
         assert_refused(write_pickle(tmp_path / "x.pt", data), *words)
-
-    def test_allowed_names_are_not_run_either(self, tmp_path):
-        """A partial becomes a record, whatever it is made of."""
-        path = write_pickle(tmp_path / "x.pt", pickle.dumps(partial(dict, 1), protocol=2))
-        root = archive.load(path)
-        assert root.name == "functools.partial"
-        assert root.args[0].name == "builtins.dict"
 
     def test_compressed_parts(self, tmp_path):
         members = [("x/data.pkl", pickle.dumps({}, 2)), ("x/data/0", b"\0" * (1 << 20))]
@@ -336,13 +311,9 @@ class TestBombs:
     def load(self, tmp_path, data):
         """The object in a file, which is no model; None where the file is refused."""
         path = write_pickle(tmp_path / "x.pt", b"\x80\x02" + data + b".")
-        with pytest.raises(CheckpointError) as caught:
-            load_checkpoint(path)
-        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-        try:
+        files.assert_refused(path)
+        with one_line():
             return archive.load(path)
-        except CheckpointError:
-            return None
 
     @pytest.mark.parametrize(
         "data, word",
@@ -405,49 +376,13 @@ class TestBombs:
         assert_refused(path)
 
 
-def mutated(data: bytes, random: Random) -> bytes:
-    place, kind = random.randrange(len(data)), random.randrange(6)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return data[:place] + random.randbytes(1) + data[place:]
-    if kind == 2:
-        return data[:place] + data[place + 1 :]
-    if kind == 3:  # in the directory at the end
-        place = max(0, len(data) - 1 - random.randrange(4000))
-    changed = data[place] ^ random.randrange(1, 256)
-    return data[:place] + bytes([changed]) + data[place + 1 :]
-
-
-class TestDamage:
-    @pytest.mark.parametrize(
-        "name, n, least",
-        [("m12_nofeed_step_2.pt", 400, 200), ("leg2.pt", 1500, 300)],
-    )
-    def test_changed_bytes(self, tmp_path, name, n, least):
-        """Every part of a zip file has a checksum: what is read is what was written, or nothing.
-        The old format has none, so a changed number can go unseen; nothing worse can."""
-        data, random, n_refused = (DATA / name).read_bytes(), Random(1), 0
-        expected, path = read(DATA / name), tmp_path / "x.pt"
-        for _ in range(n):
-            path.write_bytes(mutated(data, random))
-            try:
-                found = read(path)
-                assert name == "leg2.pt" or found == expected
-            except CheckpointError as error:
-                n_refused += 1
-                assert "\n" not in str(error)
-        assert n_refused > least
-
-    @given(st.binary(max_size=60))
-    def test_any_pickle(self, tmp_path_factory, data):
-        """What passes the check is loaded or refused by torch; nothing else is raised."""
-        path = tmp_path_factory.getbasetemp() / "any.pt"
-        for start in (b"", b"\x80\x02", b"\x80\x02}"):
-            try:
-                archive.load(write_pickle(path, start + data + b"."))
-            except CheckpointError as error:
-                assert "\n" not in str(error)
+@given(st.binary(max_size=60))
+def test_any_pickle(tmp_path_factory, data):
+    """What passes the check is loaded or refused by torch; nothing else is raised."""
+    path = tmp_path_factory.getbasetemp() / "any.pt"
+    for start in (b"", b"\x80\x02", b"\x80\x02}"):
+        with one_line():
+            archive.load(write_pickle(path, start + data + b"."))
 
 
 def test_nothing_of_a_toolkit_is_imported_and_nothing_is_unpickled():

@@ -81,13 +81,6 @@ class TestNumbers:
             mean = sum(w * a for w, a in zip(weights, each, strict=True)) / sum(weights)
             torch.testing.assert_close(attn, mean, atol=ATOL, rtol=0)
 
-    def test_one_model_twice_is_the_model(self, options):
-        model, of_probs = tiny.make_model(), options.get("of_probs", False)
-        ensemble = Ensemble([model, model], options.get("weights", [])[:2], of_probs)
-        alone = model.forward(model.encode(SRC, LENGTHS), TGT).log_softmax(2)
-        found = ensemble.forward(ensemble.encode(SRC, LENGTHS), TGT)
-        torch.testing.assert_close(found, alone, atol=ATOL, rtol=0)
-
 
 def test_a_word_that_only_one_member_can_copy():
     """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
@@ -126,33 +119,16 @@ def ended(translations) -> list:
 
 
 class TestTranslating:
-    def test_one_model_twice_translates_as_the_model(self, space_translator, tiny_checkpoint):
-        twice = Translator.from_pretrained(
-            model=[tiny_checkpoint] * 2, device="cpu", tokenizer="space"
-        )
-        assert isinstance(twice.model, Ensemble)
-        pairs = zip(*(t.translate(LINES, n_best=5) for t in (twice, space_translator)))
-        for found, alone in pairs:
-            assert [h.tokens for h in found.hyps] == [h.tokens for h in alone.hyps]
-            scores = [h.score for h in alone.hyps]
-            assert [h.score for h in found.hyps] == pytest.approx(scores, abs=ATOL)
-
     @pytest.mark.parametrize("search", PRESETS)
     def test_in_every_search(self, search):
         alone, twice = (
             Translator.from_pretrained(model=paths, device="cpu", search=search, n_best=2)
             for paths in ([TOY], [TOY, TOY])
         )
+        assert isinstance(twice.model, Ensemble)
         (a,), (b,) = (t.translate(["katze"]) for t in (alone, twice))
         assert [h.text for h in b.hyps] == [h.text for h in a.hyps]
         assert [h.score for h in b.hyps] == pytest.approx([h.score for h in a.hyps], abs=ATOL)
-
-    def test_two_models_find_what_neither_does(self, together, pair):
-        alone = [Translator.from_pretrained(p, device="cpu", tokenizer="space") for p in pair]
-        found, *others = (
-            [h.hyps[0].tokens for h in t.translate(LINES)] for t in [together, *alone]
-        )
-        assert all(found != other for other in others)
 
     @pytest.mark.parametrize("search", ["opennmt", "opennmt-3"])
     @pytest.mark.parametrize("of_probs", [False, True])
@@ -177,13 +153,6 @@ class TestTranslating:
                 steps = [mean_by_hand(step, of_probs) for step in by_step]
             by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
             assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
-
-    def test_a_sentence_is_alone(self, together):
-        alone = [together.translate([line], n_best=3)[0].hyps for line in LINES]
-        batch = [t.hyps for t in together.translate(LINES, n_best=3)]
-        for one, other in zip(alone, batch, strict=True):
-            assert [h.tokens for h in one] == [h.tokens for h in other]
-            assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=ATOL)
 
     def test_the_best_of_all_sequences(self):
         """Scores are means of log-probabilities as they stand, not normalised once more."""

@@ -92,10 +92,6 @@ class TestWeights:
         moved = (logits(MARIAN) - bias).roll(1, 2) + bias
         torch.testing.assert_close(logits(copy), moved, atol=1e-5, rtol=0)
 
-    def test_half_precision(self, copy, weights):
-        store(copy, {name: weight.half() for name, weight in weights.items()})
-        torch.testing.assert_close(logits(copy), logits(MARIAN), atol=0.05, rtol=0)
-
     def test_stored_positions_that_no_formula_gives(self, copy, weights):
         table = sinusoids(64, 64, "concat")
         table[1] += 1

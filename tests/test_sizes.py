@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models import positions, transformer
 from tests.support import tiny
+from tests.support.files import assert_refused
+from tests.support.model_bin import ModelBin
 from tests.support.sweeps import swept
 
 DATA = Path(__file__).parent / "data"
@@ -25,6 +28,7 @@ KINDS = [
     *(DATA / "checkpoints" / name for name in ("m35_st_step_2.pt", "m35_lstm_step_2.pt")),
 ]
 DAILY = [path for path in KINDS if path.name in ("t5", "opus", "fairseq_pre_norm")]
+INT32 = 3  # of CTranslate2
 LARGE = 600  # wrong for these files, yet less than the numbers in one of their weights
 HUGE = 10**6
 MOST = 1 << 22  # numbers of a table that may be computed
@@ -102,23 +106,11 @@ def test_other_kinds(path, monkeypatch, computed):
 
 @pytest.mark.parametrize("value", [10**4, 10**6, 10**9])
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_heads_of_a_ctranslate2_directory(side, value, monkeypatch):
+def test_heads_of_a_ctranslate2_directory(side, value, tmp_path):
     """They decide a width that no weight shows."""
-    read = description.Description.number
-
-    def number(self, name, default=None):
-        counted = name == "num_heads" and self is sides[side]
-        return value if counted else read(self, name, default)
-
-    from onmt_lite.checkpoints.ctranslate2 import model as ctranslate2_model
-
-    switches, sides = ctranslate2_model._switches, {}
-
-    def remembered(*args):
-        sides.update(switches(*args))
-        return sides
-
-    monkeypatch.setattr(ctranslate2_model, "_switches", remembered)
-    monkeypatch.setattr(description.Description, "number", number)
-    with pytest.raises(CheckpointError, match="heads"):
-        load_checkpoint(DATA / "checkpoints" / "ct2" / "opennmt_int16")
+    path = shutil.copytree(DATA / "checkpoints" / "ct2" / "opennmt_int16", tmp_path / "copy")
+    stored = ModelBin.parse((path / "model.bin").read_bytes())
+    assert f"{side}/num_heads" in stored.variables
+    stored.variables[f"{side}/num_heads"] = [], INT32, struct.pack("<i", value)
+    (path / "model.bin").write_bytes(stored.dump())
+    assert_refused(path, "heads")
