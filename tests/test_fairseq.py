@@ -193,13 +193,6 @@ class TestRefused:
     def test_weights(self, store, name, tensor, word):
         assert_refused(store(lambda root: root["model"].update({name: tensor})), "copy", word)
 
-    def test_an_architecture_that_is_a_list_is_not_shown(self, store):
-        def edit(root):
-            del root["model"]["encoder.layers.0.fc1.weight"]
-            root["args"].arch = ["x"]
-
-        assert_refused(store(edit), "architecture a list")
-
     def test_missing_parts(self, store):
         assert_refused(store(lambda root: root.pop("args")), "options")
         assert_refused(store(lambda root: root.pop("model")), "not a checkpoint")

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
 from onmt_lite.checkpoints.pickled import Record
@@ -98,12 +98,6 @@ class TestVocabulary:
         assert (checkpoint.src_end, checkpoint.never_ids) == ((), ())
         assert (checkpoint.toolkit, checkpoint.forced_eos) == ("opennmt", False)
 
-    @pytest.mark.parametrize("name", ["cnn", "copyrnn", "grumlp", "nofeed"])
-    def test_of_files_whose_models_are_not_read_here(self, name):
-        path = DATA / f"m12_{name}_step_2.pt"
-        src, tgt, start = read_vocabularies(archive.load(path)["vocab"], path)
-        assert start == 2 and tgt.tokens[start] == "<s>" and len(src) > 10
-
     def test_every_way_they_were_stored(self):
         src, tgt = ["<unk>", "<blank>", "a"], ["<unk>", "<blank>", "<s>", "</s>", "A"]
 
@@ -194,10 +188,6 @@ class TestStorage:
         assert torch.equal(logits(path), logits(SMALL))
         (tmp_path / "x[1].safetensors").write_bytes(b"damaged")
         assert_refused(path, "x[1].safetensors")
-
-    def test_the_old_format_of_torch(self, tmp_path, root):
-        torch.save(root, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
-        assert torch.equal(logits(tmp_path / "x.pt"), logits(SMALL))
 
     def test_tied_tables_are_found_by_their_numbers(self, store, root):
         table = root["model"]["decoder.embeddings.make_embedding.emb_luts.0.weight"]

@@ -9,13 +9,12 @@ import torch
 from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.family import sparsemax
-from onmt_lite.search.masks import score_targets
 from tests.support import archives, rnn_by_hand
 from tests.support.families import RNNS, build, make_rnn, rnn_weights
+from tests.support.files import assert_gold
 
 ATOL = 1e-5
 RTOL = 5e-6  # logits are up to 10, with 24 bits each
-PAD = 1
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3, 1])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
@@ -28,19 +27,7 @@ FILES = {
 
 
 def test_scores_are_those_of_opennmt_py():
-    gold = archives.gold("onmt120_lstm")
-    src_ids, tgt_ids = (
-        {token: i for i, token in enumerate(archives.opennmt_vocab(LSTM, side))}
-        for side in ("src", "tgt")
-    )
-    src = [[src_ids.get(token, 0) for token in g["source"].split()] for g in gold]
-    tgt = [[tgt_ids.get(token, 0) for token in g["target"].split()] for g in gold]
-    model = build(build_rnn, *archives.opennmt(LSTM))
-    found = score_targets(
-        model, *archives.padded(src, PAD), tgt, [[tgt_ids["<s>"]]] * len(tgt), tgt_ids["</s>"]
-    )
-    assert len(found) == 20
-    assert [*map(sum, found)] == pytest.approx([g["log_prob"] for g in gold], abs=1e-4)
+    assert_gold(archives.CHECKPOINTS / LSTM, "onmt120_lstm")
 
 
 def assert_by_hand(model, weights, options):

@@ -33,22 +33,13 @@ BEAM, LENGTH = 5, 24  # hypotheses; tokens of a source and of its translation
 
 # An H100 (SXM): bytes and bfloat16 operations per microsecond
 BYTES_PER_US, FLOPS_PER_US = 3.35e6, 989e6
-LAUNCH_US, REPLAYED_US = (
-    8.0,
-    2.0,
-)  # assumed: a kernel launched from Python; one in a graph, at least
+LAUNCH_US = 8.0  # assumed: a kernel launched from Python
+REPLAYED_US = 2.0  # assumed: a kernel in a graph, at least
 
 COLUMNS = (
-    *(
-        "model",
-        "sentences",
-        "kernels in the graph",
-        "launches",
-        "to the GPU, KB",
-        "to the host, KB",
-    ),
-    *("MB", "GFLOP", "bound, µs", "products alone, µs", "in a graph, µs", "by Python, µs"),
-    "sentences/s at most",
+    *("model", "sentences", "kernels in the graph", "launches", "to the GPU, KB"),
+    *("to the host, KB", "MB", "GFLOP", "bound, µs", "products alone, µs", "in a graph, µs"),
+    *("by Python, µs", "sentences/s at most"),
 )
 
 # The part of a large tensor that kernels read: as much as they write

@@ -5,7 +5,6 @@ part of the project.
 """
 
 import argparse
-import json
 import pickle
 import types
 from pathlib import Path
@@ -77,16 +76,6 @@ def fairseq(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     args = content.get("args") or content["cfg"]["model"]
     assert isinstance(args, argparse.Namespace)
     return content["model"], vars(args)
-
-
-def fairseq_vocab(name: str) -> list[str]:
-    lines = (CHECKPOINTS / name).read_text(encoding="utf-8").split("\n")
-    return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines if line)]
-
-
-def gold(name: str) -> list[dict[str, Any]]:
-    """Sources, targets and the log-probabilities that the system of the model gave them."""
-    return json.loads((CHECKPOINTS / "gold" / f"{name}.json").read_text(encoding="utf-8"))["gold"]
 
 
 def padded(sentences: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
