@@ -22,7 +22,9 @@ settings.register_profile("onmt_lite", deadline=None, derandomize=True, database
 settings.load_profile("onmt_lite")
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-for signum in SIGNALS:  # ignored under nohup or in the background of a script, by jobs too
+# Blocked in what Ray starts, ignored under nohup or in the background of a script; jobs inherit both
+signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+for signum in SIGNALS:
     if signal.getsignal(signum) == signal.SIG_IGN:
         default = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
         signal.signal(signum, default)
