@@ -3,6 +3,7 @@
 What needs Ray is in test_ray_cluster.py.
 """
 
+import gzip
 import os
 import subprocess
 import sys
@@ -33,10 +34,11 @@ def write(path, data):
     return str(path)
 
 
-class TestOptions:
-    def load(self, line):
-        return load_ray_options(["-src", "a", "-output", "b", *line.split()])[0]
+def load(line):
+    return load_ray_options(["-src", "a", "-output", "b", *line.split()])[0]
 
+
+class TestOptions:
     @pytest.mark.parametrize(
         ("line", "device", "threads"),
         [
@@ -48,11 +50,11 @@ class TestOptions:
         ],
     )
     def test_an_actor_computes_with_what_it_reserves(self, line, device, threads):
-        speed = self.load(line).translation.speed
+        speed = load(line).translation.speed
         assert (speed.device, speed.threads) == (device, threads)
 
     def test_options_of_a_translation_reach_it(self):
-        found = self.load("-beam_size 7 -do_sample -seed 3 -batch_size 9 -tokenizer space -quiet")
+        found = load("-beam_size 7 -do_sample -seed 3 -batch_size 9 -tokenizer space -quiet")
         options = found.translation
         assert (options.search.beam_size, options.sampling.seed) == (7, 3)
         assert (options.speed.batch_size, options.text.tokenizer) == (9, "space")
@@ -60,7 +62,7 @@ class TestOptions:
 
     def test_files_are_named_so_that_every_actor_finds_them(self, here):
         write(here / "codes.bpe", b"")
-        found = self.load("-src_subword_model codes.bpe -tokenizer bpe -model de-en").translation
+        found = load("-src_subword_model codes.bpe -tokenizer bpe -model de-en").translation
         assert found.text.src_subword_model == str(here / "codes.bpe")
         assert found.model.model == ("de-en",)  # the shipped one, wherever that is installed
 
@@ -84,7 +86,7 @@ class TestOptions:
     )
     def test_refusals(self, line, said):
         with pytest.raises(OptionError, match=said):
-            self.load(line)
+            load(line)
 
     def test_help_errors_and_configurations_need_neither_ray_nor_torch(self, here):
         """Each in a Python to which importing them is an error."""
@@ -108,30 +110,23 @@ class TestOptions:
         assert not (here / "out").exists()
 
 
+def names(here, *words):
+    return " ".join(os.path.relpath(path, here) for path in find_files(words))
+
+
 class TestWhichFiles:
-    def names(self, here, *words):
-        return [os.path.relpath(path, here) for path in find_files(words)]
-
     def test_order(self, here):
-        for name in ("b/2.txt", "b/10.txt", "b/1.txt", "c.txt", "a.txt"):
+        for name in ("b/2.txt", "b/10.txt", "b/1.txt", "c.txt", "a.txt", "a[1].txt"):
             write(here / name, b"x")
-        assert self.names(here, "c.txt", "b", "a.txt") == [
-            *("c.txt", "b/1.txt", "b/10.txt", "b/2.txt", "a.txt")
-        ]
-        assert self.names(here, "*.txt") == ["a.txt", "c.txt"]
-        assert self.names(here, "**/*.txt") == [
-            *("a.txt", "b/1.txt", "b/10.txt", "b/2.txt", "c.txt")
-        ]
-        assert self.names(here, "a.txt", "a.txt") == ["a.txt", "a.txt"]
-
-    def test_hidden_files_of_a_folder_are_none_of_its_inputs(self, here):
         for name in ("_SUCCESS", ".lock", "part-000000.txt", "part-000001.txt"):
-            write(here / "out" / name, b"x")
-        assert self.names(here, "out") == ["out/part-000000.txt", "out/part-000001.txt"]
-
-    def test_a_name_with_marks_of_a_pattern(self, here):
-        write(here / "a[1].txt", b"x")
-        assert self.names(here, "a[1].txt") == ["a[1].txt"]
+            write(here / "out" / name, b"x")  # hidden files of a folder are none of its inputs
+        folder = "b/1.txt b/10.txt b/2.txt"
+        assert names(here, "c.txt", "b", "a.txt") == f"c.txt {folder} a.txt"
+        assert names(here, "?.txt") == "a.txt c.txt"
+        assert names(here, "**/?.txt", "b/10.txt") == "a.txt b/1.txt b/2.txt c.txt b/10.txt"
+        assert names(here, "a.txt", "a.txt") == "a.txt a.txt"
+        assert names(here, "out") == "out/part-000000.txt out/part-000001.txt"
+        assert names(here, "a[1].txt") == "a[1].txt"
 
     @pytest.mark.parametrize("word", ["none.txt", "*.none", "empty", "gone"])
     def test_nothing_there(self, here, word):
@@ -144,23 +139,18 @@ class TestWhichFiles:
         write(here / "a" / "b" / "c.txt", b"x")
         with pytest.raises(OptionError, match="folder within a folder"):
             find_files(["a"])
-        assert self.names(here, "a/**/*") == ["a/b/c.txt"]
+        assert names(here, "a/**/*") == "a/b/c.txt"
         os.mkfifo(here / "pipe")
         with pytest.raises(OptionError, match="no regular file"):
             find_files(["pipe"])
 
-    @pytest.mark.parametrize(
-        ("names", "asked", "kind"),
-        [
+    def test_kinds(self):
+        for files, asked, kind in (
             (["a.txt", "b.de", "c"], "auto", "text"),
             (["a.jsonl", "b.JSONL"], "auto", "jsonl"),
             (["a.jsonl", "b.txt"], "text", "text"),
-        ],
-    )
-    def test_kinds(self, names, asked, kind):
-        assert kind_of_files(names, asked) == kind
-
-    def test_kinds_do_not_mix(self):
+        ):
+            assert kind_of_files(files, asked) == kind
         with pytest.raises(OptionError, match=r"a.txt is text, b.jsonl is jsonl"):
             kind_of_files(["a.txt", "b.jsonl", "c.txt"], "auto")
 
@@ -174,46 +164,34 @@ class TestRefusals:
 
     @pytest.fixture
     def refused(self, here, capfd):
-        """refused(words) -> exit code, the line on stderr"""
+        """refused(words, code, *said): one line on stderr, and nothing is written"""
 
-        def run(line):
+        def run(line, code, *said):
             before = {str(path): path.stat().st_size for path in here.rglob("*")}
-            code = main(line.split())
+            assert main(line.split()) == code
             err = capfd.readouterr().err
             assert err.count("\n") == 1 and err.startswith("onmt_lite: error: ")
+            assert all(word in err for word in said), err
             assert {str(path): path.stat().st_size for path in here.rglob("*")} == before
-            return code, err
 
         return run
 
-    def test_compressed_text(self, here, refused):
-        import gzip
-
-        write(here / "a.txt.gz", gzip.compress(b"katze\n"))
-        code, err = refused("-src a.txt.gz -output out")
-        assert code == 3 and "cannot be cut" in err and "gunzip" in err
-        write(here / "b.txt", "katze\n".encode("utf-16"))
-        code, err = refused("-src b.txt -output out")
-        assert code == 3 and "iconv" in err
-
-    def test_output_and_input(self, here, refused):
+    def test_inputs_and_outputs_that_cannot_be(self, here, refused):
         write(here / "a.txt", b"katze\n")
+        write(here / "a.txt.gz", gzip.compress(b"katze\n"))
+        write(here / "b.txt", "katze\n".encode("utf-16"))
         (here / "out").mkdir()
-        code, err = refused("-src a.txt -output out")
-        assert code == 5 and "it is a directory" in err
-        code, err = refused("-src a.txt -output a.txt")
-        assert code == 2 and "output a.txt is the same file as src" in err
         write(here / "b.parts" / "000000", b"katze\n")
-        code, err = refused("-src b.parts/000000 -output b")
-        assert code == 2 and "where output b is kept" in err
-        code, err = refused("-src a.txt -output b")
-        assert code == 5 and "b.parts is there already" in err
-        code, err = refused("-src gone.txt -output out2")
-        assert code == 5 and "gone.txt" in err
-        code, err = refused("-src a.txt -output out2 -log_file a.txt")
-        assert code == 2 and "log_file" in err
-        code, err = refused("-src a.txt -output -")
-        assert code == 2 and "output is standard output" in err
+        refused("-src a.txt.gz -output new", 3, "cannot be cut", "gunzip")
+        refused("-src b.txt -output new", 3, "iconv")
+        refused("-src a.txt -output out", 5, "it is a directory")
+        refused("-src a.txt -output a.txt", 2, "output a.txt is the same file as src")
+        refused("-src b.parts/000000 -output b", 2, "where output b is kept")
+        refused("-src a.txt -output b", 5, "b.parts is there already")
+        refused("-src gone.txt -output new", 5, "gone.txt")
+        refused("-src a.txt -output new -log_file a.txt", 2, "log_file")
+        refused("-src a.txt -output -", 2, "output is standard output")
+        refused("-src a.txt -output new -model gone.json", 4, "gone.json")
 
     def test_another_job_that_was_stopped(self, here, refused, capfd):
         """By translate.py, say; what differs is named."""
@@ -222,11 +200,4 @@ class TestRefusals:
         with stopped_before_part(2):
             assert translate.main([*words, "-beam_size", "4", "-quiet"]) == 143
         capfd.readouterr()
-        again = " ".join(words)
-        code, err = refused(f"{again} -resume -quiet")
-        assert code == 2 and "resume: beam_size was 4, now 5" in err
-
-    def test_a_model_that_is_not_there(self, here, refused):
-        write(here / "a.txt", b"katze\n")
-        code, err = refused("-src a.txt -output out -model gone.json")
-        assert code == 4 and "gone.json" in err
+        refused(f"{' '.join(words)} -resume -quiet", 2, "resume: beam_size was 4, now 5")

@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 import translate
+from onmt_lite import Translator
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import OptionError
 from tests.support.stops import heed_signals
 
 pytest.importorskip("ray")
@@ -33,7 +36,7 @@ def lines(n):
     """Lines as files have them: blank ones, bad bytes, separators of other standards."""
     odd = ["", "\u2028 Haus", "Guten\rTag", "\v", "Katze \udcff", "katze katze"]
     texts = [f"{SAMPLE[i % len(SAMPLE)]} {i}" if i % 9 else odd[i // 9 % 6] for i in range(n)]
-    return [text.encode("utf-8", "surrogateescape") for text in texts]
+    return [text.encode("utf-8", "surrogateescape") + b"\n" for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +67,22 @@ def expected(here):
     return run
 
 
+RAY = [sys.executable, "-m", "onmt_lite.ray"]
+
+
 class Job:
     """A driver as a process of its own."""
 
-    def __init__(self, *words, cwd, address=None):
-        where = ["-address", address] if address else []
-        self.words = [sys.executable, "-m", "onmt_lite.ray", *words, *where]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        more = {**pipes, "preexec_fn": heed_signals}
-        self.process = subprocess.Popen(self.words, cwd=cwd, env=env, **more)
+    def __init__(self, *words, cwd, address=None, program=RAY):
+        self.words = [*program, *words, *(["-address", address] if address else [])]
+        self.process = subprocess.Popen(
+            self.words,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=heed_signals,
+        )
 
     def end(self):
         """Exit code and stderr."""
@@ -128,14 +137,12 @@ def wait_for(condition, seconds=120):
 class TestSameAsTranslatePy:
     def test_text_of_several_files(self, here, start, expected):
         every = lines(90)
+        (here / "all").write_bytes(b"".join(every))
+        every[24] = every[24].removesuffix(b"\n")
         cuts = [0, 25, 25, 26, 90]
         (here / "in").mkdir()
         for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
-            data = b"".join(line + b"\n" for line in every[a:b])
-            (here / "in" / f"{i}\udcff.txt").write_bytes(
-                data.removesuffix(b"\n") if i == 0 else data
-            )
-        (here / "all").write_bytes(b"\n".join(every) + b"\n")
+            (here / "in" / f"{i}\udcff.txt").write_bytes(b"".join(every[a:b]))
         options = ["-beam_size", "2", "-n_best", "2"]
         job = start("-src", "in", "-output", "out", "-bucket_lines", "10", *options)
         code, err = job.end()
@@ -145,11 +152,9 @@ class TestSameAsTranslatePy:
         assert not (here / "out.parts").exists()
 
     def test_objects(self, here, start, expected):
-        records = [
-            {"text": line.decode("utf-8", "replace"), "n": i} for i, line in enumerate(lines(30))
-        ]
-        data = "".join(json.dumps(record) + "\n" for record in records) + "[]\n"
-        (here / "a.jsonl").write_text(data, encoding="utf-8")
+        texts = [line[:-1].decode("utf-8", "replace") for line in lines(30)]
+        records = [json.dumps({"text": text, "n": i}) for i, text in enumerate(texts)]
+        (here / "a.jsonl").write_text("\n".join([*records, "[]\n"]), encoding="utf-8")
         options = ["-src", "a.jsonl", "-bucket_lines", "8", "-random_sampling_topk", "5"]
         code, err = start(*options, "-output", "out").end()
         wanted = expected(*options, "-output_format", "jsonl")
@@ -157,16 +162,13 @@ class TestSameAsTranslatePy:
         assert read(here) == wanted
         assert "invalid-json: 1 of 31 lines (31)" in err
 
-    def test_another_kind_of_output(self, here, start, expected):
-        (here / "a.txt").write_bytes(b"katze\nkatze\n\n")
-        given = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "2", "-output_format", "jsonl"]
-        code, err = start(*given, "-output", "out").end()
-        assert (code, read(here)) == (0, expected(*given)), err
-
-    def test_nothing_to_translate(self, here, start):
-        (here / "a.txt").write_bytes(b"")
-        code, err = start("-src", "a.txt", "-output", "out", "-model", TOY).end()
-        assert (code, (here / "out").read_bytes()) == (0, b"")
+    def test_another_kind_of_output_and_nothing_to_translate(self, here, start, expected):
+        for data in (b"katze\nkatze\n\n", b""):
+            (here / "a.txt").write_bytes(data)
+            given = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "2"]
+            given += ["-output_format", "jsonl"]
+            code, err = start(*given, "-output", "out").end()
+            assert (code, (here / "out").read_bytes()) == (0, expected(*given)), err
 
     def test_what_the_model_makes_of_options_is_said_once(self, here, start):
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
@@ -182,7 +184,7 @@ SLOW = ["-beam_size", "8", "-bucket_lines", "40", "-actors", "2"]
 class TestDeaths:
     @pytest.fixture
     def wanted(self, here, expected):
-        (here / "a.txt").write_bytes(b"".join(line + b"\n" for line in lines(400)))
+        (here / "a.txt").write_bytes(b"".join(lines(400)))
         return expected("-src", "a.txt", "-beam_size", "8")
 
     def test_an_actor(self, here, start, wanted):
@@ -249,75 +251,56 @@ class TestDeaths:
         assert (code, read(here)) == (0, wanted), err
 
 
-class TestBothWays:
-    """A job that is begun here goes on there."""
+@pytest.mark.parametrize("first", ["ray", "workers"])
+def test_a_job_that_is_begun_here_goes_on_there(here, start, expected, first):
+    (here / "a.txt").write_bytes(b"".join(lines(400)))
+    words = ["-src", "a.txt", "-beam_size", "8", "-bucket_lines", "40", "-report", "notes"]
+    wanted = expected(*words), (here / "notes").read_bytes()
 
-    @pytest.fixture
-    def words(self, here, expected):
-        (here / "a.txt").write_bytes(b"".join(line + b"\n" for line in lines(400)))
-        words = ["-src", "a.txt", "-beam_size", "8", "-bucket_lines", "40", "-report", "notes"]
-        wanted = expected(*words)
-        return words, (wanted, (here / "notes").read_bytes())
+    def begin(kind, *more):
+        if kind == "ray":
+            return start(*words, "-output", "out", *more)
+        program = [sys.executable, str(ROOT / "translate.py"), "-workers", "2"]
+        return Job(*words, "-output", "out", *more, cwd=here, program=program)
 
-    def test_workers_then_ray(self, here, start, words):
-        words, wanted = words
-        argv = [*words, "-output", "out", "-workers", "2"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen([sys.executable, ROOT / "translate.py", *argv], env=env) as job:
-            wait_for(lambda: len(parts(here)) > 2)
-            job.kill()
-        n_lines = 40 * len(parts(here))
-        assert n_lines < 400 and not (here / "out").exists()
-        code, err = start(*words, "-output", "out", "-resume").end()
-        assert code == 0 and f"going on; {n_lines} of 400 lines are done" in err, err
-        assert (read(here), (here / "notes").read_bytes()) == wanted
-        assert not list(here.glob("*.parts"))
-
-    def test_ray_then_workers(self, here, start, words):
-        words, wanted = words
-        job = start(*words, "-output", "out")
-        wait_for(lambda: len(parts(here)) > 2)
-        job.process.kill()
-        job.end()
-        wait_for(lambda: not actors(), 30)
-        n_lines = 40 * len(parts(here))
-        assert n_lines < 400 and not (here / "out").exists()
-        argv = [*words, "-output", "out", "-workers", "2", "-resume"]
-        done = subprocess.run(
-            [sys.executable, ROOT / "translate.py", *argv], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"going on; {n_lines} of 400 lines are done" in done.stderr
-        assert (read(here), (here / "notes").read_bytes()) == wanted
-        assert not list(here.glob("*.parts"))
+    job = begin(first)
+    wait_for(lambda: len(parts(here)) > 2)
+    job.process.kill()
+    job.end()
+    wait_for(lambda: not actors(), 30)
+    n_lines = 40 * len(parts(here))
+    assert n_lines < 400 and not (here / "out").exists()
+    code, err = begin("workers" if first == "ray" else "ray", "-resume").end()
+    assert code == 0 and f"going on; {n_lines} of 400 lines are done" in err, err
+    assert (read(here), (here / "notes").read_bytes()) == wanted
+    assert not list(here.glob("*.parts"))
 
 
 def test_no_cluster_there(here):
     (here / "a.txt").write_bytes(b"katze\n")
     job = Job("-src", "a.txt", "-output", "out", cwd=here, address="127.0.0.1:1")
     code, err = job.end()
-    assert (
-        code == 2 and err.count("\n") == 1 and "cannot reach the Ray cluster at 127.0.0.1:1" in err
-    )
+    assert code == 2 and err.count("\n") == 1
+    assert "cannot reach the Ray cluster at 127.0.0.1:1" in err
     assert not (here / "out").exists()
 
 
-class TestResume:
-    def test_only_with_the_same_job(self, here, start):
-        (here / "a.txt").write_bytes(b"katze\nkatze\n")
-        given = ["-src", "a.txt", "-output", "out", "-model", TOY, "-bucket_lines", "1"]
-        assert start(*given).end()[0] == 0
-        before = os.stat(here / "out")
-        code, err = start(*given, "-resume").end()
-        assert code == 0 and "is complete; nothing is left to do" in err
-        assert os.stat(here / "out").st_ino == before.st_ino
+def test_only_with_the_same_job(here, start):
+    (here / "a.txt").write_bytes(b"katze\nkatze\n")
+    given = ["-src", "a.txt", "-output", "out", "-model", TOY, "-bucket_lines", "1"]
+    assert start(*given).end()[0] == 0
+    before = os.stat(here / "out")
+    code, err = start(*given, "-resume").end()
+    assert code == 0 and "is complete; nothing is left to do" in err
+    assert os.stat(here / "out").st_ino == before.st_ino
 
-    def test_a_model_that_actors_cannot_load(self, here, start):
-        (here / "a.txt").write_bytes(b"katze\n")
-        (here / "m.json").write_bytes(b"{}")
-        code, err = start("-src", "a.txt", "-output", "out", "-model", "m.json").end()
-        assert code == 4 and err.count("error") == 1 and "m.json" in err
-        assert not (here / "out").exists()
+
+def test_a_model_that_actors_cannot_load(here, start):
+    (here / "a.txt").write_bytes(b"katze\n")
+    (here / "m.json").write_bytes(b"{}")
+    code, err = start("-src", "a.txt", "-output", "out", "-model", "m.json").end()
+    assert code == 4 and err.count("error") == 1 and "m.json" in err
+    assert not (here / "out").exists()
 
 
 DATASET = """
@@ -339,54 +322,45 @@ print(json.dumps(sorted(ds.take_all(), key=lambda row: row["n"])))
 
 
 def test_a_dataset(here, cluster):
-    from onmt_lite import Translator
-
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", DATASET, cluster.address, TOY]
     done = subprocess.run(words, cwd=here, env=env, capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode()
     rows = json.loads(done.stdout)
     bodies = ["katze", "", "katze"] * 4
-    wanted = Translator.from_pretrained(TOY, beam_size=2).translate(bodies)
-    assert [(row["n"], row["body"]) for row in rows] == list(enumerate(bodies))
-    assert [row["translation"] for row in rows] == [t.text for t in wanted]
-    assert [row["notes"] for row in rows] == [list(t.notes) for t in wanted]
-    scores = [t.hyps[0].score if t.hyps[0].tokens else None for t in wanted]
-    assert [row["score"] for row in rows] == pytest.approx(scores, abs=1e-5)
+    assert [(row.pop("n"), row.pop("body")) for row in rows] == list(enumerate(bodies))
+    assert_translated(rows, bodies, beam_size=2)
+
+
+def assert_translated(rows, texts, **options):
+    """The three columns that are made of the texts."""
+    wanted = Translator.from_pretrained(TOY, **options).translate(texts)
+    for row, t in zip(rows, wanted, strict=True):
+        best = t.hyps[0]
+        score = pytest.approx(best.score, abs=1e-5) if best.tokens else None
+        assert row == {"translation": best.text, "notes": list(t.notes), "score": score}
 
 
 def test_rows_of_a_table():
     """The columns as they were, of whatever type the texts are; and three more."""
-    from onmt_lite import Translator
-    from onmt_lite.config.options import TranslateOptions
     from onmt_lite.ray.dataset import TranslateRows
 
     texts = ["katze", None, "", "\u2028 katze", "katze"]
+    rows = TranslateRows(TranslateOptions.of(model=TOY, output_format="jsonl"), "body")
+    tags = pa.array([["a", None]] * 5, pa.list_(pa.string()))
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
-        table = pa.table(
-            {
-                "id": pa.array(range(5), pa.int16()),
-                "body": pa.array(texts, kind),
-                "tags": pa.array([["a", None]] * 5, pa.list_(pa.string())),
-            }
-        )
-        options = TranslateOptions.of(model=TOY, output_format="jsonl")
-        found = TranslateRows(options, "body")(table)
+        columns = {"id": pa.array(range(5), pa.int16()), "body": pa.array(texts, kind)}
+        table = pa.table({**columns, "tags": tags})
+        found = rows(table)
         assert found.select(table.column_names).equals(table)
         made = found.drop_columns(table.column_names).to_pylist()
-        wanted = Translator.from_pretrained(TOY).translate([text or "" for text in texts])
-        for row, t in zip(made, wanted, strict=True):
-            best = t.hyps[0]
-            assert (row["translation"], row["notes"]) == (best.text, list(t.notes))
-            score = best.score if best.tokens else None
-            assert row["score"] == pytest.approx(score, abs=1e-5)
-    nothing = TranslateRows(options, "body")(table.slice(0, 0))
+        assert_translated(made, [text or "" for text in texts])
+    nothing = rows(table.slice(0, 0))
     assert nothing.column_names == [*table.column_names, "translation", "score", "notes"]
     assert len(nothing) == 0
 
 
 def test_columns_that_cannot_be():
-    from onmt_lite.errors import OptionError
     from onmt_lite.ray.dataset import check_columns
 
     schema = pa.table({"text": ["katze"], "score": [1.0], "n": [1]}).schema
@@ -400,15 +374,13 @@ def test_columns_that_cannot_be():
 
 
 def test_a_dataset_refuses_at_once():
-    import ray.data
-
-    from onmt_lite.errors import OptionError
+    """Without a cluster."""
     from onmt_lite.ray import translate_dataset
 
-    with pytest.raises(OptionError, match="beam_siz"):
-        translate_dataset(None, beam_siz=3)
-    with pytest.raises(OptionError, match="n_best 2"):
-        translate_dataset(None, n_best=2)
-    with pytest.raises(OptionError, match="tgt: of the command line only"):
-        translate_dataset(None, tgt="a")
-    assert ray.data  # no cluster was needed
+    for given, said in (
+        (dict(beam_siz=3), "beam_siz"),
+        (dict(n_best=2), "n_best 2"),
+        (dict(tgt="a"), "tgt: of the command line only"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            translate_dataset(None, **given)
