@@ -49,13 +49,6 @@ def test_a_run(monkeypatch, tmp_path, capfd):
 # -- workloads ------------------------------------------------------------------------------------
 
 
-def test_shapes_are_those_of_marian():
-    for name, sizes in (("base", (6, 512, 2048, 8, 32000)), ("tiny", (3, 256, 1024, 4, 8000))):
-        shape = SHAPES[name]
-        found = (shape.layers, shape.d_model, shape.d_ff, shape.heads, shape.vocab_size)
-        assert (found, shape.n_tokens) == (sizes, 24)
-
-
 def test_a_random_model_reads_and_writes_as_many_tokens_as_it_says(tmp_path):
     small = random_workload(SMALL, tmp_path / "small")
     limits = {"min_length": small.length, "max_length": small.length}
@@ -69,12 +62,9 @@ def test_a_random_model_reads_and_writes_as_many_tokens_as_it_says(tmp_path):
     assert all(token in checkpoint.src_vocab.ids for line in tokens for token in line)
     cfg = checkpoint.model.cfg
     assert (cfg.pre_norm, cfg.tie_output, cfg.activation) == (False, True, "relu")
-
-
-def test_a_random_model_is_the_same_in_every_run(tmp_path):
-    first, again = (random_workload(SMALL, tmp_path / str(n), n) for n in (6, 4))
-    assert again.lines == first.lines[:4]
-    files = [Path(each.model, "model.safetensors").read_bytes() for each in (first, again)]
+    again = random_workload(SMALL, tmp_path / "again", 4)  # it is the same in every run
+    assert again.lines == small.lines[:4]
+    files = [Path(each.model, "model.safetensors").read_bytes() for each in (small, again)]
     assert files[0] == files[1]
 
 
@@ -162,4 +152,4 @@ def test_without_processor_time_or_peers():
 def test_the_chart_has_a_bar_for_each_ratio():
     chart = chart_of(RECORD)
     assert "times as fast as CTranslate2 int8" in chart
-    assert [f">{bar}</text>" in chart for bar in ("2", "0.44")] == [True, True]
+    assert ">2</text>" in chart and ">0.44</text>" in chart

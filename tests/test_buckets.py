@@ -131,8 +131,7 @@ class TestCutting:
         assert list(inputs.files) == ["src 1", "src 2", "src 3", "src 4"]
         with contextlib.closing(Reader()) as reader:
             lines = [x for each in inputs.ranges for x in reader.bucket(each, options.data).lines]
-        assert [line.id for line in lines] == list(range(7))
-        assert [line.text for line in lines] == ["a", "b", "c", "d", "", "", ""]
+        assert [(line.id, line.text) for line in lines] == list(enumerate([*"abcd", "", "", ""]))
 
     def test_a_line_longer_than_memory_should_hold(self, tmp_path):
         (tmp_path / "a.txt").write_bytes(b"x" * (3 << 20) + b"\nshort\n")
@@ -207,13 +206,9 @@ def test_joined_shards_are_the_output_of_the_whole(src, tmp_path, translated):
         argv = ["-src", src, "-bucket_lines", 3, *more]
         whole = translated(*argv)
         for n_parts in (1, 2, 4, 12):
-            parts = (translated(*argv, "-shard", f"{i + 1}/{n_parts}") for i in range(n_parts))
+            parts = [translated(*argv, "-shard", f"{i + 1}/{n_parts}") for i in range(n_parts)]
             assert b"".join(parts) == whole
-
-
-def test_a_shard_without_lines_is_an_empty_file(src, tmp_path):
-    assert main(f"-model {TOY} -src {src} -quiet -shard 1/9 -output {tmp_path}/out".split()) == 0
-    assert (tmp_path / "out").read_bytes() == b""
+        assert parts[0] == b""  # nine buckets, twelve parts
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "-1/2", "1/0", "1", "a/b", "1/2/3", "1.0/2", ""])
@@ -223,10 +218,10 @@ def test_shards_that_do_not_exist(src, capsys, shard):
 
 
 def test_streams_have_no_shards(tmp_path, capsys):
-    assert main(["-model", str(TOY), "-shard", "1/2"]) == 2
     os.mkfifo(tmp_path / "fifo")
-    assert main(["-model", str(TOY), "-src", str(tmp_path / "fifo"), "-shard", "1/2"]) == 2
-    assert all("shard: lines of" in line for line in capsys.readouterr().err.splitlines())
+    for words in ([], ["-src", str(tmp_path / "fifo")]):
+        assert main(["-model", str(TOY), "-shard", "1/2", *words]) == 2
+        assert "shard: lines of" in capsys.readouterr().err
 
 
 def test_the_size_of_buckets_does_not_show_in_the_output(src, translated):
