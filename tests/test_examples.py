@@ -139,17 +139,12 @@ def test_draw_search(run, shipped):
     names, out = run("draw_search", "Wo ist der Bahnhof?")
     steps, hyps = out.split("\n\nscore ")
     (expected,) = shipped.translate(["Wo ist der Bahnhof?"], beam_size=3, n_best=3)
-    drawn = re.findall(r"^ *(-\d\.\d+) +(\d+)  (.*)$", hyps, re.M)[:3]
-    assert [text for _, _, text in drawn] == [h.text for h in expected.hyps]
-    assert [float(score) for score, _, _ in drawn] == pytest.approx(
-        [h.score for h in expected.hyps], abs=1e-3
-    )
+    drawn = re.findall(r"^ *(-\d\.\d+) +\d+  (.*)$", hyps, re.M)[:3]
+    for (score, text), hyp in zip(drawn, expected.hyps, strict=True):
+        assert (float(score), text) == (pytest.approx(hyp.score, abs=1e-3), hyp.text)
     best = expected.hyps[0]
     rows = re.findall(r"^ +(\d+) +\d+ +\d+ +(-\d+\.\d+)  (.*)$", steps, re.M)
-    ((step, log_prob),) = [
-        (int(step), float(log_prob))
-        for step, log_prob, tokens in rows
-        if tokens.split() == [*best.tokens, "■"]
-    ]
-    assert (step, log_prob) == (len(best.tokens) + 1, pytest.approx(best.log_prob, abs=1e-3))
+    (found,) = [row for row in rows if row[2].split() == [*best.tokens, "■"]]
+    assert int(found[0]) == len(best.tokens) + 1
+    assert float(found[1]) == pytest.approx(best.log_prob, abs=1e-3)
     assert len(rows) == 3 * len(names["beam"].prev_ks)

@@ -20,6 +20,11 @@ from tests.support import tiny
 from tests.support.counting import loss_of, tiny_run
 
 
+def pieces_of(corpus, *given):
+    proto = data.train_sentencepiece(data.read_pairs(corpus), *given)
+    return spm.SentencePieceProcessor(model_proto=proto)
+
+
 @pytest.fixture
 def options(corpus, tmp_path):
     """options(name, *more) -> TrainOptions of a run into tmp_path/name."""
@@ -91,8 +96,7 @@ def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, 
 
 
 def test_a_piece_is_spelled_with_what_there_is(corpus):
-    pieces = data.train_sentencepiece(data.read_pairs(corpus), 26)
-    sp = spm.SentencePieceProcessor(model_proto=pieces)
+    sp = pieces_of(corpus, 26)
     for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
         assert spell(piece, sp) == [sp.piece_to_id(piece)]
     assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
@@ -101,11 +105,7 @@ def test_a_piece_is_spelled_with_what_there_is(corpus):
 
 
 def test_new_bytes_begin_in_different_ways(corpus):
-    pairs = data.read_pairs(corpus)
-    few, all_ = (
-        spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, *given))
-        for given in ((30, False), (735, True))
-    )
+    few, all_ = pieces_of(corpus, 30), pieces_of(corpus, 735, True)
     model = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, all_)
     table = model.output.weight[[i for i in range(735) if all_.is_byte(i)]]
     assert len(table) == 256 == len(table.unique(dim=0))
@@ -178,10 +178,10 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     assert "step 5" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [("", "valid is missing"), ("-valid b -train_weights 2", "train_weights: each epoch")],
-)
-def test_texts_in_turn_need_files_that_take_turns(words, problem):
-    with pytest.raises(OptionError, match=problem):
-        in_turn.load_in_turn_options(f"-train a -output c -train_steps 3 {words}".split())
+def test_texts_in_turn_need_files_that_take_turns():
+    for words, problem in (
+        ("", "valid is missing"),
+        ("-valid b -train_weights 2", "train_weights: each epoch"),
+    ):
+        with pytest.raises(OptionError, match=problem):
+            in_turn.load_in_turn_options(f"-train a -output c -train_steps 3 {words}".split())

@@ -39,13 +39,13 @@ def expected():
     """Each line alone, its languages given as options."""
     given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
     translator = Translator.from_pretrained(NLLB, **given)
-    options = dict(search="transformers", max_length=8)
-    rows = [("Das Haus", "", "eng_Latn"), ("Ich gehe", "", "fra_Latn"), ("a", "", "eng_Latn")]
-    rows += [("Tom", "fra_Latn", "deu_Latn"), ("Wann passt es?", "", "eng_Latn")]
     found = []
-    for text, src, tgt in rows:
-        given = dict(src_lang=src, tgt_lang=tgt) if src else dict(tgt_lang=tgt)
-        found.append(translator.translate([text], **given, **options)[0].text)
+    for text, *langs in (
+        *(("Das Haus", "eng_Latn"), ("Ich gehe", "fra_Latn"), ("a", "eng_Latn")),
+        *(("Tom", "deu_Latn", "fra_Latn"), ("Wann passt es?", "eng_Latn")),
+    ):
+        given = dict(zip(("tgt_lang", "src_lang"), langs), search="transformers", max_length=8)
+        found.append(translator.translate([text], **given)[0].text)
     return found * 4
 
 

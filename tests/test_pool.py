@@ -60,17 +60,12 @@ def told(translations):
     ],
 )
 def test_results_are_those_of_one_process(pool, translator, options):
-    expected = told(translator.translate(LINES, **options))
-    assert told(pool.translate(LINES, **options)) == expected
-    assert told(pool.translate_stream(iter(LINES), **options)) == (
-        told(translator.translate_stream(iter(LINES), **options))
-    )
-
-
-def test_few_lines(pool, translator):
-    assert pool.translate([]) == []
-    assert told(pool.translate(LINES[1:2])) == told(translator.translate(LINES[1:2]))
-    assert list(pool.translate_stream([])) == [] and pool.score([], []) == []
+    for lines in (LINES, LINES[1:2], []):
+        expected = told(translator.translate(lines, **options))
+        assert told(pool.translate(lines, **options)) == expected
+        assert told(pool.translate_stream(iter(lines), **options)) == (
+            told(translator.translate_stream(iter(lines), **options))
+        )
 
 
 def test_prefixes_and_scores(pool, translator):
@@ -82,6 +77,7 @@ def test_prefixes_and_scores(pool, translator):
         assert (found is None) == (wanted is None)
         assert found is None or found == pytest.approx(wanted, abs=1e-4)
     assert None in scores and any(scores)
+    assert pool.score([], []) == []
 
 
 def test_files(pool, translator, tmp_path):

@@ -309,14 +309,6 @@ def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
     assert len(other) > 1  # another share in each epoch
 
 
-def test_weights_reach_the_run(corpus, tmp_path):
-    other = tmp_path / "other.tsv"
-    other.write_text("neun\tnine\n", encoding="utf-8")
-    files = ["-train", corpus, other, "-train_weights", "0.5", "7"]
-    pairs = Trainer(options(corpus, tmp_path / "run", *files)).text.of_epoch(0, Random(1))
-    assert pairs.count(("neun", "nine")) == 7 and len(pairs) == 150 + 7
-
-
 def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path):
     train(options(corpus, tmp_path / "few", "-train_steps", "1"))
     odd = tmp_path / "odd.tsv"

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,10 +86,10 @@ class Job:
 
     def others(self) -> list[int]:
         """Other processes of the session that run."""
-        return [pid for pid, session in sessions() if session == self.pid and pid != self.pid]
+        return [pid for pid, _, session in processes() if session == self.pid and pid != self.pid]
 
     def running(self) -> bool:
-        return any(pid == self.pid for pid, _ in sessions())
+        return any(pid == self.pid for pid, _, _ in processes())
 
     def until(self, condition: Callable[[], object], seconds: float = TIMEOUT) -> bool:
         """Wait for what must come true while the job runs; False where it does not."""
@@ -118,14 +119,14 @@ class Job:
         return left
 
 
-def sessions() -> Iterator[tuple[int, int]]:
-    """(pid, session) of each process that is not a zombie."""
+def processes() -> Iterator[tuple[int, int, int]]:
+    """(pid, parent, session) of each process that is not a zombie."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] not in "ZX":
-                    yield int(name), int(fields[3])
+                    yield int(name), int(fields[1]), int(fields[3])
 
 
 @dataclass
@@ -156,6 +157,30 @@ class Start:
             ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
+@contextlib.contextmanager
+def opened_streams(start: Start, folder: Path) -> Iterator[list[int]]:
+    """Descriptors of the three streams of a job; those that nobody gives are files in `folder`."""
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as files:
+        stdin, *outs = start.streams
+        if stdin is None or stdin == subprocess.DEVNULL:
+            stdin = files.enter_context(open(os.devnull, "rb")).fileno()
+        made = [files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr")]
+        yield [stdin, *(m.fileno() if fd is None else fd for fd, m in zip(outs, made))]
+
+
+def reap(pid: int, seconds: float) -> tuple[int, float] | None:
+    """Exit code and peak memory in MB of a child that ends within these seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status, used = os.wait4(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status), used.ru_maxrss / 1024
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.003)
+
+
 class Cold:
     """Starts jobs as a user does, each in a process of its own."""
 
@@ -165,16 +190,7 @@ class Cold:
         self.tool = list(tool)
 
     def start(self, start: Start, folder: Path) -> Job:
-        folder.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as files:
-            stdin, *ours = start.streams
-            named = zip(ours, ("stdout", "stderr"))
-            stdout, stderr = (
-                files.enter_context(open(folder / name, "wb")) if fd is None else fd
-                for fd, name in named
-            )
-            for name in ("stdout", "stderr"):
-                (folder / name).touch()
+        with opened_streams(start, folder) as (stdin, stdout, stderr):
             process = subprocess.Popen(
                 [*self.tool, *start.argv],
                 cwd=start.cwd,
@@ -185,19 +201,8 @@ class Cold:
                 start_new_session=True,
                 preexec_fn=start.apply,
             )
-
-        def reap(seconds: float) -> tuple[int, float] | None:
-            end = time.monotonic() + seconds
-            while True:
-                pid, status, used = os.wait4(process.pid, os.WNOHANG)
-                if pid:
-                    process.returncode = os.waitstatus_to_exitcode(status)
-                    return process.returncode, used.ru_maxrss / 1024
-                if time.monotonic() > end:
-                    return None
-                time.sleep(0.005)
-
-        return Job(process.pid, folder, reap)
+        process.returncode = 0  # it is waited for by its number
+        return Job(process.pid, folder, partial(reap, process.pid))
 
 
 class Bench:

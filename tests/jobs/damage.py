@@ -17,7 +17,7 @@ from random import Random
 import yaml
 
 from onmt_lite.checkpoints import native
-from tests.jobs.bench import ROOT, Bench, Row, expect, fail
+from tests.jobs.bench import ROOT, Bench, Row, expect, fail, sha
 from tests.support import tiny
 
 CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints"
@@ -58,8 +58,7 @@ class Models:
         """Translate with the model at `path`: the output, and the peak of memory in MB."""
         room = self.bench.room()
         words = ["-model", path, "-src", self.src, "-output", "out", *argv]
-        limits = dict(LIMITS)
-        ended = self.bench.run(room, *words, bare=True, limits=limits, seconds=SECONDS)
+        ended = self.bench.run(room, *words, bare=True, limits=LIMITS, seconds=SECONDS)
         expect(row, ended, 0, 4, 7)
         if ended.code == 4 and ended.err.count("\n") != 1:
             fail(row, f"{ended.err.count(chr(10))} lines of errors")
@@ -89,12 +88,9 @@ def k6(bench: Bench, random: Random, n: int) -> Iterator[Row]:
         else:
             sealed = i % 5 == 4
             name = random.choices([native.MANIFEST, native.WEIGHTS], [7, 3])[0]
-            row = Row("K6", i, f"{name}, {'sealed' if sealed else 'bytes'}")
             path = copied(models.native, room)
-            if sealed:
-                row.action += f": {damage_manifest(random, path)}"
-            else:
-                row.action += f": {damage_bytes(random, path / name)}"
+            done = damage_manifest(random, path) if sealed else damage_bytes(random, path / name)
+            row = Row("K6", i, f"{name}, {'sealed' if sealed else 'bytes'}: {done}")
             row = models.judge(row, path, models.native, sealed)
         if not row.problem:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -158,8 +154,7 @@ STRANGE = [
 
 def damage_manifest(random: Random, path: Path) -> str:
     """Give entries of model.json strange values, or take them away, under a right checksum."""
-    file = path / native.MANIFEST
-    manifest = json.loads(file.read_text("utf-8"))
+    manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
     done = []
     for _ in range(random.choice([1, 1, 1, 2])):
         place = manifest["config"] if random.random() < 0.8 else manifest
@@ -172,10 +167,15 @@ def damage_manifest(random: Random, path: Path) -> str:
             done.append(f"{key}={place[key]!r}")
         if not isinstance(manifest.get("config"), dict) or not manifest["config"]:
             break
+    write_manifest(path, manifest)
+    return ascii(", ".join(done))
+
+
+def write_manifest(path: Path, manifest: dict) -> None:
+    """With its right checksum."""
     manifest.pop("sha256")
     manifest["sha256"] = native._checksum(manifest)
-    file.write_text(json.dumps(manifest), encoding="ascii")
-    return ascii(", ".join(done))
+    (path / native.MANIFEST).write_text(json.dumps(manifest), encoding="ascii")
 
 
 def k7(bench: Bench, random: Random, n: int) -> Iterator[Row]:
@@ -186,23 +186,13 @@ def k7(bench: Bench, random: Random, n: int) -> Iterator[Row]:
         row = Row("K7", i, "sealed " if sealed else "")
         row.action += damage_bytes(random, path / native.PIECES)
         if sealed:
-            seal(path)
+            manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
+            manifest["files"][native.PIECES] = sha(path / native.PIECES)
+            write_manifest(path, manifest)
         row = models.judge(row, path, models.native, sealed)
         if not row.problem:
             shutil.rmtree(path)
         yield row
-
-
-def seal(path: Path) -> None:
-    import hashlib
-
-    file = path / native.MANIFEST
-    manifest = json.loads(file.read_text("utf-8"))
-    data = (path / native.PIECES).read_bytes()
-    manifest["files"][native.PIECES] = hashlib.sha256(data).hexdigest()
-    manifest.pop("sha256")
-    manifest["sha256"] = native._checksum(manifest)
-    file.write_text(json.dumps(manifest), encoding="ascii")
 
 
 # -- K8: configurations ----------------------------------------------------------------------------
@@ -295,6 +285,7 @@ def configured(bench: Bench, row: Row, file: Path, lines: Path, data: bytes) -> 
 
 def changed_bytes(random: Random) -> bytes:
     data = bytearray(CONFIG.encode())
+    more = [b"\n", b" ", b"\t", b"\0", b":", b"'", b"\xff", b"- ", b"&"]
     for _ in range(random.choice([1, 1, 2, 5])):
         at = random.randrange(len(data))
         kind = random.choice(["bit", "byte", "cut", "more"])
@@ -305,9 +296,7 @@ def changed_bytes(random: Random) -> bytes:
         elif kind == "cut":
             del data[at : at + random.choice([1, 1, 9])]
         else:
-            data[at:at] = random.choice(
-                [b"\n", b" ", b"\t", b"\0", b":", b"'", b"\xff", b"- ", b"&"]
-            )
+            data[at:at] = random.choice(more)
     return bytes(data)
 
 
@@ -317,12 +306,11 @@ def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
     at = random.randrange(1, len(lines))
     key, value = lines[at].split(": ")
     kind = random.choice(["typo", "typo", "type", "gone", "twice", "indented", "no space"])
+    said = ""
     if kind == "typo":
         wrong = misspelt(random, key)
-        lines[at] = f"{wrong}: {value}"
-        row = Row("K8", i, f"typo: {wrong} for {key}")
-        return row, "\n".join([*lines, ""]).encode()
-    if kind == "type":
+        said, lines[at] = f"{wrong} for {key}", f"{wrong}: {value}"
+    elif kind == "type":
         lines[at] = f"{key}: " + random.choice(["x", "'1'", "[1]", "{a: 1}", "1.5", "-1", "~", ""])
     elif kind == "gone":
         del lines[at]
@@ -332,7 +320,7 @@ def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
         lines[at] = "  " + lines[at]
     else:
         lines[at] = f"{key}:{value}"
-    row = Row("K8", i, f"{kind}: {lines[min(at, len(lines) - 1)]}")
+    row = Row("K8", i, f"{kind}: {said or lines[min(at, len(lines) - 1)]}")
     return row, "\n".join([*lines, ""]).encode()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from tests.jobs.bench import Bench, Ended, Job, Row, expect, fail, only, printed_command
+from tests.jobs.bench import Bench, Ended, Job, Row, expect, fail, only, printed_command, processes
 
 POLITE = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 PATIENCE = 5.0  # seconds that a polite signal may take
@@ -59,9 +59,16 @@ def meet(bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded
 MOMENTS = ["work", "work", "load", "work", "rename"]
 
 
-def whole_or_absent(bench: Bench, row: Row, room: Path) -> Row:
+def whole_or_absent(bench: Bench, row: Row, room: Path) -> None:
     """An output is never there in part."""
-    return bench.judge(row, room / "out") if (room / "out").exists() else row
+    if (room / "out").exists():
+        bench.judge(row, room / "out")
+
+
+def none_left(row: Row, job: Job) -> None:
+    if left := job.orphans():
+        fail(row, f"processes left: {left}")
+        job.stop()
 
 
 def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
@@ -79,8 +86,7 @@ def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         job.signal(signal.SIGKILL, everyone=i % 2 == 0)  # else its workers must see to themselves
         job.wait()
         whole_or_absent(bench, row, room)
-        if left := job.orphans():
-            fail(row, f"processes left: {left}")
+        none_left(row, job)
         if i % 5 == 4:
             again = bench.start(room, "-output", "out", *argv, "-resume")
             meet(bench, random, room, again, random.choice(MOMENTS), loaded)
@@ -100,17 +106,9 @@ def kill_a_worker(bench: Bench, random: Random, row: Row, room: Path, job: Job) 
 
 def workers_of(job: Job) -> list[int]:
     """Processes that translate: those of the session that have loaded torch, but not the one that
-    has most children among them, which made the others."""
-    others = set(job.others())
-    parents = {pid: parent_of(pid) for pid in others}
-    return [pid for pid in sorted(others) if pid not in parents.values() and translates(pid)]
-
-
-def parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    has made the others."""
+    others = {pid: parent for pid, parent, session in processes() if session == job.pid != pid}
+    return [pid for pid in sorted(others) if pid not in others.values() and translates(pid)]
 
 
 def translates(pid: int) -> bool:
@@ -157,8 +155,7 @@ def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         expect(row, ended, *codes)
         if took > PATIENCE:
             fail(row, f"the end came {took:.1f} s after the signal")
-        if left := job.orphans():
-            fail(row, f"processes left: {left}")
+        none_left(row, job)
         if i % 4 != 3:
             whole_or_absent(bench, row, room)
         elif (room / "out").read_bytes() not in (b"older\n", bench.truth):
@@ -197,9 +194,9 @@ def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         if not (room / STORE).exists():
             yield resume(bench, Row("K3", i, "too late"), room, *argv)
             continue
-        others = [path for path in (room / STORE).iterdir() if not path.name.isdigit()]
-        parts = [path for path in (room / STORE).iterdir() if path.name.isdigit()]
-        file = random.choice(sorted(random.choice([others, parts or others])))
+        kept = sorted((room / STORE).iterdir())
+        others, parts = ([p for p in kept if p.name.isdigit() == is_part] for is_part in (0, 1))
+        file = random.choice(random.choice([others, parts or others]))
         row = Row("K3", i, damage(random, file))
         yield resume(bench, row, room, *argv, codes=(0, 2, 5))
 
@@ -219,19 +216,17 @@ def damage(random: Random, file: Path) -> str:
         data += random.randbytes(random.randint(1, 300))
     elif kind == "zero page":
         start = random.randrange(max(1, len(data)))
-        end = min(len(data), start + 4096)
-        data[start:end] = bytes(end - start)
+        data[start : start + 4096] = bytes(len(data[start : start + 4096]))
     elif kind in ("line doubled", "line gone"):
         lines = bytes(data).split(b"\n")
         at = random.randrange(len(lines))
         lines[at : at + 1] = [lines[at]] * (2 if kind == "line doubled" else 0)
         data = bytearray(b"\n".join(lines))
     elif kind == "empty":
-        data = bytearray()
+        data.clear()
+    file.write_bytes(data)
     if kind == "deleted":
         file.unlink()
-    else:
-        file.write_bytes(data)
     return f"{file.name}: {kind}"
 
 
@@ -284,17 +279,13 @@ def k12(bench: Bench, random: Random, n: int) -> Iterator[Row]:
         if action == "parent":
             job.signal(signal.SIGKILL)
             job.wait()
-            if left := job.orphans():
-                fail(row, f"processes left: {left}")
+            none_left(row, job)
             yield resume(bench, row, room, *argv)
             continue
         if not workers and job.running() and not (room / "out").exists():
             fail(row, "no workers are seen")
         if workers:
             os.kill(random.choice(workers), getattr(signal, action))
-        ended = job.wait()
-        finish(bench, row, room, ended)
-        if left := job.orphans():
-            fail(row, f"processes left: {left}")
-            job.stop()
+        finish(bench, row, room, job.wait())
+        none_left(row, job)
         yield row

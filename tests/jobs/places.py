@@ -174,6 +174,15 @@ def nothing(room: Path, bench: Bench) -> None:
     pass
 
 
+def out_is_link(to: str) -> Callable[[Path, Bench], None]:
+    """To a file of the trial, of the bench (src, model) or to nothing."""
+    return lambda room, bench: (room / "out").symlink_to(getattr(bench, to, to))
+
+
+def second_name(room: Path, bench: Bench) -> None:
+    (room / "out").hardlink_to(bench.src)
+
+
 def read_only(room: Path, bench: Bench) -> dict:
     room.chmod(0o555)
     return {"modes_count": True}
@@ -190,38 +199,13 @@ CASES = [
     ("the name is a folder's", nothing, ["-output", "none/"], (5,)),
     ("out is the input", nothing, ["-output", "{src}"], (2,)),
     ("out is the model", nothing, ["-output", "{model}"], (2,)),
-    (
-        "out is a link to the input",
-        lambda room, bench: (room / "out").symlink_to(bench.src),
-        ["-output", "out"],
-        (2,),
-    ),
-    (
-        "out is a second name of the input",
-        lambda room, bench: (room / "out").hardlink_to(bench.src),
-        ["-output", "out"],
-        (2,),
-    ),
-    (
-        "out is a link to the model",
-        lambda room, bench: (room / "out").symlink_to(bench.model),
-        ["-output", "out"],
-        (2,),
-    ),
+    ("out is a link to the input", out_is_link("src"), ["-output", "out"], (2,)),
+    ("out is a second name of the input", second_name, ["-output", "out"], (2,)),
+    ("out is a link to the model", out_is_link("model"), ["-output", "out"], (2,)),
     ("the log is the input", nothing, ["-output", "out", "-log_file", "{src}"], (2,)),
     ("the log is the model", nothing, ["-output", "out", "-log_file", "{model}"], (2,)),
-    (
-        "out is a link to a file to be made",
-        lambda room, bench: (room / "out").symlink_to("target"),
-        ["-output", "out"],
-        (0,),
-    ),
-    (
-        "out is a link to a folder",
-        lambda room, bench: (room / "out").symlink_to("."),
-        ["-output", "out"],
-        (5,),
-    ),
+    ("out is a link to a file to be made", out_is_link("target"), ["-output", "out"], (0,)),
+    ("out is a link to a folder", out_is_link("."), ["-output", "out"], (5,)),
 ]
 
 
@@ -234,14 +218,9 @@ def k10(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
     for i in range(n):
         yield reader_leaves(bench, Row("K10", i, "the reader of stdout leaves"), random)
         yield writer_dies(bench, Row("K10", i, "the writer of stdin stops"), random)
-    whole = [
-        ("stderr closed", {"close": (2,)}),
-        ("stdin closed", {"close": (0,)}),
-        ("all three closed", {"close": (0, 1, 2)}),
-    ]
-    for i, (action, how) in enumerate(whole):
-        row, room = Row("K10", i, action), bench.room()
-        yield finish(bench, row, room, bench.run(room, "-output", "out", *argv, **how))
+    for i, close in enumerate([(2,), (0,), (0, 1, 2)]):
+        row, room = Row("K10", i, f"closed: {close}"), bench.room()
+        yield finish(bench, row, room, bench.run(room, "-output", "out", *argv, close=close))
     with open("/dev/full", "wb") as full:
         for i, more in enumerate([[], ["-report_time", "-verbose"]]):
             row, room = Row("K10", i, f"stderr is full {more}"), bench.room()
@@ -280,9 +259,7 @@ def writer_dies(bench: Bench, row: Row, random: Random) -> Row:
     data = bench.src.read_bytes()
     cut = random.randrange(1, len(data) // 4)
     ours, theirs = os.pipe()
-    out, room = bench.room(), None
-    room = out
-    job = bench.start(room, "-src", "-", streams=(ours, None, None))
+    job = bench.start(bench.room(), "-src", "-", streams=(ours, None, None))
     os.close(ours)
     for start in range(0, cut, 1000):
         os.write(theirs, data[start : min(cut, start + 1000)])

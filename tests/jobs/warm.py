@@ -4,7 +4,6 @@ For kits of hundreds of trials, and for tests of the command line.  What the int
 before `main` (the locale, descriptors that are closed) is not tried this way.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import termios
-import time
 import traceback
 from dataclasses import asdict, fields
 from functools import partial
@@ -20,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tests.jobs import faulty
-from tests.jobs.bench import ROOT, Job, Start
+from tests.jobs.bench import ROOT, Job, Start, opened_streams, reap
 
 
 class Warm:
@@ -59,13 +57,7 @@ class Warm:
         return None if found is None else tuple(found)
 
     def start(self, start: Start, folder: Path) -> Job:
-        folder.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as files:
-            stdin, *outs = start.streams
-            if stdin is None or stdin == subprocess.DEVNULL:
-                stdin = files.enter_context(open(os.devnull, "rb")).fileno()
-            made = [files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr")]
-            fds = [stdin, *(m.fileno() if fd is None else fd for fd, m in zip(outs, made))]
+        with opened_streams(start, folder) as fds:
             pid = self.spawn(start, fds)
         return Job(pid, folder, partial(self.reap, pid))
 
@@ -88,18 +80,6 @@ def serve(control: socket.socket) -> None:
             for fd in fds:
                 os.close(fd)
         control.send(json.dumps(answer).encode())
-
-
-def reap(pid: int, seconds: float) -> tuple[int, float] | None:
-    """Exit code and peak memory in MB of a child that ends within these seconds."""
-    end = time.monotonic() + seconds
-    while True:
-        found, status, used = os.wait4(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status), used.ru_maxrss / 1024
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.003)
 
 
 def become(start: Start, fds: list[int], program: str) -> None:
