@@ -1,8 +1,5 @@
-"""Aligner: from which source tokens the tokens of a translation come, by the model's attention.
-
-The attention is read from finished translations, all tokens at once; nothing here depends on the
-search.
-"""
+"""Aligner: from which source tokens the tokens of a translation come, by the model's attention
+to a finished translation, whichever search has found it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,8 +87,7 @@ class Aligner:
     def references(
         self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
     ) -> list[Found]:
-        """With the alignments of the references, which the output has in the place of the
-        hypotheses'."""
+        """With the alignments of references, which the output has in place of the hypotheses'."""
         vocab, join = self.renderer.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
         made = []
         for e, f, sources in zip(examples, found, self.sources(examples, options)):
@@ -149,8 +145,7 @@ def own_tokens(example: Example) -> list[str]:
 def table_of(
     columns: Sequence[str], rows: Sequence[str], weights: Sequence[Sequence[float]]
 ) -> tuple[str, ...]:
-    """Lines of text: the names of the columns, then each row with its weights, the largest of
-    which has a star."""
+    """A line with the names of the columns, then each row; its largest weight has a star."""
     width = max(8, *map(len, columns)) + 2
     first = max(map(len, rows), default=0)
     lines = [" " * first + "".join(name.rjust(width) for name in columns)]

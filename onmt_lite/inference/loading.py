@@ -78,10 +78,7 @@ def read_own(options: TranslateOptions) -> Named | None:
 
 def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) -> Checkpoint:
     """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
-    around lines.
-
-    own: see `read_own`.  Raises OptionError if the model has no such tokenizer, or lacks a token
-    that is to stand around lines; CheckpointError if files of the model are missing.
+    around lines.  OptionError if it lacks one of these; CheckpointError if its files are missing.
     """
     asked = [name for name in ("src_lang", "tgt_lang") if getattr(options.model, name)]
     if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":

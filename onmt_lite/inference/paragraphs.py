@@ -30,11 +30,8 @@ END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
 def longest(config: SearchConfig) -> int:
-    """The most characters of a line that stays whole; 0: all lines do (-split_longer).
-
-    Lines stay whole if limits are those of the whole translation, and if tokens are drawn: each
-    sentence of a line would draw the same.
-    """
+    """The most characters of a line that stays whole; 0: all lines do, as if limits are those of
+    the whole translation, or tokens are drawn, which would be the same in each sentence."""
     options = config.options
     n = options.text.split_longer
     if n is None:  # other searches equal their originals
@@ -44,24 +41,25 @@ def longest(config: SearchConfig) -> int:
 
 
 class Paragraphs:
-    """Lines, of which each with more than `most` characters becomes its sentences: `lines` has
-    these and whole lines, in order, and `prefixes` theirs, if there are any."""
+    """Lines, of which each long one becomes its sentences: `lines` has these and whole lines, in
+    order, and `prefixes` theirs, if there are any."""
 
     def __init__(
         self,
         lines: Sequence[Line],
-        most: int,
         config: SearchConfig,
         prefixes: Sequence[Line] | None = None,
     ):
+        most = longest(config)
+
         def cut(line: Line, prefix: Line | None) -> list[Line]:
             """A line that has a prefix, is to hold phrases or says its language stays whole; so
             does one that must not hold a phrase in which a sentence ends, as joined ones might."""
-            if not 0 < most < len(line.text) or line.forced or (prefix and prefix.text.strip()):
-                return [line]
-            if any(map(END_INSIDE.search, line.banned)):
-                return [line]
-            if config.checkpoint.languages is not None and TAG.match(line.text):
+            is_short = not 0 < most < len(line.text)
+            begins = prefix is not None and prefix.text.strip()
+            tagged = config.checkpoint.languages is not None and TAG.match(line.text)
+            banned = any(map(END_INSIDE.search, line.banned))
+            if is_short or line.forced or begins or tagged or banned:
                 return [line]
             # Of a search that is watched there is one picture a line
             parts, traced = sentences_of(line.text), line.traced
@@ -70,9 +68,9 @@ class Paragraphs:
         self.whole, self.config = lines, config
         begin = repeat(None) if prefixes is None else prefixes
         self.parts = [cut(line, prefix) for line, prefix in zip(lines, begin)]
-        self.lines, self.prefixes = [*chain(*self.parts)], prefixes
+        self.lines, self.prefixes = [*chain(*self.parts)], None
         if prefixes is not None:
-            self.prefixes = [*chain(*([p] * len(own) for p, own in zip(prefixes, self.parts)))]
+            self.prefixes = [p for p, own in zip(prefixes, self.parts) for _ in own]
         self.are_cut = len(self.lines) > len(lines)
 
     def counting(self, progress: Progress) -> Progress:
@@ -120,11 +118,8 @@ class Paragraphs:
 
 
 def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Translation:
-    """A line's translation from the translations of its parts.
-
-    Its hypotheses are made of the best of each part, of the second of each, and so on; a part that
-    has fewer keeps its last.  It is as sure as the least sure part.
-    """
+    """A line's translation from those of its parts: hypotheses from the best of each part, from the
+    second of each, and so on, from its last if it has fewer; as sure as the least sure part."""
     n_best = max(len(part.hyps) for part in parts)
     summed = config.options.search.length_penalty == "none"
     sure = [part.confidence for part in parts if part.confidence is not None]
@@ -201,10 +196,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def begins(word: str, before: str, small: bool) -> bool:
-    """Whether a sentence ends with the word before, and this one begins another.
-
-    small  the line has no capitals
-    """
+    """Whether this word begins a sentence; `small`: of a line without capitals."""
     closed, first = before.strip(OPENING + CLOSING), word.lstrip(OPENING)[:1]
     last = closed.rstrip(MARKS)
     marks = closed[len(last) :]

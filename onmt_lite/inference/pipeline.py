@@ -12,7 +12,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.alignment import Aligner, own_tokens
 from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
-from onmt_lite.inference.paragraphs import Paragraphs, longest
+from onmt_lite.inference.paragraphs import Paragraphs
 from onmt_lite.inference.postprocess import Renderer, model_notes, notes_of, total, unmet
 from onmt_lite.inference.preprocess import ExampleMaker, choose_languages
 from onmt_lite.inference.records import NOTHING, Example, Found, Progress, Translation
@@ -59,10 +59,8 @@ class Copies:
     def of_all(self, made: Iterable[Translation]) -> list[Translation]:
         """The translations of all examples, from those of the distinct ones."""
         found = dict(zip(map(id, self.distinct), made, strict=True))
-        return [
-            found[id(first)] if example is first else copied(found[id(first)], example)
-            for example, first in zip(self.examples, self.firsts)
-        ]
+        pairs = zip(self.examples, [found[id(first)] for first in self.firsts])
+        return [t if t.id == example.line.id else copied(t, example) for example, t in pairs]
 
 
 def kind_of(example: Example) -> str:
@@ -159,8 +157,7 @@ class Pipeline:
             direction = self.direction(self.options)
             lines = zip(sources, targets)
             examples = [self.examples.make(*pair, direction=direction) for pair in lines]
-            scores = self.runner.score(examples, self.options.speed.deterministic)
-            return [*map(total, scores)]
+            return [*map(total, self.runner.score(examples, self.options.speed.deterministic))]
 
     def translate_lines(
         self,
@@ -176,7 +173,7 @@ class Pipeline:
         options = options or self.options
         config = search_config(options, self.checkpoint)
         check_given(config, lines, prefixes is not None)
-        paragraphs = Paragraphs(lines, longest(config), config, prefixes)
+        paragraphs = Paragraphs(lines, config, prefixes)
         if paragraphs.are_cut and tgt_lines is not None:
             return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         with self.clock.phase("tokenise"):

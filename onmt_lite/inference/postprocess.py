@@ -102,9 +102,8 @@ class Renderer:
         return replace(translation, hyps=[replace(h, word_log_probs=own) for h, own in hyps])
 
     def without_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
-        """With the tokens of the line from which its unknown tokens come in the place of these.
-
-        sources: for each token the place of one among the line's own."""
+        """With tokens of the line in place of unknown ones; sources: the place of each among its
+        own."""
         if not hyp.n_replaced:
             return hyp
         sources = [example.n_tag + source for source in sources]
@@ -177,10 +176,7 @@ def loops(text: str, source: str) -> bool:
 
 
 def times_running(text: str) -> int:
-    """How often the same group of words comes in a row at most, upper and lower case being equal.
-
-    A group has a letter: "1 1 1" and "..." say nothing twice.
-    """
+    """How often the same words come in a row at most, whatever their case; numbers do not count."""
     words = WORD.findall(text.casefold())
     best = 1
     for size in range(1, len(words) // LOOP + 1):
@@ -205,19 +201,16 @@ def model_notes(
     model, vocab, precision = checkpoint.model, checkpoint.tgt_vocab, options.speed.precision
     given = {name for name, value in options.given.items() if value}
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    tongues, replaced, n = set[str](), set[str](), options.search.max_length
+    lacking, n = dict[str, str](), options.search.max_length
     if checkpoint.languages is None and "normalize" not in options.text.transforms:
-        tongues = given
+        lacking |= dict.fromkeys(("src_lang", "tgt_lang"), "languages to choose from")
     if vocab.unk_id is None:
-        replaced = given
-    nothing = "without effect; the model has no"
+        lacking |= dict.fromkeys(("ban_unk_token", "replace_unk"), "unknown token")
+    idle = [name for name in lacking if name in given]
     rules = {
         "ignore_when_blocking: the model's vocabulary has no "
         f"{' '.join(map(repr, unknown))}; passed over": bool(unknown),
-        f"src_lang: {nothing} languages to choose from": "src_lang" in tongues,
-        f"tgt_lang: {nothing} languages to choose from": "tgt_lang" in tongues,
-        f"ban_unk_token: {nothing} unknown token": "ban_unk_token" in replaced,
-        f"replace_unk: {nothing} unknown token": "replace_unk" in replaced,
+        **{f"{name}: without effect; the model has no {lacking[name]}": True for name in idle},
         f"max_length {n}: the model stops at {model.max_positions} tokens": (
             "max_length" in given and n > model.max_positions
         ),

@@ -77,7 +77,9 @@ class ExampleMaker:
         # Of the line's start, if it is too long
         n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[: self.max_positions]))
         if reading.passes:
-            return self._passed(line, text, n_unknown)
+            whole, n = Reading(text, (text,), passes=True), len(self.tokenizer.encode(text))
+            notes = (*line.notes, "unknown-script")
+            return Example(line, [], n, n_unknown, notes=notes, reading=whole, passes=True)
         before, after = [*frame.src_start], [*frame.src_end]
         room = self.max_positions - len(before + after)
         tokens, n_tag, notes = self._fitted(tokens, frame.text, reading, room, notes)
@@ -124,12 +126,6 @@ class ExampleMaker:
         if len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
         return tokens[:room], n_tag, notes
-
-    def _passed(self, line: Line, text: str, n_unknown: int) -> Example:
-        """A line that is not translated; `text` is the line without its tag."""
-        n = len(self.tokenizer.encode(text))
-        notes, reading = (*line.notes, "unknown-script"), Reading(text, (text,), passes=True)
-        return Example(line, [], n, n_unknown, notes=notes, reading=reading, passes=True)
 
     def _copying(
         self, tokens: list[str], before: list[int], after: list[int]
@@ -179,11 +175,8 @@ def encode(
 
 
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
-    """The languages of lines without a tag: the given ones, or else the model's own.
-
-    A model without languages has nothing to choose.  Raises OptionError if a code is unknown, or
-    is needed and missing.
-    """
+    """The languages of lines without a tag: the given ones, or else the model's own, if any.
+    Raises OptionError if a code is unknown, or is needed and missing."""
     if languages is None:
         return NEITHER
     if languages.source == "none" and given.src:

@@ -14,20 +14,17 @@ Progress = Callable[[int, int], object]  # is told how many lines and target tok
 
 @dataclass(frozen=True)
 class Example:
-    """A line ready for the model: its source ids, and its reference's ids if there is one.
-
-    For a model that copies: `copy_ids`, what each source id is in the target vocabulary, and
-    `own_words`, which follow that vocabulary; see `Vocab.encode_copied`.
-    """
+    """A line ready for the model."""
 
     line: Line
     src_ids: list[int]
     n_src_tokens: int  # tokens of the line itself, without an end token the model wants
     n_unknown: int = 0  # tokens of the line that the model does not know
-    tgt_ids: list[int] | None = None
+    tgt_ids: list[int] | None = None  # of its reference
     notes: tuple[str, ...] = ()
+    # For a model that copies (`Vocab.encode_copied`): source ids as those of the target vocabulary
     copy_ids: list[int] | None = None
-    own_words: tuple[str, ...] = ()
+    own_words: tuple[str, ...] = ()  # which follow that vocabulary
     start: tuple[int, ...] = ()  # tokens that the decoder reads before the first one
     prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
     src_tokens: tuple[str, ...] = ()

@@ -1,5 +1,4 @@
-"""Runner: one model on its device.  It searches, scores and aligns, in batches that fit into
-memory."""
+"""Runner: one model on its device; it searches, scores and aligns, in batches that have room."""
 
 import functools
 import math

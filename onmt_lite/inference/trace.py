@@ -38,10 +38,7 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Records the searches of some examples of a batch: the `on_step` of their decode loop.
-
-    It changes nothing, and a search without one pays nothing for it.
-    """
+    """Records the searches of some examples of a batch: the `on_step` of their decode loop."""
 
     def __init__(self, renderer: Renderer, examples: Sequence[Example]):
         self.renderer, self.examples = renderer, examples

@@ -66,11 +66,7 @@ class Crew(Engine):
         raise NotImplementedError
 
     def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
-        """Yield what the tasks return, as they are done.
-
-        Raises what a task raises, once all tasks before it are done; WorkerLost if several hands
-        have died of one task.
-        """
+        """As of all engines; WorkerLost if several hands have died of one task."""
         source = Source(tasks, self._read_ahead)
         try:
             while True:

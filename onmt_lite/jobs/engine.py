@@ -124,13 +124,8 @@ class Call:
 
 
 class Pool(Engine):
-    """The worker processes of a Translator, with the methods of a Pipeline:
-    `Translator.from_pretrained(workers=2)`.
-
-    The processes are those of -workers.  The caller's process loads no model, and what it has done
-    with torch before does not matter.  A call is cut into runs of lines; a worker has one at a
-    time.
-    """
+    """The processes of a Translator with `workers`, which has the methods of a Pipeline.  That of
+    the caller loads no model, and what it has done with torch before does not matter."""
 
     def __init__(self, options: TranslateOptions):
         """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""

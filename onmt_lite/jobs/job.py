@@ -45,10 +45,9 @@ def run_job(
     options: TranslateOptions, engine: Engine | None = None, progress: Progress | None = None
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
-    if the error `goes_on`, the same job with -resume continues.
-
-    With an `engine` that has the model already, the log stays as the caller has set it up, and
-    nothing goes on.  `progress` is called with the lines and target tokens that are done.
+    if the error `goes_on`, the same job with -resume continues.  With an `engine` that has the
+    model already, the log stays as the caller has set it up, and nothing goes on.  `progress` is
+    called with the lines and target tokens that are done.
     """
     check_paths(list(files_read(options)), files_written(options))
     if options.jobs.resume and (why := why_not_resumed(options)):

@@ -314,9 +314,6 @@ class Engine:
         pass
 
     def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
-        """Yield what the tasks return, in any order.
-
-        `progress` is called with the lines and target tokens that are added.  What a task raises is
-        raised when all tasks before it are done.
-        """
+        """Yield what the tasks return, in any order; raise what one raises when all before it are
+        done.  `progress` is told the lines and target tokens that are added."""
         yield from ()
