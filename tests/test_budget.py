@@ -1,5 +1,7 @@
 """Sizes of batches: a function of the model, the beam and the memory."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,15 +21,9 @@ from onmt_lite.search.presets import PRESETS
 
 GIB, MIB = 1 << 30, 1 << 20
 BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)
+RANGES = [(1, 4), (5, 300_000), (0, 100_000), (0, 100_000), (0, 32), (1, 5_000)]
 SIZES = st.builds(
-    Size,
-    st.integers(1, 4),
-    st.integers(5, 300_000),
-    st.integers(0, 100_000),
-    st.integers(0, 100_000),
-    st.integers(0, 32),
-    st.integers(1, 5_000),
-    st.sampled_from([2, 4]),
+    Size, *(st.integers(*least_most) for least_most in RANGES), st.sampled_from([2, 4])
 )
 
 
@@ -89,10 +85,8 @@ def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         assert len(list(decode(model, sentences, plan))) == n
     found = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
-    level = most = 0
-    for event in sorted(found, key=lambda e: e.start_ns()):
-        level += event.nbytes()
-        most = max(most, level)
+    found.sort(key=lambda e: e.start_ns())
+    most = max(accumulate(event.nbytes() for event in found))
     estimate = Size.of([model]).bytes(n, width, beam)
     assert estimate / 6 < most < estimate
 
