@@ -13,7 +13,6 @@ from onmt_lite.inference.records import Continuation, Ending, Example, Found, Tr
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Candidates, Finished, length_norm
 from onmt_lite.search.decode import BeamBatch
 from onmt_lite.search.plan import Plan
-from onmt_lite.search.policy import Exhausted, Full, LengthRatio, TopEnded
 from onmt_lite.search.scheduler import Slot
 
 # By the names that `onmt_lite.search.masks` gives them
@@ -213,17 +212,10 @@ def left_out(
 
 def why_it_stopped(beam: Beam, n_steps: int) -> str:
     """The reason, in words, after the last step."""
-    stop, n = beam.plan.stop, len(beam.finished)
+    n = len(beam.finished)
     have = "1 hypothesis had finished" if n == 1 else f"{n} hypotheses had finished"
     if beam.note == SEARCH_EMPTY:
         return "the model allowed no continuation of any row"
     if n_steps >= beam.limits.max_steps:
         return f"the limit of {n_steps} tokens was reached"
-    reasons = {
-        TopEnded: "which is enough, and the best candidate of a step was one that ended",
-        Full: "which is enough",
-        LengthRatio: "and the best of them had the length and score that -ratio expects",
-        Exhausted: "and no row was left",
-    }
-    why = reasons.get(type(stop), "and no open row could be expected to beat them")
-    return f"{have}, {why}"
+    return f"{have}, {beam.plan.stop.why}"

@@ -7,13 +7,14 @@ its end token included.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True)
 class TopEnded:
     """Stop when the best candidate is an end token and enough hypotheses are finished."""
 
+    why: ClassVar[str] = "which is enough, and the best candidate of a step was one that ended"
     sticky: bool  # the best candidate of an earlier step counts, too
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
 
@@ -22,11 +23,14 @@ class TopEnded:
 class Full:
     """Stop when k hypotheses are finished, or k * patience with `-patience`."""
 
+    why: ClassVar[str] = "which is enough"
+
 
 @dataclass(frozen=True)
 class Bound:
     """Stop when no open hypothesis can be expected to beat the finished ones any more."""
 
+    why: ClassVar[str] = "and no open row could be expected to beat them"
     best_of: Literal["candidates", "live"]  # of the step, or of the rows that continue
     # Length that the best sum is divided by: the present one, the longest possible, or the longest
     # only if longer hypotheses score better (alpha > 0)
@@ -41,6 +45,7 @@ class LengthRatio:
     """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
     score per token that the first row has per token of the length that `-ratio` expects."""
 
+    why: ClassVar[str] = "and the best of them had the length and score that -ratio expects"
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
     offset: int = 0  # added to the number of tokens of a finished hypothesis
 
@@ -49,7 +54,10 @@ class LengthRatio:
 class Exhausted:
     """Stop when no row is left to expand."""
 
+    why: ClassVar[str] = "and no row was left"
 
+
+# Of each rule, `why` goes on "N hypotheses had finished," where -dump_beam says why a search stopped
 Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 
