@@ -12,19 +12,10 @@ from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import Continuation, Ending, Example, Found, Trace
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Candidates, Finished, length_norm
 from onmt_lite.search.decode import BeamBatch
+from onmt_lite.search.masks import FORCED
 from onmt_lite.search.plan import Plan
 from onmt_lite.search.scheduler import Slot
 
-# By the names that `onmt_lite.search.masks` gives them
-RULES = {
-    "prefix": "the prefix of the line demands another token",
-    "forced": "the last step allows the end alone",
-    "model": "a rule of the options or the model forbids it",
-    "too early": "too early to end; min_length allows it from token {min_end} on",
-    "banned": "this token is banned",
-    "phrases": "a phrase that is banned, or one that is forced, forbids it",
-    "n-grams": "it would repeat {repeated} (block_ngram_repeat)",
-}
 IDLE = -1e8  # scores below belong to rows that do not exist yet
 
 
@@ -198,15 +189,14 @@ def left_out(
         why = f"not among the best {len(alive)}, the last of which has {lowest:.4f}"
     lost = best_of(totals, k + len(here), why)[:k]
 
-    limits, n = batch.slots[b].beam.limits, plan.block_ngram_repeat
-    repeated = "a token" if n == 1 else f"{n} tokens in a row"
+    limits = batch.slots[b].beam.limits
     would_win = (totals == -math.inf) & (plain > lowest)  # (K, V)
     for made in best_of(plain.masked_fill(~would_win, -math.inf), k):
-        rule = next(r for r, mask in watched.masked if mask[of_slot][made.key])  # the first one
-        if rule == "forced" and step <= len(limits.prefix):
-            rule = "prefix"
-        why = RULES[rule].format(min_end=limits.min_end, repeated=repeated)
-        lost.append(replace(made, state="blocked", why=f"blocked: {why}"))
+        rule = next(why for why, mask in watched.masked if mask[of_slot][made.key])  # the first
+        if rule == FORCED and step <= len(limits.prefix):
+            rule = "the prefix of the line demands another token"
+        why = f"blocked: {rule.format(limits=limits)}"
+        lost.append(replace(made, state="blocked", why=why))
     return lost
 
 

@@ -19,6 +19,7 @@ NEGLIGIBLE = -80.0  # in nats
 LOG2_E = math.log2(math.e)
 MANY = 1024  # tokens
 TINY = torch.finfo(torch.float32).tiny
+FORCED = "the last step allows the end alone"  # unless the line has a prefix here
 CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
 
 
@@ -53,8 +54,8 @@ class Watched:
     scored: Scored  # what was ranked
     scores: Tensor  # (B, K): of the rows that were continued
     attn: Tensor  # (R, S): of these rows
-    # The name of each rule, and the tokens that are masked after it (R, W); rules in order, but
-    # first that of forced tokens
+    # What -dump_beam says of each rule, {limits} being the sentence's, and the tokens that are masked
+    # after it (R, W); rules in order, but first that of forced tokens
     masked: list[tuple[str, Tensor]]
 
 
@@ -114,7 +115,7 @@ class Masks:
             norm = normaliser(values)
         if self.never is not None:
             values.index_fill_(1, self.never, -math.inf)
-            self._note("banned", values)
+            self._note("this token is banned", values)
         scored = Scored(values, norm, slope)
         if rules.forced is not None and before is not None:
             scored = self._force(scored, rules.forced, before)
@@ -128,23 +129,26 @@ class Masks:
     ) -> None:
         """Write -inf into values (R, W) of tokens that may not follow."""
         self.masked = []
-        self._note("model", values)
+        self._note("a rule of the options or the model forbids it", values)
         if rules.too_early is not None:
             values[:, self.plan.eos_id].masked_fill_(rules.too_early, -math.inf)
-            self._note("too early", values)
+            early = "too early to end; min_length allows it from token {limits.min_end} on"
+            self._note(early, values)
         if self.banned is not None:
             values.index_fill_(1, self.banned, -math.inf)
-            self._note("banned", values)
+            self._note("this token is banned", values)
         if rules.held is not None:
             rules.held.forbid(values, norm)
-            self._note("phrases", values)
+            self._note("a phrase that is banned, or one that is forced, forbids it", values)
         if self.blocks_ngrams:  # last: is anything else left?
             self._block_ngrams(values, scores, history)
-            self._note("n-grams", values)
+            n = self.plan.block_ngram_repeat
+            repeated = "a token" if n == 1 else f"{n} tokens in a row"
+            self._note(f"it would repeat {repeated} (block_ngram_repeat)", values)
 
-    def _note(self, rule: str, values: Tensor) -> None:
+    def _note(self, why: str, values: Tensor) -> None:
         if self.plan.watched:
-            self.masked.append((rule, values == -math.inf))
+            self.masked.append((why, values == -math.inf))
 
     def _force(self, scored: Scored, forced: Forced, before: Tensor) -> Scored:
         """Forbid all but the forced tokens, with their values (R, 1) from before other rules."""
@@ -154,7 +158,7 @@ class Masks:
         values.masked_fill_(is_forced, -math.inf)
         values.scatter_(1, forced.places, new)
         if self.plan.watched:
-            self.masked.insert(0, ("forced", is_forced & (values == -math.inf)))
+            self.masked.insert(0, (FORCED, is_forced & (values == -math.inf)))
         before = before[:, 0]
         is_possible = before - norm > -math.inf  # not for NaN, which must not be lost
         norm = before.where(forced.costless & is_possible, norm)  # (R,)
