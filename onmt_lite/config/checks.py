@@ -33,7 +33,7 @@ from onmt_lite.config.text_options import (
     TextOptions,
     parse_kwargs,
 )
-from onmt_lite.search.policy import Preset, Sampling
+from onmt_lite.search.policy import FILTERS, Preset, Sampling
 from onmt_lite.search.presets import PRESETS, SWITCHES
 
 FEW_SENTENCES = 128  # up to here, a batch_size probably means sentences
@@ -51,7 +51,7 @@ SEARCHED = {f.name: f for g in (SearchOptions, SamplingOptions, PhraseOptions) f
 
 # -- conditions of several rules ------------------------------------------------------------------
 
-DRAWING = given("do_sample", "random_sampling_topk", "random_sampling_topp")
+DRAWING = given("do_sample", *FILTERS)
 COVERING = one_of("coverage_penalty", "wu", "summary")
 CUTTING = {
     "-transforms sentencepiece or bpe or onmt_tokenize or -tokenizer sentencepiece or bpe": (
@@ -83,7 +83,7 @@ def draws_apart(v: Values) -> bool:
 
 def filters(v: Values) -> bool:
     """Return whether options restrict the tokens to draw from."""
-    return v.random_sampling_topk != 0 or v.random_sampling_topp > 0
+    return any(v[name] for name in FILTERS)
 
 
 def implied(v: Values) -> bool:
@@ -206,7 +206,7 @@ def wrong_search(v: Values) -> Iterator[str]:
             if asked:
                 yield f"{name} and drawing at random exclude each other; leave one out"
     if filters(v) and not v.do_sample and preset(v).sampling and not implied(v):
-        yield "random_sampling_topk and random_sampling_topp need do_sample; give that too"
+        yield f"{' and '.join(FILTERS)} need do_sample; give that too"
     if v.force_words and (v.do_sample or drawing(v)):
         yield FORCED_AND_DRAWN
 
@@ -343,7 +343,7 @@ RULES: tuple[Rule, ...] = (
         lambda v: preset(v).greedy_apart and v.beam_size == 1,
         "beam_size is 1, and greedy search ends with the first end token",
     ),
-    needs("ratio", absent("do_sample", "random_sampling_topk", "random_sampling_topp")),
+    needs("ratio", absent("do_sample", *FILTERS)),
     needs("patience", {"-alpha or -beta": lambda v: v.alpha or v.beta or plain_average(v)}),
     requires("diversity_rate", at_least("beam_groups", 2)),
     # Sampling
@@ -368,7 +368,7 @@ RULES: tuple[Rule, ...] = (
         "tokens are drawn, and n_best says how many samples there are",
     ),
     idle(
-        "seed random_sampling_topp",
+        " ".join(["seed", *(name for name in FILTERS if name != "random_sampling_topk")]),
         lambda v: v.random_sampling_topk == 1 and draws_apart(v),
         ONE_LEFT,
     ),

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from onmt_lite.search.policy import Policy, Sampling, Stop
 from onmt_lite.text.phrases import PhraseAutomaton
@@ -90,8 +90,7 @@ class Plan:
     force_end: str = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
-    topk: int = 0
-    topp: float = 0.0
+    filters: tuple[tuple[str, Any], ...] = ()  # of tokens to draw, see `Sampling.asked_filters`
     sums_to_one: bool = True  # False: the model returns log-probabilities, not normalised again
     src_pad_id: int = 0
     aligns: bool = False  # record which source token each row attends to most

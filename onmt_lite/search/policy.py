@@ -61,6 +61,10 @@ class Exhausted:
 Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 
+# Options that restrict the tokens to draw from
+FILTERS = ("random_sampling_topk", "random_sampling_topp")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a system draws tokens instead of taking the best."""
@@ -70,7 +74,7 @@ class Sampling:
     draws: Literal["rows", "beam"]
     # Divides logits, so that probabilities are normalised again, or log-probabilities
     temperature: Literal["logits", "log_probs"]
-    filters: tuple[Literal["topk", "topp"], ...] = ("topk", "topp")  # in this order
+    filters: tuple[str, ...] = FILTERS  # in this order
     ranked_by: Literal["score", "draw"] = "score"  # in `beam`; `draw`: the order of drawing
     keep: int = 1  # in `beam`: minimum number of tokens of a row that filters leave
     rows_start: Literal["one", "equal"] = "one"  # in `beam`: first from one row, or k equal ones
@@ -82,10 +86,14 @@ class Sampling:
 
     def is_asked_for(self, values: Mapping[str, Any]) -> bool:
         """Whether these options switch sampling on."""
-        topk, filtered_by_topp = values["random_sampling_topk"], values["random_sampling_topp"] > 0
-        if values["do_sample"] or filtered_by_topp:
-            return True
-        return topk != 0 and not (self.one_is_beam and topk == 1 and values["beam_size"] > 1)
+        asked = dict(self.asked_filters(values))
+        if self.one_is_beam and asked == {"random_sampling_topk": 1} and values["beam_size"] > 1:
+            asked = {}
+        return bool(values["do_sample"] or asked)
+
+    def asked_filters(self, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """The filters that these options ask for, in order, and their values."""
+        return tuple((name, values[name]) for name in self.filters if values[name])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from onmt_lite.search.policy import (
+    FILTERS,
     Bound,
     Exhausted,
     Full,
@@ -38,8 +39,7 @@ SWITCHES = (
     "diversity_rate",
     "do_sample",
     "random_sampling_temp",
-    "random_sampling_topk",
-    "random_sampling_topp",
+    *FILTERS,
 )
 LENGTH_AND_NGRAMS = {"min_length", "block_ngram_repeat"}
 BANS = frozenset({"ban_words"})  # of ours, for every search that can heed it
@@ -51,7 +51,8 @@ OPENNMT_3 = {"ban_unk_token", "ratio", "tgt_file_prefix"}
 TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | BANS | {"early_stopping", "repetition_penalty"}
 TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
-OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=("topp", "topk"), implied=True)
+TOP_P_FIRST = ("random_sampling_topp", "random_sampling_topk")
+OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=TOP_P_FIRST, implied=True)
 TOP_50 = {"random_sampling_topk": 50}
 
 # What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit

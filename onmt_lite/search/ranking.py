@@ -6,7 +6,9 @@ first; of equal ones the lower flat index, row * W + token.
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -257,11 +259,8 @@ def draw(
     sampling, (b, k) = plan.sampling, scores.shape
     assert sampling is not None
     values, v = scored.values, scored.values.size(1)
-    for name in sampling.filters:
-        if name == "topk" and plan.topk > 0:
-            values = keep_top_k(values, plan.topk, sampling.keep)
-        elif name == "topp" and 0 < plan.topp < 1:
-            values = keep_top_p(values, plan.topp, sampling.keep)
+    for name, limit in plan.filters:
+        values = KEEP[name](values, limit, sampling.keep)
     # That of the tokens does not depend on how many words others copy
     noise = gumbel(seeds, steps, k * v)  # (B, K*W)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
@@ -297,7 +296,9 @@ def _mix(x: Tensor) -> Tensor:
 
 def keep_top_k(values: Tensor, k: int, keep: int) -> Tensor:
     """Set all but the k best of each row (R, W), and at least `keep`, to -inf; ties with the last
-    stay."""
+    stay.  A k of -1 sets no limit."""
+    if k < 0:
+        return values
     k = min(max(k, keep), values.size(1))
     worst = values.topk(k, dim=1).values[:, -1:]
     return values.masked_fill(values < worst, -math.inf)
@@ -306,9 +307,18 @@ def keep_top_k(values: Tensor, k: int, keep: int) -> Tensor:
 def keep_top_p(values: Tensor, p: float, keep: int) -> Tensor:
     """Set all but the best of each row (R, W) that together have the probability p, and at least
     `keep`, to -inf (Holtzman et al. 2020)."""
+    if p == 1:  # of which rounding errors may lack some
+        return values
     ordered, index = values.sort(dim=1, descending=True, stable=True)
     probabilities = ordered.softmax(1)
     before = probabilities.cumsum(1) - probabilities
     beyond = before >= p
     beyond[:, :keep] = False
     return values.masked_fill(beyond.scatter(1, index, beyond), -math.inf)
+
+
+# By the options of `onmt_lite.search.policy.FILTERS`
+KEEP: dict[str, Callable[[Tensor, Any, int], Tensor]] = {
+    "random_sampling_topk": keep_top_k,
+    "random_sampling_topp": keep_top_p,
+}
