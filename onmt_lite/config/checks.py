@@ -25,6 +25,7 @@ from onmt_lite.config.rules import (
 )
 from onmt_lite.config.search_options import PhraseOptions, SamplingOptions, SearchOptions
 from onmt_lite.config.text_options import (
+    OF_REFERENCES,
     OF_TRAINING,
     PERFORMED,
     REWRITING,
@@ -174,8 +175,8 @@ def wrong_files(v: Values) -> Iterator[str]:
         yield "report: standard output is for translations; give a file"
     if v.score_only and v.tgt_file_prefix:
         yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
-    if v.score_only and v.output_format in ("moses", "tsv"):
-        remedy = "with score_only give text or jsonl"
+    if v.score_only and v.output_format not in OF_REFERENCES:
+        remedy = f"with score_only give {' or '.join(OF_REFERENCES)}"
         yield f"output_format {v.output_format} is for translations; {remedy}"
 
 

@@ -17,6 +17,7 @@ SUBWORDS = ("sentencepiece", "bpe", "onmt_tokenize")  # cut lines; one of them m
 PERFORMED = (*SUBWORDS, "prefix", "suffix")
 REWRITING = ("normalize", "uppercase")  # whatever cuts the line
 OF_TRAINING = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
+OF_REFERENCES = ("text", "jsonl")  # output formats that -score_only can have
 NO_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
 
 

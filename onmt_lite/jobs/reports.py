@@ -26,36 +26,38 @@ LACKS_SACREBLEU = (
 )
 
 Writer = Callable[[Translation], str]
+Format = Callable[[Translation, DataOptions, int], str]  # n_best last; whole lines
 Overlaps = list[list[int]]  # of each metric of -report_bleu
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:
     """The function that makes a translation's share of the output: whole lines."""
-    if options.output_format == "jsonl":
-        return to_jsonl
-    if options.score_only:
-        return lambda translation: to_gold(translation, options)
-    row = ROWS[options.output_format]
+    formats = OF_REFERENCES if options.score_only else FORMATS
+    to_text = formats[options.output_format]
+    return lambda translation: to_text(translation, options, n_best)
 
-    def write(translation: Translation) -> str:
-        """Return n_best lines, the best first; empty ones if there are fewer hypotheses."""
+
+def by_row(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> Format:
+    """A format of n_best lines, the best first; empty ones if there are fewer hypotheses."""
+
+    def rows(translation: Translation, options: DataOptions, n_best: int) -> str:
         aligned = None if translation.src_tokens is None else list[tuple[int, int]]()
         nothing = replace(NOTHING, word_align=aligned)
         hyps = translation.hyps + [nothing] * (n_best - len(translation.hyps))
-        rows = (row(translation.id, rank, hyp, options) for rank, hyp in enumerate(hyps))
-        return "".join(f"{line}\n" for line in rows)
+        lines = (row(translation.id, rank, hyp, options) for rank, hyp in enumerate(hyps))
+        return "".join(f"{line}\n" for line in lines)
 
-    return write
+    return rows
 
 
-def to_jsonl(translation: Translation) -> str:
+def to_jsonl(translation: Translation, *_: object) -> str:
     line = json.dumps(translation.to_dict(), ensure_ascii=False, allow_nan=False)
     if translation.fields is not None:
         line = f'{line[:-1]}, "fields": {translation.fields}}}'
     return JSON_BREAKS.sub(lambda match: f"\\u{ord(match.group()):04x}", line) + "\n"
 
 
-def to_gold(translation: Translation, options: DataOptions) -> str:
+def to_gold(translation: Translation, options: DataOptions, n_best: int) -> str:
     """Return log_prob, tokens and perplexity of the reference; a blank line if it has no score."""
     log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
     if log_prob is None or tokens is None:
@@ -95,7 +97,13 @@ def tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> st
     return "\t".join(columns)
 
 
-ROWS = {"text": text_row, "moses": moses_row, "tsv": tsv_row}
+FORMATS: dict[str, Format] = {
+    "text": by_row(text_row),
+    "moses": by_row(moses_row),
+    "tsv": by_row(tsv_row),
+    "jsonl": to_jsonl,
+}
+OF_REFERENCES: dict[str, Format] = {"text": to_gold, "jsonl": to_jsonl}  # with -score_only
 
 
 def one_line(text: str) -> str:

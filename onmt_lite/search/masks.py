@@ -54,8 +54,8 @@ class Watched:
     scored: Scored  # what was ranked
     scores: Tensor  # (B, K): of the rows that were continued
     attn: Tensor  # (R, S): of these rows
-    # What -dump_beam says of each rule, {limits} being the sentence's, and the tokens that are masked
-    # after it (R, W); rules in order, but first that of forced tokens
+    # What -dump_beam says of each rule, {limits} being the sentence's, and the tokens masked after
+    # it (R, W); rules in order, but first that of forced tokens
     masked: list[tuple[str, Tensor]]
 
 

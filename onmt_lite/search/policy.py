@@ -57,7 +57,7 @@ class Exhausted:
     why: ClassVar[str] = "and no row was left"
 
 
-# Of each rule, `why` goes on "N hypotheses had finished," where -dump_beam says why a search stopped
+# `why` of each: how -dump_beam goes on after "3 hypotheses had finished, "
 Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
 
 
