@@ -9,9 +9,11 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.huggingface import reader
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
+from onmt_lite.search import model_defaults
 
 ROOT = Path(__file__).parent / "data" / "families"
 
@@ -27,6 +29,10 @@ def change(path, **values):
 
 def resolved(path, *words):
     return load_options(["-model", str(path), "-search", "transformers", *words])[1]
+
+
+def test_all_families_but_marian_bring_defaults():
+    assert {*model_defaults.FAMILIES, "marian"} == {*reader.FAMILIES}
 
 
 class TestDefaults:

@@ -45,7 +45,7 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
     try:
         for reader in READERS:
             if reader.recognises(path):
-                if reader in (huggingface, ctranslate2):
+                if getattr(reader, "CHECKS_LANGUAGES", False):
                     return reader.load(path, check)
                 return reader.load(path)
         raise CheckpointError(

@@ -8,9 +8,11 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import fields
 from fractions import Fraction
+from typing import get_args
 
 from onmt_lite.config.option import as_words, build
 from onmt_lite.config.rules import (
+    Clauses,
     Rule,
     Values,
     absent,
@@ -52,8 +54,14 @@ SEARCHED = {f.name: f for g in (SearchOptions, SamplingOptions, PhraseOptions) f
 
 # -- conditions of several rules ------------------------------------------------------------------
 
+
+def has_form(penalty: str) -> Clauses:
+    """Its option is not `none`, the first choice."""
+    return one_of(penalty, *get_args(SEARCHED[penalty].type)[1:])
+
+
+COVERING = has_form("coverage_penalty")
 DRAWING = given("do_sample", *FILTERS)
-COVERING = one_of("coverage_penalty", "wu", "summary")
 CUTTING = {
     "-transforms sentencepiece or bpe or onmt_tokenize or -tokenizer sentencepiece or bpe": (
         lambda v: {*SUBWORDS} & {*v.transforms} or v.tokenizer in ("sentencepiece", "bpe")
@@ -311,7 +319,7 @@ RULES: tuple[Rule, ...] = (
         plain_average,
         "-search {search} divides by the length itself with length_penalty avg",
     ),
-    needs("alpha", one_of("length_penalty", "avg", "wu")),
+    needs("alpha", has_form("length_penalty")),
     # Search: n-grams and coverage
     idle(
         "block_ngram_repeat ignore_when_blocking",

@@ -11,6 +11,7 @@ import yaml
 
 from onmt_lite.errors import CheckpointError, OptionError
 
+# Those that `onmt_lite.checkpoints.huggingface.reader` reads, Marian's aside
 FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
 FILES = ("config.json", "generation_config.json")  # the last one wins
 TABLES = Path(__file__).with_suffix(".yaml")

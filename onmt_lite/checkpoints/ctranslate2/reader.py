@@ -34,6 +34,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
+CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
 MODEL, CONFIG = "model.bin", "config.json"
 PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
 PACKAGE = "metadata.json"  # of Argos Translate

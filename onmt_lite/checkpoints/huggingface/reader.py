@@ -7,6 +7,7 @@ from onmt_lite.checkpoints.huggingface.directory import CONFIG, Directory, Langu
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.errors import CheckpointError
 
+CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
 FAMILIES = {
     "marian": bart.load_marian,
     "m2m_100": bart.load_m2m_100,
