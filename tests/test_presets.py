@@ -14,6 +14,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.inference.search_setup import search_config
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.decode import BeamBatch
+from onmt_lite.search.policy import FILTERS
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
@@ -187,7 +188,10 @@ class TestOptions:
 
     def test_every_switch_is_an_option_and_has_a_case(self):
         assert set(TURNED) == set(SWITCHES) <= set(OPTIONS)
-        assert all(preset.options <= set(SWITCHES) for preset in PRESETS.values())
+        for preset in PRESETS.values():
+            assert preset.options <= set(SWITCHES)
+            own = preset.sampling.filters if preset.sampling else ()
+            assert set(own) == preset.options & {*FILTERS}
         for value, expected in [(True, "true"), (False, "false"), ("never", "never")]:
             options = TranslateOptions.of(search="transformers", early_stopping=value)
             assert options.search.early_stopping == expected
