@@ -90,17 +90,6 @@ def draws_apart(v: Values) -> bool:
     return sampling is not None and (sampling.draws == "rows" or v.beam_size == 1)
 
 
-def filters(v: Values) -> bool:
-    """Return whether options restrict the tokens to draw from."""
-    return any(v[name] for name in FILTERS)
-
-
-def implied(v: Values) -> bool:
-    """Return whether a filter switches drawing on."""
-    sampling = preset(v).sampling
-    return sampling is not None and sampling.implied
-
-
 def plain_average(v: Values) -> bool:
     """Return whether the length penalty is the length itself, whatever alpha."""
     return preset(v).policy.plain_avg and v.length_penalty == "avg"
@@ -210,13 +199,14 @@ def wrong_search(v: Values) -> Iterator[str]:
     if v.beam_size % v.beam_groups:
         problem = f"beam_groups {v.beam_groups} does not divide beam_size {v.beam_size}"
         yield f"{problem}; give a beam_size that is a multiple of {v.beam_groups}"
-    if v.do_sample or filters(v):
+    sampling = drawing(v)
+    if any(v[name] for name in ("do_sample", *FILTERS)):
         for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
             if asked:
                 yield f"{name} and drawing at random exclude each other; leave one out"
-    if filters(v) and not v.do_sample and preset(v).sampling and not implied(v):
+    if sampling and not sampling.implied and not v.do_sample:
         yield f"{' and '.join(FILTERS)} need do_sample; give that too"
-    if v.force_words and (v.do_sample or drawing(v)):
+    if v.force_words and (v.do_sample or sampling):
         yield FORCED_AND_DRAWN
 
 
@@ -360,8 +350,8 @@ RULES: tuple[Rule, ...] = (
         lambda v: (
             v.given.get("random_sampling_topk") == 1
             and v.beam_size > 1
-            and implied(v)
-            and drawing(v)
+            and (sampling := drawing(v))
+            and sampling.implied
         ),
         "random_sampling_topk 1 takes the best token each time, as greedy search does; for a beam "
         "of {beam_size} leave it out, or give 0",

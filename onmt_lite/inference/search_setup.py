@@ -226,14 +226,13 @@ def sentence_of(config: SearchConfig, example: Example) -> Sentence:
 def limits_of(config: SearchConfig, example: Example) -> Limits:
     """The limits that the options set for a line."""
     search, preset, plan = config.options.search, config.preset, config.plan
-    n_forced = len(plan.sees_start) - 1
     prefix, n_apart = example.prefix_ids, 0
     if prefix and preset.prefix_apart:
         n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
     steps = max(_most_tokens(config, example) + n_apart, len(prefix) + 1)
     first = n_apart + 1 - plan.n_given
     return Limits(
-        min(steps, config.checkpoint.model.max_positions - n_forced),
+        min(steps, config.checkpoint.model.max_positions - plan.n_forced),
         min_end=search.min_length + plan.policy.min_length_offset + first,
         expected=search.ratio * _src_length(config, example),
         prefix=prefix,

@@ -53,7 +53,16 @@ TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
 TOP_P_FIRST = ("random_sampling_topp", "random_sampling_topk")
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=TOP_P_FIRST, implied=True)
-TOP_50 = {"random_sampling_topk": 50}
+# What all versions of transformers share
+OF_TRANSFORMERS: dict[str, Any] = dict(
+    defaults=dict(early_stopping="false", max_length_ratio=0.0),
+    sampling_defaults=dict(random_sampling_topk=50),
+    free_end=True,
+    sees_start=True,
+    asks_model="transformers",
+    greedy_apart=True,
+    counts_forced=True,
+)
 
 # What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
 # of 50 tokens beyond the source
@@ -157,15 +166,9 @@ PRESETS = {
             ties="later",
         ),
         {"early_stopping=true": Full(), "": Bound("candidates", "now")},
-        defaults=dict(early_stopping="false", max_length_ratio=0.0),
         options=frozenset(TRANSFORMERS),
         sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
-        sampling_defaults=TOP_50,
-        free_end=True,
-        sees_start=True,
-        asks_model="transformers",
-        greedy_apart=True,
-        counts_forced=True,
+        **OF_TRANSFORMERS,
     ),
     "transformers": Preset(
         "transformers 4.46.3",
@@ -175,16 +178,10 @@ PRESETS = {
             "early_stopping=never": Bound("candidates", "max_if_rewarded"),
             "": Bound("candidates", "now"),
         },
-        defaults=dict(early_stopping="false", max_length_ratio=0.0),
         options=frozenset(TRANSFORMERS_4 | GROUPS),
         prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", keep=2),
-        sampling_defaults=TOP_50,
-        free_end=True,
-        sees_start=True,
-        asks_model="transformers",
-        greedy_apart=True,
-        counts_forced=True,
+        **OF_TRANSFORMERS,
     ),
     "transformers-5": Preset(
         "transformers 5.23.0",
@@ -194,16 +191,10 @@ PRESETS = {
             "early_stopping=never": Bound("live", "max_if_rewarded"),
             "": Bound("live", "now"),
         },
-        defaults=dict(early_stopping="false", max_length_ratio=0.0),
         options=frozenset(TRANSFORMERS_4),
         prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
-        sampling_defaults=TOP_50,
-        free_end=True,
-        sees_start=True,
-        asks_model="transformers",
-        greedy_apart=True,
-        counts_forced=True,
+        **OF_TRANSFORMERS,
     ),
     # The first k to finish win
     "fairseq": Preset(
