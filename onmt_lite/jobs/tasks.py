@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice, repeat
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from onmt_lite.config.options import TranslateOptions
@@ -166,35 +167,31 @@ class StreamReader:
             return LineReader(fd, name, window, parse_of(options.data, role, path))
 
         readers = {role: reader(role, path) for role, path in roles_of(options)}
-        self.source, self.beside = readers.pop("src"), readers
-        # Two lines show whether a file of phrases has one line for all
-        self.ahead = {r: beside.take(0 if r == "tgt" else 2) for r, beside in readers.items()}
+        self.source = readers.pop("src")
+        self.beside = {role: lines_beside(role, each) for role, each in readers.items()}
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield buckets; short ones if the stream pauses.  Raises FileError and DataError as
         `LineReader` does, DataError if the numbers of lines differ."""
         for number, lines in enumerate(self.source.windows()):
             columns = {"src": lines}
-            for role in self.beside:
-                columns[role] = self._take(role, len(lines))
+            for role, beside in self.beside.items():
+                n = 1 if isinstance(beside, repeat) else len(lines)
+                columns[role] = found = list(islice(beside, n))
+                if len(found) < n:
+                    says = f"src has more lines than {role}, which"
+                    raise inputs.mismatch(role, says, lines[0].id + len(found))
             yield make_bucket(number, columns)
         for role, beside in self.beside.items():
-            if not self._of_all(role) and (self.ahead[role] or beside.take(1)):
-                n_lines = self.source.n_lines
-                raise inputs.mismatch(role, f"{role} has more lines than src, which", n_lines)
+            if not isinstance(beside, repeat) and next(beside, None) is not None:
+                says = f"{role} has more lines than src, which"
+                raise inputs.mismatch(role, says, self.source.n_lines)
 
-    def _of_all(self, role: Role) -> bool:
-        return role != "tgt" and self.beside[role].n_lines == 1
 
-    def _take(self, role: Role, n: int) -> list[Line]:
-        if self._of_all(role):
-            return self.ahead[role]
-        ahead, beside = self.ahead[role], self.beside[role]
-        lines = ahead[:n] + beside.take(n - len(ahead[:n]))
-        self.ahead[role] = ahead[n:]
-        if len(lines) < n:
-            raise inputs.mismatch(role, f"src has more lines than {role}, which", beside.n_lines)
-        return lines
+def lines_beside(role: Role, reader: LineReader) -> Iterator[Line]:
+    """The lines of an input beside src.  Two show whether one of phrases is that of all lines."""
+    first = [] if role == "tgt" else list(islice(reader.lines(), 2))
+    return repeat(first[0]) if len(first) == 1 else chain(first, reader.lines())
 
 
 def note_encoding(reader: LineReader | None, sources: Sequence[str], summary: Summary) -> None:

@@ -14,7 +14,6 @@ import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import IO, NamedTuple, cast
 
 from onmt_lite.errors import DataError, FileError
@@ -236,9 +235,9 @@ class LineReader:
         if lines:
             yield lines
 
-    def take(self, n: int) -> list[Line]:
-        """Read the next n lines; fewer at the end.  Errors as above."""
-        return list(islice((line for line, _ in self._lines if line is not None), n))
+    def lines(self) -> Iterator[Line]:
+        """Yield one line after the other.  Errors as above."""
+        return (line for line, _ in self._lines if line is not None)
 
     def _parsed(self, fd: int) -> Iterator[tuple[Line | None, int]]:
         """Yield lines and their bytes; None at a pause."""
