@@ -42,7 +42,7 @@ def longest(config: SearchConfig) -> int:
 
 class Paragraphs:
     """Lines, of which each long one becomes its sentences: `lines` has these and whole lines, in
-    order, and `prefixes` theirs, if there are any."""
+    order, and `prefixes` theirs, none if there are none."""
 
     def __init__(
         self,
@@ -68,9 +68,8 @@ class Paragraphs:
         self.whole, self.config = lines, config
         begin = repeat(None) if prefixes is None else prefixes
         self.parts = [cut(line, prefix) for line, prefix in zip(lines, begin)]
-        self.lines, self.prefixes = [*chain(*self.parts)], None
-        if prefixes is not None:
-            self.prefixes = [p for p, own in zip(prefixes, self.parts) for _ in own]
+        self.lines = [*chain(*self.parts)]
+        self.prefixes = [p for p, own in zip(prefixes or (), self.parts) for _ in own]
         self.are_cut = len(self.lines) > len(lines)
 
     def counting(self, progress: Progress) -> Progress:

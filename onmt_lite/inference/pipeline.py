@@ -177,9 +177,8 @@ class Pipeline:
         if paragraphs.are_cut and tgt_lines is not None:
             return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
         with self.clock.phase("tokenise"):
-            nothing, parts = [None] * len(paragraphs.lines), paragraphs.prefixes
-            targets = nothing if tgt_lines is None else tgt_lines
-            begin = nothing if parts is None else parts
+            nothing = [None] * len(paragraphs.lines)
+            targets, begin = tgt_lines or nothing, paragraphs.prefixes or nothing
             forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
             direction, make = self.direction(options), self.examples.make
             each = zip(paragraphs.lines, targets, begin, strict=True)

@@ -105,7 +105,6 @@ def body_of(trace: Trace) -> Html:
             ending=ending,
             mark=Html(' class="best"' * (rank == 1)),
             rank=rank,
-            n_tokens=len(ending.tokens),
             row=name_of(trace, ending.step - 1, ending.row),
             cut_off="" if ending.ended else " (cut off)",
         )

@@ -19,7 +19,7 @@ from onmt_lite.inference.records import Progress
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Engine
 
-MAX_DEATHS = 3  # of one task
+MAX_DEATHS = 3  # of one task, or of the process that forks workers
 MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done
 READ_AHEAD = 2  # tasks
 START = -1  # stands for the place of a task if a hand dies before it has one

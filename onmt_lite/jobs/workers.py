@@ -27,11 +27,10 @@ from onmt_lite.config.console import SIGNALS, raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Progress
-from onmt_lite.jobs.crew import Crew, Event, Hand, Source
+from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
-MAX_DEATHS = 3  # after which a process is not started again
 
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
 PROGRAM = """\
