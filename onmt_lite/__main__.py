@@ -38,6 +38,8 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
 
     if options.information.print_model:
+        if early:
+            raise Interrupted(early[0])
         print_models(options)
         return
     try:
