@@ -1,0 +1,1 @@
+"""Kernels in C (`kernels.c`): how their library is had (`build.py`) and called (`calls.py`)."""

@@ -1,0 +1,94 @@
+"""The library of the kernels: where it is installed, or compiled once from a checkout.
+
+No torch here.  A compiled library lies in the user's cache under a name that holds a digest of the
+source and of how it is compiled, and one of its own bytes, so that a stale, cut or foreign file is
+never loaded.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+LIBRARIES = ("-lm",)
+PATIENCE = 300  # seconds that a compiler may take
+LOG = logging.getLogger("onmt_lite")
+
+
+def find_library() -> Path | None:
+    """The library for this machine; None if there is none and none can be made."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return None
+    installed = sorted(SOURCE.parent.glob("library*.so"))
+    if installed:
+        return installed[0]
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None or not SOURCE.is_file():
+        return None
+    try:
+        return cached(safe_folder(), compiler)
+    except OSError:  # no home, a full or read-only disk, a folder that others may write to
+        return None
+
+
+def safe_folder() -> Path:
+    """The folder for compiled kernels, made if need be.  OSError unless it is the user's alone."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "onmt_lite"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    others = stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or others:
+        raise PermissionError(f"{folder} may be written to by others")
+    return folder
+
+
+def cached(folder: Path, compiler: str) -> Path | None:
+    """The library of this source and compiler, compiled unless it is there; None if that fails."""
+    described = (SOURCE.read_bytes(), str(FLAGS).encode(), os.path.realpath(compiler).encode())
+    name = f"kernels-{digest(b' '.join(described))}"
+    if found := sound(folder, name):
+        return found
+    with open(folder / f"{name}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one compiles
+        return sound(folder, name) or compile_into(folder, name, compiler)
+
+
+def sound(folder: Path, name: str) -> Path | None:
+    """A library of this name whose bytes are those that its name tells."""
+    for path in folder.glob(f"{name}-*.so"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                if path.name == f"{name}-{digest(file.read())}.so":
+                    return path
+    return None
+
+
+def compile_into(folder: Path, name: str, compiler: str) -> Path | None:
+    LOG.info("NOTE: compiling the kernels for this processor, once, which takes some seconds")
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        made = Path(aside) / "library.so"
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), *LIBRARIES]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        except (subprocess.SubprocessError, OSError):
+            LOG.info("NOTE: %s could not compile them; the model runs without", compiler)
+            return None
+        path = folder / f"{name}-{digest(made.read_bytes())}.so"
+        os.replace(made, path)
+        return path
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]

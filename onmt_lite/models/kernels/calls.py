@@ -1,0 +1,237 @@
+"""Kernels in C for processors with AVX-512 and VNNI, called through ctypes; see `kernels.c`.
+
+`kernels()` is None where they cannot be had, and the layers compute with torch.
+
+R rows, D inputs, N outputs, B sentences, K hypotheses of each, H heads of queries, G heads of keys
+and values, d width of a head, S source tokens.  Tensors are float32 and contiguous, at least in
+their last dimension.
+"""
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onmt_lite.models.kernels.build import find_library
+
+PANEL = 32  # outputs whose weights lie side by side
+LARGEST_BLOCK = 512  # columns of which `head` gives a maximum
+ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 4}
+
+_P, _N = c_void_p, c_int64
+SIGNATURES = {
+    "pack": [_P, _N, _N, _P, _P, _P],
+    "linear": [_P, _N, _N, _P, _P, c_int, _P, _P, _N, c_int],
+    "feed_forward": [_P, _N, _N, _P, _P, _P, c_int, _P, _P, _N, c_int],
+    "head": [_P, _N, _N, _P, _N, _P, _P, _P, c_int],
+    "log_sums": [_P, _N, _N, _N, _P, c_int],
+    "attend_self": [_P, _N, _N, _P, _N, _N, _N, _P, _N, c_int],
+    "attend_memory": [_P, *[_N] * 6, _P, _P, _N, _P, _P, _P, _N, c_int],
+    "find_past": [_P, _N, _N, _N, _P, _N, _P],
+    "look_back": [_P, *[_N] * 6, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
+}
+
+
+@cache
+def kernels() -> Any:
+    """The library, whose functions are those of `kernels.c`; None if this machine has none."""
+    path = find_library()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    if not library.supported():
+        return None
+    library.packed_size.argtypes, library.packed_size.restype = [_N, _N, c_int], _N
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = [
+        *(("outputs", c_int64), ("inputs", c_int64), ("bytes", c_void_p), ("floats", c_void_p)),
+        *(("scale", c_void_p), ("total", c_void_p), ("bias", c_void_p)),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float)]
+
+
+class Weights:
+    """Weights (N, D) and bias (N,) in the order of a product: floats, or bytes with a scale for
+    each output.  They never change, so that a copy is the same."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, in_bytes: bool):
+        weight = weight.detach().float().contiguous()
+        self.outputs, self.inputs = weight.shape
+        padded = -(-self.outputs // PANEL) * PANEL
+        size = kernels().packed_size(self.outputs, self.inputs, in_bytes)
+        self.packed = torch.zeros(size, dtype=torch.uint8)
+        self.bias = torch.zeros(padded)
+        if bias is not None:
+            self.bias[: self.outputs] = bias.detach()
+        self.scale = torch.zeros(padded if in_bytes else 0)
+        self.total = torch.zeros(padded if in_bytes else 0, dtype=torch.int32)
+        where = self.packed.data_ptr()
+        scale, total = (each.data_ptr() if in_bytes else None for each in (self.scale, self.total))
+        kernels().pack(weight.data_ptr(), *weight.shape, where, scale, total)
+        places = (where, None) if in_bytes else (None, where)
+        of_bias = self.bias.data_ptr()
+        self.described = _Weights(*weight.shape, *places, scale, total, of_bias)
+        self.address = ctypes.addressof(self.described)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Weights":
+        return self
+
+
+class Norm:
+    """A layer's norm, as kernels read it."""
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
+        """The norm's tensors must stay where they are."""
+        bias = getattr(norm, "bias", None)
+        self.tensors = [each for each in (norm.weight, bias) if each is not None]
+        pointers = [each.data_ptr() for each in self.tensors]
+        self.described = _Norm(*pointers, *[None] * (2 - len(pointers)), norm.eps)
+        self.address = ctypes.addressof(self.described)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Norm":
+        return self
+
+
+def linear(
+    x: Tensor,
+    weights: Weights,
+    norm: Norm | None = None,
+    activation: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation([norm](x) W + b), or residual + ...: x (.., D) -> (.., N)."""
+    out = x.new_empty(*x.shape[:-1], weights.outputs)
+    d, n = weights.inputs, weights.outputs
+    kernels().linear(
+        *(x.data_ptr(), d, x.numel() // d, weights.address, norm and norm.address),
+        *(ACTIVATIONS[activation], None if residual is None else residual.data_ptr()),
+        *(out.data_ptr(), n, torch.get_num_threads()),
+    )
+    return out
+
+
+def feed_forward(
+    x: Tensor,
+    up: Weights,
+    down: Weights,
+    norm: Norm | None = None,
+    activation: str = "relu",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """[residual +] activation([norm](x) U + u) W + b: x (.., D) -> (.., N)."""
+    out = x.new_empty(*x.shape[:-1], down.outputs)
+    d, n = up.inputs, down.outputs
+    kernels().feed_forward(
+        *(x.data_ptr(), d, x.numel() // d, up.address, down.address, norm and norm.address),
+        *(ACTIVATIONS[activation], None if residual is None else residual.data_ptr()),
+        *(out.data_ptr(), n, torch.get_num_threads()),
+    )
+    return out
+
+
+def head(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Write the logits (R, N) of x (R, D); return their log-sum-exp (R,), and the maxima (R,
+    blocks) of blocks of so many columns, a power of 2 up to LARGEST_BLOCK."""
+    log_sums = x.new_empty(len(x))
+    maxima = x.new_empty(len(x), -(-weights.outputs // block))
+    kernels().head(
+        *(x.data_ptr(), weights.inputs, len(x), weights.address, block),
+        *(logits.data_ptr(), log_sums.data_ptr(), maxima.data_ptr(), torch.get_num_threads()),
+    )
+    return log_sums, maxima
+
+
+def log_sums(x: Tensor) -> Tensor:
+    """Log-sum-exp of the rows of x (R, N), at least the lowest float32: (R,)."""
+    x, out = x.contiguous(), x.new_empty(len(x))
+    size = x.size(1), len(x), x.size(1)
+    kernels().log_sums(x.data_ptr(), *size, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
+    """Self-attention of packed sentences: qkv (R, (H + 2 G) d), starts (B + 1,) -> (R, H d)."""
+    width = qkv.size(1) // (heads + 2 * groups)
+    out = qkv.new_empty(len(qkv), heads * width)
+    kernels().attend_self(
+        *(qkv.data_ptr(), qkv.size(1), len(starts) - 1, starts.data_ptr(), heads, groups, width),
+        *(out.data_ptr(), heads * width, torch.get_num_threads()),
+    )
+    return out
+
+
+def attend_memory(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, want_weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attention to the memory: q (B, K, H d), keys (B, G, d, S), values (B, G, S, d), lengths (B,)
+    -> context (B, K, H d) and, if wanted, weights (B, H, K, S), 0 on padding."""
+    (b, k, of_heads), (groups, width, s) = q.shape, keys.shape[1:]
+    out, heads = torch.empty_like(q), of_heads // width
+    weights = q.new_empty(b, heads, k, s) if want_weights else None
+    kernels().attend_memory(
+        *(
+            q.data_ptr(),
+            of_heads,
+            b,
+            k,
+            heads,
+            groups,
+            width,
+            keys.data_ptr(),
+            values.data_ptr(),
+            s,
+        ),
+        *(lengths.data_ptr(), None if weights is None else weights.data_ptr()),
+        *(out.data_ptr(), of_heads, torch.get_num_threads()),
+    )
+    return out, weights
+
+
+def find_past(mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The entries where mask (R, capacity) is 0 among the first n columns: entries (R, n), in their
+    order, and how many there are of each row (R,)."""
+    entries = torch.empty(len(mask), n, dtype=torch.int32)
+    counts = torch.empty(len(mask), dtype=torch.int32)
+    kernels().find_past(
+        *(mask.data_ptr(), mask.size(1), len(mask), n, entries.data_ptr(), n, counts.data_ptr())
+    )
+    return entries, counts
+
+
+def look_back(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    newest: int,
+    past: tuple[Tensor, Tensor],
+    heads: int,
+) -> Tensor:
+    """One step of cached self-attention: qkv (B, K, (H + 2 G) d) -> (B, K, H d).
+
+    Writes the step's keys and values to the entries from `newest` on of keys and values (B, G,
+    capacity, d).  Each row attends to its own past, which `find_past` has found.
+    """
+    (b, k, of_all), (groups, capacity, width) = qkv.shape, keys.shape[1:]
+    entries, counts = past
+    out = qkv.new_empty(b, k, heads * width)
+    kernels().look_back(
+        *(qkv.data_ptr(), of_all, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
+        *(capacity, newest, entries.data_ptr(), entries.size(1), counts.data_ptr()),
+        *(out.data_ptr(), heads * width, torch.get_num_threads()),
+    )
+    return out

@@ -1,0 +1,153 @@
+"""How the library of the kernels is found and compiled, and what happens without it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onmt_lite.models.kernels import build
+
+ROOT = Path(__file__).parents[1]
+KNOWS = "from onmt_lite.models.kernels.calls import kernels; print(kernels() is not None)"
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine != "x86_64", reason="kernels are for x86-64"
+)
+
+# Stands for a compiler, which takes seconds: writes what it was called with, and counts itself
+COMPILER = """#!/bin/sh
+echo called >> "$CALLS"
+while [ "$1" != -o ]; do shift; done
+sleep 0.2
+cat "$SOURCE" > "$2"
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A compiler that copies a file; returns how often it was called."""
+    compiler, calls, home = tmp_path / "cc", tmp_path / "calls", tmp_path / "home"
+    compiler.write_text(COMPILER, encoding="utf-8")
+    compiler.chmod(0o755)
+    (tmp_path / "made").write_bytes(b"a library")
+    for name, value in {"CC": compiler, "CALLS": calls, "SOURCE": tmp_path / "made"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return lambda: calls.read_text(encoding="utf-8").count("called") if calls.exists() else 0
+
+
+def test_it_is_compiled_once(fake, tmp_path):
+    first = build.find_library()
+    assert first.read_bytes() == b"a library" and fake() == 1
+    assert first.parent == tmp_path / "home" / "onmt_lite"
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    assert build.find_library() == first and fake() == 1
+
+
+def test_two_processes_compile_it_once(fake):
+    program = "from onmt_lite.models.kernels import build; print(build.find_library())"
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    found = {process.communicate()[0] for process in both}
+    assert len(found) == 1 and b"onmt_lite" in found.pop()
+    assert fake() == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "other bytes", "link"])
+def test_a_file_that_is_not_as_it_was_made_is_made_anew(fake, tmp_path, damage):
+    first = build.find_library()
+    if damage == "link":
+        first.rename(tmp_path / "elsewhere")
+        first.symlink_to(tmp_path / "elsewhere")
+    else:
+        first.write_bytes(b"a lib" if damage == "cut" else b"somebody's")
+    again = build.find_library()
+    assert again == first and again.read_bytes() == b"a library" and not again.is_symlink()
+    assert fake() == 2
+
+
+def test_another_source_is_another_library(fake, tmp_path, monkeypatch):
+    first = build.find_library()
+    source = tmp_path / "kernels.c"
+    source.write_text("int other;", encoding="utf-8")
+    monkeypatch.setattr(build, "SOURCE", source)
+    assert build.find_library() != first and fake() == 2
+
+
+def test_an_installed_library_comes_first(fake, tmp_path, monkeypatch):
+    (tmp_path / "library.so").write_bytes(b"")
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "kernels.c")
+    assert build.find_library() == tmp_path / "library.so" and fake() == 0
+
+
+@pytest.mark.parametrize("case", ["no compiler", "a compiler that fails", "no home", "shared"])
+def test_none(fake, tmp_path, monkeypatch, case):
+    home = tmp_path / "home"
+    if case == "no compiler":
+        monkeypatch.setenv("CC", str(tmp_path / "missing"))
+    elif case == "a compiler that fails":
+        monkeypatch.setenv("SOURCE", str(tmp_path / "missing"))
+        (tmp_path / "cc").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    elif case == "no home":
+        home.write_text("a file", encoding="utf-8")
+    else:  # others may write to the folder
+        (home / "onmt_lite").mkdir(parents=True)
+        (home / "onmt_lite").chmod(0o777)
+    assert build.find_library() is None
+    if case != "no home":
+        assert not list(home.rglob("*.so"))
+
+
+@pytest.mark.parametrize("case", ["no compiler", "not a library"])
+def test_the_program_runs_without(fake, tmp_path, monkeypatch, case):
+    """The same translation as with the kernels, in float32."""
+    given = dict(cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "translate.py", "-quiet", "-precision", "fp32"]
+    command += ["-workers", "1", "-with_score"]
+    if case == "no compiler":
+        monkeypatch.setenv("CC", str(tmp_path / "missing"))
+    knows = subprocess.run([sys.executable, "-c", KNOWS], **given)
+    assert knows.stdout == "False\n", knows.stderr
+    without = subprocess.run(command, input="Guten Morgen!\nDas Haus ist alt.\n", **given)
+    monkeypatch.delenv("CC")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with_them = subprocess.run(command, input="Guten Morgen!\nDas Haus ist alt.\n", **given)
+    assert without.returncode == with_them.returncode == 0, without.stderr
+
+    def parts(text: str) -> tuple[list[str], list[float]]:
+        lines = [line.split("\t") for line in text.splitlines()]
+        return [line[0] for line in lines], [float(line[1]) for line in lines]
+
+    texts, scores = parts(with_them.stdout)
+    assert len(texts) == 2 and parts(without.stdout)[0] == texts
+    assert parts(without.stdout)[1] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("tiles", ["", "-DEMULATE_TILES"])
+def test_nothing_is_read_or_written_that_is_not_there(tmp_path, tiles):
+    """The tests of the kernels, under the sanitizers of addresses and of undefined behaviour; and
+    with products by AMX, whose instructions C stands for."""
+    found = [
+        subprocess.run(["cc", f"-print-file-name={name}.so"], capture_output=True, text=True)
+        for name in ("libasan", "libubsan")
+    ]
+    libraries = [each.stdout.strip() for each in found]
+    if not all(map(os.path.isabs, libraries)):
+        pytest.skip("the compiler has no sanitizers")
+    compiler = tmp_path / "cc"
+    checks = f"{tiles} -g -O2 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    compiler.write_text(f'#!/bin/sh\nexec cc {checks} "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
+    environment = {
+        **os.environ,
+        **{"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "LD_PRELOAD": " ".join(libraries)},
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/test_kernels.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert list(tmp_path.rglob("*.so"))
