@@ -12,7 +12,6 @@ from hypothesis import settings
 from onmt_lite import Translator
 from onmt_lite.config.console import SIGNALS, pending
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.inference import runtime
 from onmt_lite.jobs.progress import logging_to
 from tests.support import tiny
 from tests.support.counting import write_pairs
@@ -61,13 +60,6 @@ def own_signals():
     pending.clear()
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
-
-
-@pytest.fixture
-def int8_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let int8 be chosen whatever the processor, also one whose sums are not exact."""
-    monkeypatch.setattr(runtime, "processor_words", lambda: {"avx512_vnni"})
-    monkeypatch.setattr(runtime, "is_right", lambda kind: True)
 
 
 @pytest.fixture(scope="session")

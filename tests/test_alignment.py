@@ -29,7 +29,12 @@ def by_hand(model: Transformer, src: list[int], read: list[int], layer: int) -> 
     """Softmax of the scaled products of all heads of a layer (H, T, S), head by head, for one
     sentence: a decoder layer is given, and its keys and queries are made anew from the weights."""
     attention, seen = model.decoder[layer].cross_attn, []
-    hook = attention.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0]))
+
+    def watch(module, inputs, out):
+        x, _, norm, _ = inputs
+        seen.append(x if norm is None else norm(x))
+
+    hook = attention.register_forward_hook(watch)
     with torch.inference_mode():
         memory = model.encode(torch.tensor([src]), torch.tensor([len(src)]))
         model.forward(memory, torch.tensor([read]))

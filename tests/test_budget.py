@@ -124,7 +124,7 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
 
 
 def test_workers_share_the_free_memory(monkeypatch):
-    monkeypatch.setattr(worker, "read_parts", lambda *args: None)
+    monkeypatch.setattr(worker, "read_parts", lambda *args, **more: None)
     for free, share in ((6 * GIB, 2 * GIB), (None, None)):
         monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
         shared = worker.load(TranslateOptions.of(device="cpu"), 3)

@@ -169,7 +169,7 @@ def test_model_and_tokenizer(tiny_checkpoint):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "int8"])
-def test_precision(tiny_checkpoint, precision, int8_anywhere):
+def test_precision(tiny_checkpoint, precision):
     translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     types |= {"fp32": torch.float32, "int8": torch.float32}

@@ -56,7 +56,7 @@ def named(err, name):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd, int8_anywhere):
+def run(tmp_path, monkeypatch, capfd):
     """run(values, *argv) -> exit code, translations, stderr, of values in a YAML file"""
     monkeypatch.chdir(tmp_path)
     Path("src.txt").write_text("w37 w3 w90 w24\nw5 w81\n", encoding="utf-8")

@@ -117,9 +117,7 @@ class TestGivenTokens:
             assert not hyp.ended or tokens[-1] == TGT_VOCAB.eos_id
 
     @pytest.mark.parametrize("beam_size", swept([1, 2, 3, 5], [1, 5]))
-    def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(
-        self, beam_size, int8_anywhere
-    ):
+    def test_no_bit_of_a_translation_depends_on_the_prefixes_of_others(self, beam_size):
         """In int8, where a last bit may decide a rounding."""
         translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")
         said = ["Guten Morgen!", "Wo ist der Bahnhof?", "Das ist sehr schön.", "Ich gehe.", "Nein."]

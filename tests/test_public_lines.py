@@ -27,7 +27,7 @@ FILES = {path.stem: path.read_text("utf-8") for path in sorted(PUBLIC.glob("*.ya
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, int8_anywhere):
+def folder(tmp_path, monkeypatch):
     for path in HERE.iterdir():
         (tmp_path / path.name).symlink_to(path)
     for path in DATA.glob("m35_st_step_2.*"):  # its weights are in a file beside it

@@ -48,21 +48,28 @@ Named = tuple[str, Tokenizer]  # with what -print_model calls it
 Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options
 
 
-def read_parts(options: TranslateOptions, device: torch.device, precision: str) -> Parts:
+def read_parts(
+    options: TranslateOptions, device: torch.device, precision: str, release: bool = False
+) -> Parts:
     """Read the files that the options name; the weights are on the device in that precision.
     Raises OptionError or CheckpointError."""
     own, phrases = read_own(options), phrases_of(options)  # damaged ones are errors before a model
+    checkpoint = read_checkpoint(options)
+    placed(checkpoint.model, device, precision, in_place=True, release=release)
+    return checkpoint, own, phrases
+
+
+def read_checkpoint(options: TranslateOptions) -> Checkpoint:
+    """The model that the options name, or the ensemble of several.  Raises CheckpointError."""
     given = Direction(options.model.src_lang, options.model.tgt_lang)
     of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
-        checkpoint = load_checkpoints(
+        return load_checkpoints(
             model_paths(options.model.model),
             options.model.model_weights,
             options.model.avg_raw_probs,
             lambda known: choose_languages(known if of_tokens else of_text(known), given),
         )
-    placed(checkpoint.model, device, precision, in_place=True)
-    return checkpoint, own, phrases
 
 
 def read_own(options: TranslateOptions) -> Named | None:

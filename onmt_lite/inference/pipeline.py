@@ -119,13 +119,13 @@ class Pipeline:
         self.clock = self.runner.clock
 
     @classmethod
-    def load(cls, options: TranslateOptions) -> "Pipeline":
-        """Load the model that the options name, or the ensemble of several.  Raises OptionError or
-        CheckpointError."""
+    def load(cls, options: TranslateOptions, release: bool = False) -> "Pipeline":
+        """Load the model that the options name, or the ensemble of several; `release`: see
+        `placed`.  Raises OptionError or CheckpointError."""
         # A missing device is reported before anything is read
         device, precision = choose(options.speed, options.is_exact)
         with computing(options.speed, device):
-            checkpoint, own, phrases = read_parts(options, device, precision)
+            checkpoint, own, phrases = read_parts(options, device, precision, release)
             return cls(checkpoint, options, own, phrases)
 
     @property

@@ -220,7 +220,7 @@ def model_notes(
         "precision: without effect; a table model has no weights": (
             precision != "auto" and not isinstance(model, torch.nn.Module)
         ),
-        "precision int8: no exact kernel for this processor; the model runs in fp32": (
+        "precision int8: of Transformers alone; the model runs in fp32": (
             precision == "int8" and precision_of(model) != "int8"
         ),
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
+from onmt_lite.inference.loading import read_checkpoint
 from onmt_lite.inference.postprocess import Renderer, total
 from onmt_lite.inference.records import NOTHING, Example, Found
 from onmt_lite.inference.runtime import Budget, Room, placed
@@ -42,6 +43,7 @@ class Runner:
         budget: Budget,
         renderer: Renderer,
     ):
+        self.options = options
         self.checkpoint, self.device, self.budget = checkpoint, device, budget
         self.renderer = renderer
         self.model: EncoderDecoder = checkpoint.model
@@ -60,7 +62,11 @@ class Runner:
 
     @functools.cached_property
     def exact_model(self) -> EncoderDecoder:
-        """The model in fp32.  MemoryExhausted if there is no room beside the other."""
+        """The model in fp32, read once more if its weights have been released.  MemoryExhausted if
+        there is no room beside the other."""
+        if getattr(self.model, "released", False):
+            model = read_checkpoint(self.options).model
+            return placed(model, self.device, "fp32", in_place=True)
         return placed(self.model, self.device, "fp32")
 
     # ---- search ----

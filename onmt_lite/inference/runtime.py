@@ -17,8 +17,7 @@ from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.linear import LEAST_WIDTH, is_right, pack
-from onmt_lite.models.processor import kernels_for, processor_words
+from onmt_lite.models.linear import LEAST_WIDTH, kernel_for, pack
 from onmt_lite.models.transformer import Transformer
 
 DTYPES = {
@@ -59,12 +58,17 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
 
 
 def placed(
-    model: EncoderDecoder, device: torch.device, precision: str, in_place: bool = False
+    model: EncoderDecoder,
+    device: torch.device,
+    precision: str,
+    in_place: bool = False,
+    release: bool = False,
 ) -> EncoderDecoder:
     """The model with its weights on that device and in that precision: the same one if they are.
 
     Else a copy, since somebody else may be using the model; weights that stay as they are belong
-    to both.  `in_place`: nobody is using it.  MemoryExhausted if the weights do not fit.
+    to both.  `in_place`: nobody is using it.  `release`: nor will anybody want it otherwise, and
+    weights that kernels have copied are let go.  MemoryExhausted if the weights do not fit.
     """
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
@@ -72,8 +76,7 @@ def placed(
     dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch's own product
     if device.type == "cpu":
         keep_memory()
-        fitting = kernels_for(precision, is_wide(model), processor_words())
-        kernels = next((kind for kind in fitting if is_right(kind)), "")
+        kernels = choose_kernels(model, precision)
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
@@ -85,8 +88,8 @@ def placed(
             module = copy.deepcopy(model, {id(w): w for w in weights} if stay else {})
         pack(module, "")
         module.to(device, dtype)
-        pack(module, kernels)
-        module.kernels = kernels
+        pack(module, kernels, release)
+        module.kernels, module.released = kernels, release and kernels == "int8"
         return module
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -96,10 +99,12 @@ def placed(
     )
 
 
-def is_wide(model: torch.nn.Module) -> bool:
-    """Whether linear layers take most of the time: a Transformer that is not small."""
+def choose_kernels(model: torch.nn.Module, precision: str) -> str:
+    """The kernel of the model's linear layers on a CPU, of `onmt_lite.models.linear`."""
     members = getattr(model, "members", [model])
-    return all(isinstance(m, Transformer) and m.cfg.d_model >= LEAST_WIDTH for m in members)
+    if not all(isinstance(m, Transformer) for m in members):
+        return ""
+    return kernel_for(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
 
 
 def kernels_of(model: EncoderDecoder) -> str:
@@ -108,7 +113,7 @@ def kernels_of(model: EncoderDecoder) -> str:
 
 def precision_of(model: EncoderDecoder) -> str:
     """The precision that a model has; "fp32" of one without weights."""
-    if kernels_of(model) == "int8":
+    if kernels_of(model) in ("int8", "rounded"):
         return "int8"
     dtypes = {w.dtype for w in model.parameters()} if isinstance(model, torch.nn.Module) else set()
     return next((name for name, dtype in DTYPES.items() if dtypes == {dtype}), "fp32")

@@ -70,7 +70,7 @@ class InProcess(Engine):
         if self.given is None:
             with importing():  # late: torch takes seconds
                 from onmt_lite.inference.pipeline import Pipeline
-            self.given = Pipeline.load(self.options)
+            self.given = Pipeline.load(self.options, release=True)
         self.pipeline = pipeline = self.given
         self.machine = pipeline.machine
         self.notes = pipeline.notes_on(self.options)

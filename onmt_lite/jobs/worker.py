@@ -82,7 +82,7 @@ def load(options: TranslateOptions, n: int) -> Shared:
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
     machines = choose_machines(options)
     _, precision = machines[0]
-    parts = read_parts(options, torch.device("cpu"), precision)
+    parts = read_parts(options, torch.device("cpu"), precision, release=True)
     free = free_memory()
     return Shared(options, parts, machines * n, None if free is None else free // n)
 

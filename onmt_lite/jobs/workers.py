@@ -28,6 +28,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Progress
 from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
+from onmt_lite.models.kernels.build import find_library
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 PATIENCE_AT_START = 300.0  # a GPU may take its time
@@ -66,6 +67,7 @@ class Workers(Crew):
 
     def __enter__(self) -> "Workers":
         """Load the models and start the workers.  Raises what loading raises, and WorkerLost."""
+        find_library()  # if it must be compiled, this process says so
         try:
             self._renew()
             while self.machine is None:

@@ -6,18 +6,13 @@ N sequences, T queries, S keys, H heads of the width d, G heads of keys and valu
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.linear import Linear
+from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.linear import AnyNorm, Linear
 from onmt_lite.models.positions import RELATIONS
-from onmt_lite.models.processor import fits, processor_words
-
-# Narrower attention gains nothing by keys in bfloat16: oneDNN takes 0.2 to 0.6 ms to prepare its
-# products for each number of sentences and keys
-LEAST_NARROWED = 256
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -30,7 +25,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     """
     n, heads, t, d = q.shape
     grouped = q.reshape(n, k.size(1), -1, d).to(k.dtype)  # (N, G, H/G * T, d)
-    scores = compare(grouped, k).view(n, heads, t, -1).mul_(d**-0.5)  # (N, H, T, S)
+    scores = (grouped @ k).float().view(n, heads, t, -1).mul_(d**-0.5)  # (N, H, T, S)
     if mask is not None:
         scores += mask
     weights = scores.softmax(-1)
@@ -38,18 +33,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     context = used.view(n, k.size(1), grouped.size(2), -1) @ v  # (N, G, H/G * T, d)
     returned = used if v.dtype == q.dtype else weights.to(q.dtype)  # one conversion on a GPU
     return context.view(n, heads, t, d).to(q.dtype), returned
-
-
-def compare(q: Tensor, k: Tensor) -> Tensor:
-    """Queries (.., T, d) @ keys (.., d, S) -> (.., T, S), in float32.
-
-    A CPU's product in bfloat16 would copy keys that lie as (S, d) in memory; keys times queries
-    takes them as they are.
-    """
-    if k.dtype == torch.float32 or k.device.type != "cpu" or k.stride(-1) == 1:
-        return (q @ k).float()
-    scores = (k.transpose(-2, -1) @ q.transpose(-2, -1)).transpose(-2, -1)
-    return torch.empty(scores.shape).copy_(scores)
 
 
 class Packing:
@@ -82,6 +65,9 @@ class Sight:
     mask: Tensor | None  # added to the scores, broadcast to (N, H, T, S); None: all are seen
     relative: Any = None  # made by `Relation.prepare` of their positions
     packing: Packing | None = None  # set if layers are given tokens without padding
+    # For kernels: where each sentence of these tokens begins, and the end (B + 1,)
+    starts: Tensor | None = None
+    past: tuple[Tensor, Tensor] | None = None  # of each row in the cache, see `kernels.find_past`
 
 
 class SelfAttention(nn.Module):
@@ -96,17 +82,36 @@ class SelfAttention(nn.Module):
         self.relation = RELATIONS[cfg.relative](cfg, causal)
 
     def forward(
-        self, x: Tensor, sight: Sight, cache: KeyValueCache | None = None, layer: int = 0
+        self,
+        x: Tensor,
+        sight: Sight,
+        cache: KeyValueCache | None = None,
+        layer: int = 0,
+        norm: AnyNorm | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """x (N, T, D) -> (N, T, D), or both (1, N, D) if packed; with a cache T counts the K
-        hypotheses of a sentence, all at the same position."""
-        parts = self.qkv(x)
+        """[residual +] attention of [norm](x): (N, T, D) -> (N, T, D), or both (1, N, D) if packed.
+
+        With a cache T counts the K hypotheses of a sentence, all at the same position.
+        """
+        parts = self.qkv(x, norm)  # (N, T, (H + 2G) d)
+        if sight.starts is not None:
+            context = kernels.attend_self(parts[0], sight.starts, self.heads, self.kv_heads)[None]
+        elif sight.past is not None and cache is not None:
+            context = cache.look_back(layer, parts, sight.past, self.heads)
+        else:
+            context = self._attend(parts, sight, cache, layer)
+        return self.out(context, residual=residual)
+
+    def _attend(
+        self, parts: Tensor, sight: Sight, cache: KeyValueCache | None, layer: int
+    ) -> Tensor:
+        """Queries, keys and values (N, T, (H + 2G) d) -> context (N, T, H d)."""
         if sight.packing is not None:
             parts = sight.packing.pad(parts)
         n, t, _ = parts.shape
-        n_parts = self.heads + 2 * self.kv_heads
-        parts = parts.view(n, t, n_parts, -1).transpose(1, 2)  # (N, H + 2G, T, d)
-        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        parts = parts.view(n, t, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
+        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)  # (N, H or G, T, d)
         q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
         if cache is None:
             k = k.transpose(-2, -1)
@@ -119,7 +124,24 @@ class SelfAttention(nn.Module):
         more = self.relation.context(weights, sight.relative)
         context = context if more is None else context + more
         context = context.transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
-        return self.out(context if sight.packing is None else sight.packing.pack(context))
+        return context if sight.packing is None else sight.packing.pack(context)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The memory bank as one layer attends to it.
+
+    keys (B, G, d, S), values (B, G, S, d)
+    mask (B, 1, 1, S)  0 on tokens, -inf on padding
+    lengths (B,)       in tokens, if kernels are to be used
+    is_wanted          whether somebody reads the weights
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    lengths: Tensor | None = None
+    is_wanted: bool = True
 
 
 class CrossAttention(nn.Module):
@@ -131,15 +153,6 @@ class CrossAttention(nn.Module):
         self.q = Linear(cfg.d_model, cfg.heads * cfg.width, bias=cfg.attn_bias)
         self.kv = Linear(cfg.d_model, 2 * self.kv_heads * cfg.width, bias=cfg.attn_bias)
         self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
-        self.kept: torch.dtype | None = None
-
-    def pack(self, kind: str) -> bool:
-        """See `onmt_lite.models.linear.pack`.  Beside int8, keys and values are kept in bfloat16 if
-        the processor multiplies it fast; the decoder's own follow them."""
-        narrow = kind == "int8" and self.q.out_features >= LEAST_NARROWED
-        narrow = narrow and fits("bf16_keys", processor_words())
-        self.kept = torch.bfloat16 if narrow else None
-        return False
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
         """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d), both contiguous, or
@@ -147,15 +160,28 @@ class CrossAttention(nn.Module):
         b, s, _ = memory_bank.shape
         both = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1)  # (B, S, 2, G, d)
         k, v = both.permute(2, 0, 3, 1, 4).unbind()  # (B, G, S, d)
-        k, v = (part if self.kept is None else part.to(self.kept) for part in (k, v))
         return k.transpose(-2, -1).contiguous(), v.contiguous()
 
     def forward(
-        self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), the heads' weights (B, H, T, S).  Step by step T counts the
-        hypotheses of a sentence: they attend to its keys in a single product, without tiling."""
+        self,
+        x: Tensor,
+        bank: Bank,
+        norm: AnyNorm | None = None,
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[residual +] attention of [norm](x): (B, T, D) -> (B, T, D), and the heads' weights
+        (B, H, T, S) if they are wanted.
+
+        In step-by-step decoding T counts the hypotheses of a sentence, not positions: they attend
+        to its keys in a single product, so keys are never tiled.
+        """
         b, t, _ = x.shape
-        q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
-        context, weights = attend(q, *keys_values, mask)
-        return self.out(context.transpose(1, 2).reshape(b, t, -1)), weights
+        q, weights = self.q(x, norm), None  # (B, T, H d)
+        if bank.lengths is not None:
+            pair = bank.keys, bank.values
+            context, weights = kernels.attend_memory(q, *pair, bank.lengths, bank.is_wanted)
+        else:
+            q = q.view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
+            context, weights = attend(q, bank.keys, bank.values, bank.mask)
+            context = context.transpose(1, 2).reshape(b, t, -1)
+        return self.out(context, residual=residual), weights

@@ -106,10 +106,28 @@ def _padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tens
     return padded(x), padded(other)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """What a kernel has found out about the logits (R, V) that it made.
+
+    norm (R,)           their log-sum-exp
+    maxima (R, blocks)  of blocks of `block_of(V)` columns, the last of which may be narrower
+    """
+
+    norm: Tensor
+    maxima: Tensor
+
+
+def block_of(vocab_size: int) -> int:
+    """The width of blocks of logits: about as many columns as there are blocks in a row."""
+    return 1 << min(vocab_size.bit_length() // 2, 9)
+
+
 class State(Protocol):
     """Everything a decoder remembers between steps, for R rows."""
 
     positions: Tensor  # (B,), how many tokens the rows of each sentence have read
+    sums: Sums | None  # of the newest logits, if a kernel made them
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
         """Tile, re-order and drop rows, admit sentences: the only way to change a state's rows.

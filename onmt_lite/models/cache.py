@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import Selection, with_room
+from onmt_lite.models.kernels import calls as kernels
 
 FIRST_CAPACITY = 16  # steps
 CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more
-MULTIPLE = 16  # numbers that a processor adds up at once
 WAITLESS = ("cpu",)  # devices whose numbers the host reads without waiting
 
 
@@ -25,10 +25,6 @@ class KeyValueCache:
     places, only the mask changes, which says whose past an entry is.  The K queries of a sentence
     attend to its N entries in one product.  When the buffers are full, entries that are in nobody's
     past any more are cleared away.
-
-    On a CPU entries are cleared away after the same steps in every batch, and a multiple of 16 is
-    left: so a sum over a sentence's entries has the same order whatever the batch, and is
-    the same to the last bit.  int8 needs that, as a last bit may decide a rounding.
 
     On a CPU a step attends to the N entries; on a GPU to the whole capacity, of which the mask
     hides the rest, and the capacity is a power of two in steps: until entries are cleared away no
@@ -101,6 +97,20 @@ class KeyValueCache:
         self._write(keys, 2, k)
         self._write(values, 2, v)
         return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
+
+    def find_past(self) -> tuple[Tensor, Tensor]:
+        """Each row's own entries, the newest included; see `kernels.find_past`."""
+        masks = self.masks[: len(self.born)]
+        return kernels.find_past(masks.reshape(-1, masks.size(-1)), self.length)
+
+    def look_back(
+        self, layer: int, parts: Tensor, past: tuple[Tensor, Tensor], heads: int
+    ) -> Tensor:
+        """`append` and attention to a row's own past in one kernel: queries, keys and values
+        (B, K, (H + 2G) d) -> context (B, K, H d)."""
+        keys, values = self.keys[layer, : len(parts)], self.values[layer, : len(parts)]
+        newest = self.length - self.beam_size
+        return kernels.look_back(parts, keys, values, newest, past, heads)
 
     def _write(self, x: Tensor, dim: int, new: Tensor) -> None:
         """Write the newest entries of x, along `dim`."""
@@ -215,8 +225,7 @@ class KeyValueCache:
         live = (self.masks[: len(self.born), 0, :, : self.length] == 0).any(1)  # (B, N)
         n = self.n_written - min(self.born)
         if not self.fixed:
-            most = int(live.sum(1).max())
-            n = most + -most % MULTIPLE
+            n = int(live.sum(1).max())
         return live.int().argsort(dim=1, descending=True, stable=True)[:, :n]
 
 

@@ -18,6 +18,8 @@ from onmt_lite.models.family import CopyHead, Family
 class EnsembleState:
     """The members' own states, whose rows move together."""
 
+    sums = None
+
     def __init__(self, members: list[Any]):
         self.members = members
 

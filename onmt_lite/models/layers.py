@@ -8,27 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import CrossAttention, SelfAttention, Sight
+from onmt_lite.models.attention import Bank, CrossAttention, SelfAttention, Sight
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.linear import Int8FeedForward, Kernel, Linear, pack
+from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.linear import AnyNorm, InC, LayerNorm, Linear, RMSNorm
 from onmt_lite.models.positions import Relation
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
-}
 
-
-def make_norm(cfg: TransformerConfig) -> nn.Module:
-    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[cfg.norm]
+def make_norm(cfg: TransformerConfig) -> AnyNorm:
+    kind = {"layer": LayerNorm, "rms": RMSNorm}[cfg.norm]
     return kind(cfg.d_model, eps=cfg.norm_eps)
 
 
@@ -40,9 +31,13 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
+    @property
+    def draws(self) -> bool:
+        return self.training and self.p > 0
+
     def forward(self, x: Tensor) -> Tensor:
         """x (N, T, D) -> the same shape."""
-        if not self.training or self.p == 0:
+        if not self.draws:
             return x
         keep = 1 - self.p
         return x * x.new_empty(x.size(0), 1, x.size(2)).bernoulli_(keep).div_(keep)
@@ -56,25 +51,25 @@ class FeedForward(nn.Module):
         self.up = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias)
         self.down = Linear(cfg.d_ff, cfg.d_model, bias=cfg.ffn_bias)
         self.gate = Linear(cfg.d_model, cfg.d_ff, bias=cfg.ffn_bias) if cfg.gated_ffn else None
-        self.activation = ACTIVATIONS[cfg.activation]
-        self.kernel: Kernel | None = None  # of both projections
+        self.activation = cfg.activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> the same shape."""
-        if self.kernel is not None:
-            return self.kernel(x)
-        hidden = self.activation(self.up(x))  # (..., d_ff)
-        return self.down(hidden if self.gate is None else hidden * self.gate(x))
-
-    def pack(self, kind: str) -> bool:
-        """See `onmt_lite.models.linear.pack`."""
-        self.kernel = None
-        if kind != "int8" or self.gate is not None or self.activation is not F.relu:
-            return False
-        self.kernel = Int8FeedForward(self.up, self.down)
-        pack(self.up, "")
-        pack(self.down, "")
-        return True
+    def forward(
+        self, x: Tensor, norm: AnyNorm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """[residual +] the layers of [norm](x), x (..., D) -> the same shape."""
+        if self.gate is not None:
+            x = x if norm is None else norm(x)
+            hidden = self.up(x, activation=self.activation) * self.gate(x)  # (..., d_ff)
+            return self.down(hidden, residual=residual)
+        up, down = self.up.kernel, self.down.kernel
+        if isinstance(up, InC) and isinstance(down, InC) and x.is_cpu:
+            if self.activation in kernels.ACTIVATIONS:
+                both, described = (
+                    (up.weights, down.weights),
+                    None if norm is None else norm.described,
+                )
+                return kernels.feed_forward(x, *both, described, self.activation, residual)
+        return self.down(self.up(x, norm, self.activation), residual=residual)
 
 
 class AverageAttention(nn.Module):
@@ -92,18 +87,26 @@ class AverageAttention(nn.Module):
             self.ffn, self.ffn_norm = FeedForward(inner), make_norm(inner)
 
     def forward(
-        self, x: Tensor, sight: Sight, past: RunningSums | None = None, layer: int = 0
+        self,
+        x: Tensor,
+        sight: Sight,
+        past: RunningSums | None = None,
+        layer: int = 0,
+        norm: AnyNorm | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """As `SelfAttention.forward`; always causal, whatever the mask."""
+        x = x if norm is None else norm(x)
         if past is None:
             counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]  # (T, 1)
             mean = (x.float().cumsum(1) / counts).to(x.dtype)  # (N, T, D)
         else:
             mean = past.add(layer, x)
         if self.ffn is not None:
-            mean = mean + self.ffn(self.ffn_norm(mean))
+            mean = self.ffn(mean, self.ffn_norm, mean)
         keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)  # (N, T, D)
-        return keep * x + take * mean
+        update = keep * x + take * mean
+        return update if residual is None else residual + update
 
 
 class Sublayer(nn.Module):
@@ -115,11 +118,19 @@ class Sublayer(nn.Module):
         self.dropout = Dropout(dropout)
         self.pre_norm = cfg.pre_norm
 
-    def before(self, x: Tensor) -> Tensor:
-        return self.norm(x) if self.pre_norm else x
+    def forward(
+        self, x: Tensor, layer: Callable[[Tensor, AnyNorm | None, Tensor | None], Tensor]
+    ) -> Tensor:
+        """x (N, T, D) -> the same shape.
 
-    def after(self, x: Tensor, update: Tensor) -> Tensor:
-        x = x + self.dropout(update)
+        layer  of x, the norm that comes before it and the residual that is added after it, if
+               there are any: a kernel does all three at once
+        """
+        norm = self.norm if self.pre_norm else None
+        if self.dropout.draws:
+            x = x + self.dropout(layer(x, norm, None))
+        else:
+            x = layer(x, norm, x)
         return x if self.pre_norm else self.norm(x)
 
 
@@ -134,14 +145,17 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sight: Sight) -> Tensor:
         """x (B, S, D) -> (B, S, D)."""
-        around = self.self_attn_residual
-        normed = around.before(x)
-        update = self.self_attn(normed, sight)
+
+        def attend(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            return self.self_attn(x, sight, norm=norm, residual=residual)
+
+        def side_by_side(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            x = x if norm is None else norm(x)
+            return self.ffn(x, residual=attend(x, None, residual))
+
         if self.ffn_residual is None:
-            return around.after(x, update + self.ffn(normed))
-        x = around.after(x, update)
-        around = self.ffn_residual
-        return around.after(x, self.ffn(around.before(x)))
+            return self.self_attn_residual(x, side_by_side)
+        return self.ffn_residual(self.self_attn_residual(x, attend), self.ffn)
 
 
 class DecoderLayer(nn.Module):
@@ -165,21 +179,26 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         sight: Sight,
-        keys_values: tuple[Tensor, Tensor],
-        memory_mask: Tensor,
+        bank: Bank,
         past: KeyValueCache | RunningSums | None = None,
         layer: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), attention (B, H, T, S); with `past`, T is K."""
-        around = self.self_attn_residual
-        normed = around.before(x)
-        update = self.self_attn(normed, sight, past, layer)
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (B, T, D) -> (B, T, D), attention (B, H, T, S) if it is wanted; with `past`, T is K."""
+        found: Tensor | None = None
+
+        def look(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            return self.self_attn(x, sight, past, layer, norm, residual)
+
+        def read(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            nonlocal found
+            x, found = self.cross_attn(x, bank, norm, residual)
+            return x
+
+        def side_by_side(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            x = x if norm is None else norm(x)
+            return self.ffn(x, residual=read(x, None, look(x, None, residual)))
+
         if self.cross_attn_residual is None or self.ffn_residual is None:
-            context, attn = self.cross_attn(normed, keys_values, memory_mask)
-            return around.after(x, update + context + self.ffn(normed)), attn
-        x = around.after(x, update)
-        around = self.cross_attn_residual
-        context, attn = self.cross_attn(around.before(x), keys_values, memory_mask)
-        x = around.after(x, context)
-        around = self.ffn_residual
-        return around.after(x, self.ffn(around.before(x))), attn
+            return self.self_attn_residual(x, side_by_side), found
+        x = self.cross_attn_residual(self.self_attn_residual(x, look), read)
+        return self.ffn_residual(x, self.ffn), found

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import Packing, Sight
+from onmt_lite.models.attention import Bank, Packing, Sight
 from onmt_lite.models.base import Heads, Selection
 from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
+from onmt_lite.models.linear import IN_C
 from onmt_lite.models.positions import Embedding, sinusoids
 
 
@@ -27,6 +29,7 @@ class TransformerMemory(Memory):
 
     keys: list[Tensor] = field(default_factory=list)  # (B, G, d, S)
     values: list[Tensor] = field(default_factory=list)  # (B, G, S, d)
+    lengths: Tensor | None = None  # (B,), for kernels
 
 
 class TransformerState(DecoderState[TransformerMemory]):
@@ -73,6 +76,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
         self.can_record = cfg.dec_self_attn == "dot"
+        self.in_c = False  # whether its layers have kernels in C
         self.src_embedding = NormedEmbedding(cfg, cfg.src_vocab_size, dropout)
         self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
@@ -90,20 +94,31 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
+    def pack(self, kind: str) -> bool:
+        """See `onmt_lite.models.linear.pack`."""
+        self.in_c = kind in IN_C
+        return False
+
     def read(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
         places = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
         mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
         sight = look(self.encoder, mask[:, None], places, places)
         x = self.src_embedding(src)  # (B, S, D)
         # Elsewhere the host would wait for the number of tokens
+        packing = None
         if src.device.type in WAITLESS and not torch.is_grad_enabled():
             packing = Packing(mask)
             if packing.pays:
                 sight, x = replace(sight, packing=packing), packing.pack(x)  # (1, N, D)
+        lengths = src_lengths.clone() if self.in_c and src.is_cpu else None
+        if lengths is not None and self.cfg.relative == "none" and packing is not None:
+            x = x.reshape(1, -1, x.size(2))  # (1, N, D)
+            sight = replace(sight, starts=F.pad(lengths.cumsum(0), (1, 0)))
         for layer in self.encoder:
             x = layer(x, sight)
         bank = self.enc_norm(x)
-        return TransformerMemory(bank if sight.packing is None else sight.packing.pad(bank), mask)
+        bank = bank.view(*src.shape, -1) if sight.packing is None else sight.packing.pad(bank)
+        return TransformerMemory(bank, mask, lengths=lengths)
 
     def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
@@ -121,6 +136,9 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         memory, past, positions = state.memory, state.past, state.positions
         mask, places = past.begin_step(positions)
         sight = look(self.decoder, mask, positions[:, None], places)
+        if memory.lengths is not None and isinstance(past, KeyValueCache):
+            if self.cfg.relative == "none":
+                sight = replace(sight, past=past.find_past())
         x = self.tgt_embedding(tokens, positions)
         pairs = zip(memory.keys, memory.values)
         hidden, heads = self._run(x, sight, pairs, memory, self.align_layer, past)
@@ -162,8 +180,9 @@ class Transformer(Family[TransformerMemory, TransformerState]):
     ) -> tuple[Tensor, Tensor]:
         """Run all layers on x (B, T, D), each with its keys and values of the memory -> hidden
         states (B, T, D), attention of one layer (B, H, T, S)."""
-        for i, (each, keys_values) in enumerate(zip(self.decoder, pairs)):
-            x, heads = each(x, sight, keys_values, memory.mask[:, None], past, i)
+        mask = memory.mask[:, None]  # (B, 1, 1, S)
+        for i, (each, pair) in enumerate(zip(self.decoder, pairs)):
+            x, heads = each(x, sight, Bank(*pair, mask, memory.lengths, i == layer), past, i)
             if i == layer:
                 found = heads
         return self.dec_norm(x), found

@@ -77,7 +77,7 @@ class BeamBatch:
         self.scheduler = Scheduler(model, plan, sentences, n_slots)
         n_words = self.scheduler.n_words
         self.masks = Masks(plan, n_words, self.device)
-        self.ranker = Ranker(plan, n_words, n_slots, self.device)
+        self.ranker = Ranker(plan, n_words, n_slots, self.device, self.masks.columns)
         self.transfer = Transfer(plan, n_slots, self.device)
         phrases = [sentence.phrases for sentence in sentences]
         self.constraints = None
@@ -219,7 +219,8 @@ class BeamBatch:
             cost = self._cover(attn).view_as(scores)
             scores = scores - cost if plan.stepwise_penalty else scores
         rules = self._rules()
-        scored, norm = self.masks.score(logits, scores.flatten(), self.history, rules)
+        sums = self.state.sums
+        scored, norm = self.masks.score(logits, scores.flatten(), self.history, rules, sums)
         if plan.watched:
             masked = self.masks.masked
             self.watched = Watched(plain, norm, scored, scores, attn.float().clone(), masked)
@@ -292,7 +293,8 @@ class BeamBatch:
         values, norm = scored.values.view(b, k, -1), scored.norm.view(b, k)  # (B, K, W), (B, K)
         slope = None if scored.slope is None else scored.slope.view_as(values)
         first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None  # (B,)
-        ranked = self.ranker.rank(values, norm, scores, slope, first)
+        maxima = None if scored.maxima is None else scored.maxima.view(b, k, -1)
+        ranked = self.ranker.rank(values, norm, scores, slope, first, maxima)
         if rules.held is not None:
             rules.held.allocate(ranked, values, norm, scores)
         best_ends = plan.policy.forced_then_end == "best" and self.n_steps <= self.given_until + 1

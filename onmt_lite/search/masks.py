@@ -10,17 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Heads
+from onmt_lite.models.base import AnyModel, Heads, Sums
+from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.search.constraints import Held
 from onmt_lite.search.plan import NO_TOKEN, Plan
 from onmt_lite.search.ranking import Scored
 
-NEGLIGIBLE = -80.0  # in nats
-LOG2_E = math.log2(math.e)
 MANY = 1024  # tokens
 TINY = torch.finfo(torch.float32).tiny
 FORCED = "the last step allows the end alone"  # unless the line has a prefix here
-CACHED = 1 << 17  # numbers of which a core's cache holds two times as many
 
 
 @dataclass(frozen=True)
@@ -84,21 +82,33 @@ class Masks:
         self.keeps_values = plan.repetition_penalty == 1.0
         if plan.sampling:
             self.keeps_values &= plan.sampling.temperature != "logits"
+        # Whether no rule but those of phrases and forced tokens touches other columns than these
+        self.only_columns = self.keeps_values and not self.needs_history and not plan.sampling
+        self.columns = sorted({plan.eos_id, *plan.banned_ids, *plan.never_ids})
         # Whether it counts as the model's own log-probability, unless it is forced
         self.keeps_log_probs = (
             self.keeps_values and not on_logits and not plan.sampling and plan.beam_groups == 1
         )
 
     def score(
-        self, logits: Tensor, scores: Tensor, history: Tensor, rules: StepRules
+        self,
+        logits: Tensor,
+        scores: Tensor,
+        history: Tensor,
+        rules: StepRules,
+        sums: Sums | None = None,
     ) -> tuple[Scored, Tensor]:
         """Return what tokens count, and the model's own normaliser (R,).
 
         logits (R, V): overwritten; scores (R,): of the rows, -inf if there is no such row;
-        history (R, T): tokens of the rows, newest last, NO_TOKEN before the first.
+        history (R, T): tokens of the rows, newest last, NO_TOKEN before the first; sums: of these
+        logits, if the model has made them.
         """
         plan, temperature = self.plan, self.plan.sampling and self.plan.sampling.temperature
-        plain_norm = normaliser(logits) if plan.sums_to_one else torch.zeros_like(logits[:, 0])
+        if not plan.sums_to_one:
+            plain_norm = torch.zeros_like(logits[:, 0])
+        else:
+            plain_norm = normaliser(logits) if sums is None else sums.norm
         values, norm, slope = logits, plain_norm, None  # (R, W), (R,)
         if self.needs_history:  # scattered writes without effect go to a spare column
             values = F.pad(logits, (0, 1), value=-math.inf)  # (R, V + 1)
@@ -116,7 +126,8 @@ class Masks:
         if self.never is not None:
             values.index_fill_(1, self.never, -math.inf)
             self._note("this token is banned", values)
-        scored = Scored(values, norm, slope)
+        single = self.only_columns and rules.held is None and rules.forced is None
+        scored = Scored(values, norm, slope, sums.maxima if sums and single else None)
         if rules.forced is not None and before is not None:
             scored = self._force(scored, rules.forced, before)
         if temperature == "log_probs":
@@ -243,31 +254,14 @@ def most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) ->
 def normaliser(logits: Tensor) -> Tensor:
     """Logits (.., V) -> (..) logsumexp; finite for a row of -inf, which then stays at -inf.
 
-    On a CPU the same sums a few rows at a time, so that exponentials stay in a core's cache, and as
-    powers of 2, which torch computes itself while it leaves exp to MKL: 320 rows of 32,000 took 7.7
-    ms of one core of an AMD EPYC (by exp 13).  Exponentials too small to change a sum of 1 are none
-    the less normal numbers: with others, as of logits with a standard deviation of 22, processors
-    took 25 times as long.  Tried and left: log_softmax a few rows at a time took 6.5 ms, but its
-    sums were 8 times less exact.  Few exponentials are made by exp, so that sums are those of
-    torch's logsumexp to the last bit: scores of a small table tie.
+    Few tokens are left to torch, to the last bit: scores of a small table tie.
     """
-    lowest = torch.finfo(torch.float32).min
-    if logits.device.type != "cpu":
-        return logits.float().logsumexp(-1).clamp(min=lowest)
-    rows = logits.flatten(0, -2)
-    if len(rows) == 1:  # a sum alone would be split among threads
+    rows = logits.flatten(0, -2).float()
+    if rows.is_cpu and rows.size(1) >= MANY and kernels.kernels() is not None:
+        return kernels.log_sums(rows).view(logits.shape[:-1])
+    if rows.is_cpu and len(rows) == 1:  # a sum alone would be split among threads
         rows = rows.expand(2, -1)
-    (n_rows, v), n = rows.shape, min(len(rows), max(2, CACHED // rows.size(1)))
-    largest, sums = torch.empty(n_rows, 1), torch.empty(n_rows)
-    exponentials = torch.empty(n, v)
-    for end in range(n, n_rows + n, n):
-        these = slice(min(end, n_rows) - n, min(end, n_rows))
-        top = largest[these].copy_(rows[these].amax(1, keepdim=True)).clamp_(min=lowest)
-        torch.sub(rows[these], top, out=exponentials)
-        exponentials.clamp_(min=NEGLIGIBLE)
-        powers = exponentials.mul_(LOG2_E).exp2_() if v >= MANY else exponentials.exp_()
-        torch.sum(powers, 1, out=sums[these])
-    sums = sums.log_().add_(largest[:, 0]).clamp_(min=lowest)
+    sums = rows.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
     return sums[: logits[..., 0].numel()].view(logits.shape[:-1])
 
 

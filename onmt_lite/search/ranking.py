@@ -6,13 +6,14 @@ first; of equal ones the lower flat index, row * W + token.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onmt_lite.models.base import block_of
 from onmt_lite.search.plan import Plan
 
 MASK32 = 0xFFFFFFFF
@@ -28,6 +29,8 @@ class Scored:
     values: Tensor  # (R, W)
     norm: Tensor  # (R,)
     slope: Tensor | None = None  # (R, W): share of a diversity penalty that is paid; None: all
+    # See `Sums`: of the values, as a kernel made them, but for the columns of `Masks.columns`
+    maxima: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,19 @@ class Ranker:
     A block is about as wide as there are blocks in a row, and the last one may be narrower.
     """
 
-    def __init__(self, plan: Plan, vocab_size: int, n_slots: int, device: torch.device):
-        """n_slots: the most sentences that are ranked at once."""
+    def __init__(
+        self,
+        plan: Plan,
+        vocab_size: int,
+        n_slots: int,
+        device: torch.device,
+        columns: Sequence[int] = (),
+    ):
+        """n_slots: the most sentences that are ranked at once; columns: those whose values may be
+        others than the ones of given maxima."""
         self.plan, self.vocab_size, self.device = plan, vocab_size, device
-        self.block = 1 << (vocab_size.bit_length() // 2)
+        self.block = block_of(vocab_size)
+        self.renewed = sorted({column // self.block for column in columns})  # blocks
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
         self.own_places = torch.arange(self.block, device=device)  # (block,)
         self.places: dict[int, Tensor] = {}
@@ -70,21 +82,31 @@ class Ranker:
         scores: Tensor,
         slope: Tensor | None = None,
         first: Tensor | None = None,
+        maxima: Tensor | None = None,
     ) -> Ranked:
         """Rank values (B, K, W) less norm (B, K), plus scores (B, K).
 
         slope (B, K, W): the share of a diversity penalty that tokens pay; None: all of it.
         first (B,): sentences at their first step, for fairseq alone.
+        maxima (B, K, blocks): of the values, before some columns changed; overwritten.
         """
         if self.plan.beam_groups > 1:
             return self._diverse(values, norm, scores, slope, first)
         n = min(self.plan.n_candidates, values.size(1) * self.vocab_size)
-        return self._without_worst(self._top(values, norm, scores, n), values.size(1), first)
+        best = self._top(values, norm, scores, n, maxima)
+        return self._without_worst(best, values.size(1), first)
 
-    def _top(self, values: Tensor, norm: Tensor, scores: Tensor, n: int) -> Ranked:
+    def _top(
+        self, values: Tensor, norm: Tensor, scores: Tensor, n: int, maxima: Tensor | None = None
+    ) -> Ranked:
         """The n best of values (B, k, W) less norm (B, k), plus scores (B, k)."""
         b, _, w = values.shape
-        maxima = self._maxima(values)
+        if maxima is None:
+            maxima = self._maxima(values)
+        else:
+            for i in self.renewed:
+                own = values[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
+                torch.amax(own, 2, out=maxima[:, :, i])
         totals = (maxima - norm[:, :, None] + scores[:, :, None]).flatten(1)  # (B, k*blocks)
         blocks = self._first(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
         own_row = blocks.div(maxima.size(2), rounding_mode="floor")  # (B, N)

@@ -13,7 +13,7 @@ from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
 from onmt_lite.search.ranking import Ranked
 
 # Sources are as wide as a multiple of this.  On a GPU few shapes of steps are recorded; on a CPU a
-# sum over a sentence's tokens adds them up in the same order, to the last bit, in every batch
+# sum over a sentence's tokens that torch makes has the same order, to the last bit, in every batch
 WIDTHS = {"cpu": 16, "cuda": 32}
 REFILL = 8  # waiting sentences join when one slot in so many is free
 FIRST_CAPACITY = 64  # steps

@@ -178,7 +178,7 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ("-train none.tsv", 5, r"cannot read none.tsv \(no such file\)"),
+        ("-train none.tsv", 5, "cannot read none.tsv: No such file or directory"),
         ("-train wrong.tsv", 3, r"wrong.tsv:2: not a `source<TAB>target` line: 'no tab'; put .*"),
         ("-init_from none", 4, r"no model at none: .*"),
         ("-vocab_size 99999", 2, r"vocab_size 99999: more than the text gives; .* \d+"),
