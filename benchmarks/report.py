@@ -98,7 +98,7 @@ def workload_tables(record: Record, name: str) -> str:
     if work["left_out"]:
         left_out = work["left_out"].items()
         parts.append("\n".join(f"- {peer}: left out; {why}" for peer, why in left_out))
-    parts += [f"Milliseconds of {OURS} per line, in one process of one thread:", time_table(work)]
+    parts.append(f"Milliseconds of {OURS} a line, one process of one thread: {times(work)}.")
     return "\n\n".join(parts)
 
 
@@ -135,20 +135,18 @@ def speed_table(work: Record) -> str:
     return aligned([head, *rows])
 
 
-def time_table(work: Record) -> str:
-    """Return a table with a row per phase and two columns per number type."""
-    head, totals = ["phase"], ["all"]
-    rows: dict[str, list[str]] = {}
+def times(work: Record) -> str:
+    """Return our phases and their shares: int8: encode 1.25 (5%), decode 22.34 (94%), all 23.75."""
+    shown = []
     for precision, measured in work["phases"].items():
-        head += [precision, f"{precision}, share"]
         total = sum(measured["seconds"].values()) or 0.01  # what TIME can show
-        for phase, seconds in measured["seconds"].items():
-            milliseconds = 1000 * seconds / measured["lines"]
-            rows.setdefault(phase, [phase]).extend(
-                [f"{milliseconds:.2f}", f"{seconds / total:.0%}"]
-            )
-        totals += [f"{1000 * total / measured['lines']:.2f}", "100%"]
-    return aligned([head, *rows.values(), totals])
+        phases = [
+            f"{phase} {1000 * seconds / measured['lines']:.2f} ({seconds / total:.0%})"
+            for phase, seconds in measured["seconds"].items()
+        ]
+        phases.append(f"all {1000 * total / measured['lines']:.2f}")
+        shown.append(f"{precision}: {', '.join(phases)}")
+    return "; ".join(shown)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -33,7 +33,6 @@ OURS, EXACT = "onmt_lite", "onmt_lite fp32"
 SYSTEMS = {
     OURS: System("onmt_lite", ""),
     EXACT: System("onmt_lite", "fp32"),
-    "onmt_lite bf16": System("onmt_lite", "bf16"),
     "onmt_lite int8": System("onmt_lite", "int8"),
     "CTranslate2 int8": System("ctranslate2", "int8"),
     "CTranslate2 float32": System("ctranslate2", "float32"),

@@ -162,7 +162,7 @@ OUT_OF_MEMORY = re.compile(
 # digits of scores, and are to be the same on all machines that have room for the usual ones.  The
 # figures for GPUs have not been measured.
 TOKENS = {"cpu": 3072, "cuda": 16384}
-ROWS = {"cpu": 640, "cuda": 2560}
+ROWS = {"cpu": 240, "cuda": 2560}
 BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
 LEAST_BYTES = 16 << 20
 SCORED_TOKENS = 1024  # in a batch whose references are scored

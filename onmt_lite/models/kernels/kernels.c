@@ -589,9 +589,14 @@ INLINE float largest_of(const float *x, size n) {
    NaN if there is one. */
 INLINE double sum_below(const float *x, size n, float top) {
     __m512d low = _mm512_setzero_pd(), high = low;
-    for (size i = 0; i < n; i += 16) {
-        Floats e = exponential(_mm512_sub_ps(load(x + i, n - i), all(top)));
-        e = _mm512_maskz_mov_ps(first(n - i), e);
+    for (size i = 0; i < n; i += 32) {
+        size left = n - i;
+        Floats e = exponential(_mm512_sub_ps(load(x + i, left), all(top)));
+        e = _mm512_maskz_mov_ps(first(left), e);
+        if (left > 16) {
+            Floats f = exponential(_mm512_sub_ps(load(x + i + 16, left - 16), all(top)));
+            e = _mm512_add_ps(e, _mm512_maskz_mov_ps(first(left - 16), f));
+        }
         low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(e)));
         high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(e, 1)));
     }
