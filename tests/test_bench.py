@@ -138,7 +138,7 @@ def test_tables():
     text = tables_of(RECORD)
     assert text.startswith("Xeon, torch 2.13 (AVX512), ONEDNN_MAX_CPU_ISA=AVX2\n")
     assert "- CTranslate2 float32: left out; it is not installed" in text
-    assert "| encode | 75.00  | 75%" in text and "| all    | 100.00 | 100%" in text
+    assert "bf16: encode 75.00 (75%), decode 25.00 (25%), all 100.00" in text
     assert "base 2.00" in headline(RECORD) and "CTranslate2 int8" in headline(RECORD)
     assert len({len(line) for line in aligned([["a", "bbb"], ["cc", "d"]]).split("\n")}) == 1
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
 
 MAX_WORKERS = 256  # as -workers takes
-PARTS = 2  # of a call, for each worker: who is done early takes another; four take 1.03 times as long
+PARTS = (
+    2  # of a call, for each worker: who is done early takes another; four take 1.03 times as long
+)
 FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
 
 
