@@ -56,15 +56,15 @@ def test_free_memory_matters_only_where_it_is_short(device, free, more):
 
 
 def test_a_worked_example():
-    """Base, beam 5: 48 sentences of 64 tokens, each with 5 rows and an output of up to 133 tokens.
+    """Base, beam 5: 64 sentences of 48 tokens, each with 5 rows and an output of up to 101 tokens.
 
-    Logits of 5 x 32,000 twice; 8 x 133 keys and values in 6 layers of 512, both; 64 source tokens.
+    Logits of 5 x 32,000 twice; 8 x 101 keys and values in 6 layers of 512, both; 48 source tokens.
     """
-    mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 133 * 6144 + 64 * 13_312 + 64 * 64 * 16)
-    assert BASE.bytes(1, 64, 5) == mine
-    assert Budget(BASE, "cpu", 2 * GIB).limit(5) == Limit(3072, 48)
-    assert Budget(BASE, "cpu", 48 * mine - 1).limit(5) == Limit(1536, 24)
-    assert Budget(BASE, "cpu", 2 * GIB).limit(1) == Limit(3072, 240)
+    mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 101 * 6144 + 48 * 13_312 + 48 * 48 * 16)
+    assert BASE.bytes(1, 48, 5) == mine
+    assert Budget(BASE, "cpu", 2 * GIB).limit(5) == Limit(3072, 64)
+    assert Budget(BASE, "cpu", 64 * mine - 1).limit(5) == Limit(1536, 32)
+    assert Budget(BASE, "cpu", 2 * GIB).limit(1) == Limit(3072, 320)
     assert Budget(BASE, "cpu", 0).limit(5) == LEAST
 
 
@@ -123,7 +123,7 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
     found = poor.translate(LINES, beam_size=2)
     assert len(batches) > 1 and max(batches) <= limit.sentences
     assert [t.text for t in found] == [t.text for t in usual]
-    assert "not 120 and 3072" in mine.notes(2)[0] and not rich.notes(2)
+    assert "not 160 and 3072" in mine.notes(2)[0] and not rich.notes(2)
 
 
 def test_workers_share_the_free_memory(monkeypatch):

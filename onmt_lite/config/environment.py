@@ -69,6 +69,11 @@ def keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
+def give_back_memory() -> None:
+    """Give freed memory back to the system, before a fork whose pages would all count."""
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: 0)(0)
+
+
 def check_memory() -> None:
     """Raise MemoryExhausted if `ulimit -v` has no room for torch, whose loading would then end the
     process."""

@@ -22,7 +22,7 @@ from multiprocessing.reduction import recv_handle
 import torch
 
 from onmt_lite import errors
-from onmt_lite.config.environment import free_memory
+from onmt_lite.config.environment import free_memory, give_back_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts
@@ -83,6 +83,7 @@ def load(options: TranslateOptions, n: int) -> Shared:
     machines = choose_machines(options)
     _, precision = machines[0]
     parts = read_parts(options, torch.device("cpu"), precision, release=True)
+    give_back_memory()  # what loading has used
     free = free_memory()
     return Shared(options, parts, machines * n, None if free is None else free // n)
 
