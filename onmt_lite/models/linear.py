@@ -29,26 +29,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class LayerNorm(nn.LayerNorm):
+class Readable:
+    """A norm that kernels can read."""
+
+    described: kernels.Norm | None = None
+
+    def pack(self, kind: str) -> bool:
+        """See `pack`."""
+        self.described = kernels.Norm(self) if kind in IN_C else None  # type: ignore[arg-type]
+        return True
+
+
+class LayerNorm(Readable, nn.LayerNorm):
     """`nn.LayerNorm` that kernels can read."""
 
-    described: kernels.Norm | None = None
 
-    def pack(self, kind: str) -> bool:
-        """See `pack`."""
-        self.described = kernels.Norm(self) if kind in IN_C else None
-        return True
-
-
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(Readable, nn.RMSNorm):
     """`nn.RMSNorm` that kernels can read."""
-
-    described: kernels.Norm | None = None
-
-    def pack(self, kind: str) -> bool:
-        """See `pack`."""
-        self.described = kernels.Norm(self) if kind in IN_C else None
-        return True
 
 
 AnyNorm = LayerNorm | RMSNorm
@@ -107,9 +104,8 @@ class InC(Shared):
     def __call__(
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
     ) -> Tensor:
-        x, own = x.contiguous(), activation if activation in kernels.ACTIVATIONS else "none"
+        own = activation if activation in kernels.ACTIVATIONS else "none"
         described = None if norm is None else norm.described
-        residual = None if residual is None else residual.contiguous()
         out = kernels.linear(x, self.weights, described, own, residual)
         return out if own == activation else ACTIVATIONS[activation](out)
 

@@ -3,8 +3,7 @@
 `kernels()` is None where they cannot be had, and the layers compute with torch.
 
 R rows, D inputs, N outputs, B sentences, K hypotheses of each, H heads of queries, G heads of keys
-and values, d width of a head, S source tokens.  Tensors are float32 and contiguous, at least in
-their last dimension.
+and values, d width of a head, S source tokens.  Tensors are contiguous, and float32 or long.
 """
 
 import ctypes
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from onmt_lite.models.kernels.build import find_library
 
 PANEL = 32  # outputs whose weights lie side by side
-LARGEST_BLOCK = 512  # columns of which `head` gives a maximum
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 4}
 
 _P, _N = c_void_p, c_int64
@@ -67,7 +65,7 @@ class _Norm(ctypes.Structure):
 
 class Weights:
     """Weights (N, D) and bias (N,) in the order of a product: floats, or bytes with a scale for
-    each output.  They never change, so that a copy is the same."""
+    each output."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, in_bytes: bool):
         weight = weight.detach().float().contiguous()
@@ -88,9 +86,6 @@ class Weights:
         self.described = _Weights(*weight.shape, *places, scale, total, of_bias)
         self.address = ctypes.addressof(self.described)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Weights":
-        return self
-
 
 class Norm:
     """A layer's norm, as kernels read it."""
@@ -107,6 +102,10 @@ class Norm:
         return self
 
 
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
 def linear(
     x: Tensor,
     weights: Weights,
@@ -115,11 +114,12 @@ def linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """activation([norm](x) W + b), or residual + ...: x (.., D) -> (.., N)."""
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], weights.outputs)
     d, n = weights.inputs, weights.outputs
     kernels().linear(
         *(x.data_ptr(), d, x.numel() // d, weights.address, norm and norm.address),
-        *(ACTIVATIONS[activation], None if residual is None else residual.data_ptr()),
+        *(ACTIVATIONS[activation], address(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
@@ -134,11 +134,12 @@ def feed_forward(
     residual: Tensor | None = None,
 ) -> Tensor:
     """[residual +] activation([norm](x) U + u) W + b: x (.., D) -> (.., N)."""
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], down.outputs)
     d, n = up.inputs, down.outputs
     kernels().feed_forward(
         *(x.data_ptr(), d, x.numel() // d, up.address, down.address, norm and norm.address),
-        *(ACTIVATIONS[activation], None if residual is None else residual.data_ptr()),
+        *(ACTIVATIONS[activation], address(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
@@ -146,7 +147,7 @@ def feed_forward(
 
 def head(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Write the logits (R, N) of x (R, D); return their log-sum-exp (R,), and the maxima (R,
-    blocks) of blocks of so many columns, a power of 2 up to LARGEST_BLOCK."""
+    blocks) of blocks of so many columns, a power of 2 up to 512."""
     log_sums = x.new_empty(len(x))
     maxima = x.new_empty(len(x), -(-weights.outputs // block))
     kernels().head(
@@ -184,19 +185,8 @@ def attend_memory(
     out, heads = torch.empty_like(q), of_heads // width
     weights = q.new_empty(b, heads, k, s) if want_weights else None
     kernels().attend_memory(
-        *(
-            q.data_ptr(),
-            of_heads,
-            b,
-            k,
-            heads,
-            groups,
-            width,
-            keys.data_ptr(),
-            values.data_ptr(),
-            s,
-        ),
-        *(lengths.data_ptr(), None if weights is None else weights.data_ptr()),
+        *(q.data_ptr(), of_heads, b, k, heads, groups, width),
+        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), address(weights)),
         *(out.data_ptr(), of_heads, torch.get_num_threads()),
     )
     return out, weights
