@@ -16,9 +16,10 @@ from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Progress, Translation
-from onmt_lite.jobs.engine import InProcess, Pool
+from onmt_lite.jobs.engine import Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
+from onmt_lite.jobs.tasks import InProcess
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_text, from_texts
 from onmt_lite.text.phrases import marked, parse_phrases

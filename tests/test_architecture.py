@@ -61,6 +61,22 @@ def test_rooms_import_only_those_before_them(trees):
     assert not wrong
 
 
+def test_no_file_imports_one_that_imports_it(trees):
+    """Nor by way of others; imports inside of functions and for type checkers included."""
+    names = {name.removesuffix(".py").replace("/", "."): name for name in trees}
+    names = {module.removesuffix(".__init__"): name for module, name in names.items()}
+    needs = {}
+    for name, tree in trees.items():
+        imported = {module for module, _ in imports(tree)}
+        imported |= {module.rpartition(".")[0] for module in imported}
+        found = {names[module] for module in imported if module in names}
+        needs[name] = {each for each in found if not each.endswith("__init__.py")}
+    while free := [name for name, own in needs.items() if not own & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert not needs
+
+
 def test_files_and_functions_can_be_read_at_once(trees):
     wrong = []
     for name, tree in trees.items():

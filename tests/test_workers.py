@@ -21,11 +21,10 @@ from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, Option
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import inputs as inputs_module
 from onmt_lite.jobs.crew import MAX_OPEN, READ_AHEAD
-from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import fingerprint
-from onmt_lite.jobs.tasks import Bucket, Done, Task
+from onmt_lite.jobs.tasks import Bucket, Done, InProcess, Task
 from onmt_lite.jobs.worker import load, pipeline_of, portable
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.text.lines import Line

@@ -1,6 +1,6 @@
 """Who does the tasks of a job: this process, worker processes, or those of a Translator.
 
-What is here needs no torch until `InProcess` loads a model.
+What is here needs no torch until an `InProcess` loads a model.
 """
 
 import math
@@ -13,24 +13,22 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onmt_lite.config.console import raise_pending
-from onmt_lite.config.environment import importing, threads_wanted, usable_cores, worker_room
+from onmt_lite.config.environment import threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Progress, Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES, expects_gpu
 from onmt_lite.jobs.reports import LOG
-from onmt_lite.jobs.tasks import Engine, Reader
+from onmt_lite.jobs.tasks import Engine, InProcess
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
 
 if TYPE_CHECKING:
-    from onmt_lite.inference.pipeline import Pipeline
+    pass
 
 MAX_WORKERS = 256  # as -workers takes
-PARTS = (
-    2  # of a call, for each worker: who is done early takes another; four take 1.03 times as long
-)
+# Of a call, for each worker: who is done early takes another; four take 1.03 times as long
+PARTS = 2
 FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
 
 
@@ -59,39 +57,6 @@ def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
         return 1
     most = min(usable_cores(), threads_wanted(), worker_room(), MAX_WORKERS)
     return max(1, int(min(most, n_buckets)))
-
-
-class InProcess(Engine):
-    """The engine of this process, which has the models."""
-
-    def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
-        """With a `pipeline`, nothing is loaded."""
-        self.options, self.given, self.reader = options, pipeline, Reader()
-
-    def __enter__(self) -> "InProcess":
-        if self.given is None:
-            with importing():  # late: torch takes seconds
-                from onmt_lite.inference.pipeline import Pipeline
-            self.given = Pipeline.load(self.options, release=True)
-        self.pipeline = pipeline = self.given
-        self.machine = pipeline.machine
-        self.notes = pipeline.notes_on(self.options)
-        if self.options.speed.batch_size is None and not self.options.speed.deterministic:
-            self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
-        if self.machine["precision"] == "int8" and self.options.speed.precision == "auto":
-            self.notes.append(
-                "precision int8, for which this processor is made; -precision fp32 is slower and "
-                "exact (docs/speed.md)"
-            )
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.reader.close()
-
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
-        for task in tasks:
-            raise_pending()
-            yield task.do(self, progress)
 
 
 # -- the workers of a Translator ------------------------------------------------------------------

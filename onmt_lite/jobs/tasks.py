@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from onmt_lite.config.console import raise_pending
+from onmt_lite.config.environment import importing
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
@@ -37,7 +39,6 @@ from onmt_lite.text.phrases import marked, parse_phrases
 
 if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
-    from onmt_lite.jobs.engine import InProcess
 
 FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
@@ -314,3 +315,36 @@ class Engine:
         """Yield what the tasks return, in any order; raise what one raises when all before it are
         done.  `progress` is told the lines and target tokens that are added."""
         yield from ()
+
+
+class InProcess(Engine):
+    """The engine of this process, which has the models."""
+
+    def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
+        """With a `pipeline`, nothing is loaded."""
+        self.options, self.given, self.reader = options, pipeline, Reader()
+
+    def __enter__(self) -> "InProcess":
+        if self.given is None:
+            with importing():  # late: torch takes seconds
+                from onmt_lite.inference.pipeline import Pipeline
+            self.given = Pipeline.load(self.options, release=True)
+        self.pipeline = pipeline = self.given
+        self.machine = pipeline.machine
+        self.notes = pipeline.notes_on(self.options)
+        if self.options.speed.batch_size is None and not self.options.speed.deterministic:
+            self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
+        if self.machine["precision"] == "int8" and self.options.speed.precision == "auto":
+            self.notes.append(
+                "precision int8, for which this processor is made; -precision fp32 is slower and "
+                "exact (docs/speed.md)"
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.reader.close()
+
+    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+        for task in tasks:
+            raise_pending()
+            yield task.do(self, progress)

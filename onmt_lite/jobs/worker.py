@@ -28,7 +28,7 @@ from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
-from onmt_lite.jobs.engine import InProcess
+from onmt_lite.jobs.tasks import InProcess
 
 BEAT = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)

@@ -16,10 +16,9 @@ from onmt_lite.config.console import Interrupted, stop_on_signals
 from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
-from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import differences, fingerprint
-from onmt_lite.jobs.tasks import Done, Task
+from onmt_lite.jobs.tasks import Done, InProcess, Task
 from onmt_lite.ray.options import ClusterOptions
 
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there

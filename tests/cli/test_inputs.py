@@ -16,8 +16,8 @@ from onmt_lite.errors import FileError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs import tasks
-from onmt_lite.jobs.engine import InProcess
 from onmt_lite.jobs.job import run_job
+from onmt_lite.jobs.tasks import InProcess
 from tests.support.files import DATA
 
 LINES = b"one\ntwo\n\nodd\n"  # of the fixture src
