@@ -130,7 +130,7 @@ class InformationOptions:
     dump_beam: File | None = opt(
         None,
         "Show how the first 100 lines were found, step by step: FILE.html is a page to read, with "
-        "reasons and attention; FILE.json has OpenNMT-py's keys",
+        "a drawing, reasons and attention; FILE.json has OpenNMT-py's keys",
         form=(r".*\.(json|html)", "a file that ends in .json or .html"),
         example="beam.html",
     )

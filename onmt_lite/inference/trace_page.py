@@ -1,20 +1,23 @@
-"""The file of -dump_beam: traces as JSON, or as a page that needs no network and no script.
+"""The file of -dump_beam: traces as JSON, or as a page that needs no network.
 
 Foldable parts of the page are `details`, and links lead from a row to its parent, so that a
-keyboard is enough.  Colours follow the reader's choice of light or dark, and no meaning is in a
-colour alone: each state has its mark.  The blocks of the page are in trace_page.html.
+keyboard is enough; a script adds the arrow keys.  Colours follow the reader's choice of light or
+dark, and no meaning is in a colour alone: each state has its mark.  The blocks of the page are in
+trace_page.html.
 """
 
 import html
 import json
 import math
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import itemgetter
 from string import Formatter
 
-from onmt_lite.inference.records import Trace, finite
+from onmt_lite.inference.records import Continuation, Trace, finite
 
 # OpenNMT-py's keys, and what a row has there
 KEYS = {
@@ -50,7 +53,8 @@ def to_html(traces: Sequence[Trace]) -> str:
             result, body = fill("result", best=trace.endings[0]), body_of(trace)
         parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
         lines.append(fill("line", open=" open" * (i == 0), **parts))
-    return fill("page", style=Html(BLOCKS["style"]), lines=lines) + "\n"
+    style = Html(BLOCKS["style"] + "\n" + DRAWING_STYLE)
+    return fill("page", style=style, lines=lines, script=Html(BLOCKS["script"])) + "\n"
 
 
 # -- blocks ---------------------------------------------------------------------------------------
@@ -92,6 +96,7 @@ _, *PARTS = re.split(
     files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8"),
 )
 BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
+DRAWING_STYLE = BLOCKS["drawing style"]
 
 
 # -- one line -------------------------------------------------------------------------------------
@@ -116,6 +121,7 @@ def body_of(trace: Trace) -> Html:
     return fill(
         "body",
         trace=trace,
+        drawing=drawing_of(trace),
         tokens=Html(" ".join(fill("token", text=token) for token in trace.src_tokens)),
         n_steps=len(trace.steps),
         endings=endings,
@@ -135,6 +141,91 @@ def attention_of(trace: Trace) -> Html:
         cells = [fill("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
         rows.append(fill("attended", token=token, cells=cells))
     return fill("attention", heads=[fill("head", name=x) for x in trace.src_tokens], rows=rows)
+
+
+# -- the drawing ----------------------------------------------------------------------------------
+
+# Pixels: a letter, the height of a node, from a row to the next, from a step to the next
+LETTER, NODE, LANE, BETWEEN = 8, 30, 52, 44
+LONGEST = 14  # width of a token, in letters
+KINDS = ("pale", "kept", "best")  # of nodes and lines, in the order in which lines are drawn
+
+
+def drawing_of(trace: Trace) -> Html:
+    """A search as SVG: a column for each step, a node for each row, lines to their parents."""
+    ranks = {(e.step - 1, e.row): rank for rank, e in enumerate(trace.endings)}
+    kinds = {place: "kept" for t, k in ranks for place in way_back(trace, t, k)}
+    kinds |= dict.fromkeys(enumerate(trace.path), "best")
+    size, lanes = trace.beam_size, range(max(map(len, trace.steps)))
+    tops = [24 + LANE * k + 14 * (k >= size) for k in lanes]
+    parents, right = [(tops[0] + tops[size - 1]) // 2] * len(lanes), 14  # of the start
+    start = fill("start", x=right, y=parents[0] + NODE // 2)
+    columns, edges, nodes = [], [], []
+    for t, rows in enumerate(trace.steps):
+        labels = {k: label_of(row) for k, row in enumerate(rows) if row.state != "none"}
+        width = LETTER * (2 + max(map(n_letters, labels.values()), default=1))
+        left, right = right + BETWEEN, right + BETWEEN + width
+        columns.append(fill("column", x=left + width // 2, number=t + 1))
+        for k, label in labels.items():
+            kind = kinds.get((t, k), "pale")
+            ways = dict(x1=left - BETWEEN, y1=parents[rows[k].parent] + NODE // 2, x2=left)
+            ways |= dict(y2=tops[k] + NODE // 2, x=left - BETWEEN // 2)
+            edges.append((KINDS.index(kind), fill("edge", kind=kind, **ways)))
+            # Clipped to half of the ways beside it, so that no text meets another
+            box = dict(x=left - 20, y=tops[k], width=width + 40, inside=width - 4)
+            box["middle"] = 20 + width // 2
+            nodes.append(node_of(trace, t, k, ranks.get((t, k)), kind=kind, label=label, **box))
+        parents = tops
+    return fill(
+        "drawing",
+        trace=trace,
+        n_steps=len(trace.steps),
+        width=right + 14,
+        height=tops[-1] + LANE,
+        columns=[start, *columns],
+        beside=fill("beside", y=tops[size] - 9, width=right) if len(lanes) > size else "",
+        edges=[edge for _, edge in sorted(edges, key=itemgetter(0))],
+        nodes=nodes,
+    )
+
+
+def way_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
+    """The places (step, row) of a hypothesis, from its last token to its first."""
+    for step in range(t, -1, -1):
+        yield step, k
+        k = trace.steps[step][k].parent
+
+
+def node_of(trace: Trace, t: int, k: int, rank: int | None, kind: str, **place: object) -> Html:
+    """A row; `rank`, from 0, of the hypothesis that ends with it."""
+    row, score, told = trace.steps[t][k], trace.steps[t][k].score, list[str]()
+    if t:
+        told.append(f"from row {row.parent + 1}")
+    if row.why:
+        told.append(row.why)
+    if rank is not None:
+        ending, kind = trace.endings[rank], f"{kind} ranked"
+        score = Html(f"#{rank + 1} {shown(ending.score)}")
+        end = "finished" if ending.ended else "cut off"
+        told.append(f"{end}, rank {rank + 1} with the score {shown(ending.score)}")
+    told += {"best": ["on the winning path"], "pale": ["dropped"]}.get(kind.split()[0], [])
+    more = dict(name=name_of(trace, t, k), step=t + 1, number=k + 1, origin=row.parent + 1)
+    return fill("node", row=row, kind=kind, score=score, told="; ".join(told), **more, **place)
+
+
+def label_of(row: Continuation) -> str:
+    """Mark and token, which is cut to LONGEST; its blanks are made visible."""
+    token = re.sub(r"\s", "\N{OPEN BOX}", row.text)
+    fitting = sum(width <= LONGEST for width in accumulate(map(n_letters, token)))
+    if fitting < len(token):
+        token = token[: fitting - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"{MARKS[row.state]} {token}".strip()
+
+
+def n_letters(text: str) -> int:
+    """Width of a text in letters of equal width, of which a Chinese one takes two."""
+    seen = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
+    return len(seen) + sum(unicodedata.east_asian_width(c) in "WF" for c in seen)
 
 
 # -- step by step ---------------------------------------------------------------------------------
