@@ -1,5 +1,6 @@
 """The trainer of the recipe: texts in turn, and larger models from the weights of trained ones."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from onmt_lite.train.run import Trainer, train
 from recipes.de_en import grow
 from recipes.de_en import train as in_turn
 from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
+from recipes.de_en.widen import with_width
 from tests.support import tiny
 from tests.support.counting import loss_of, tiny_run
 
@@ -66,6 +68,86 @@ def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capfd):
 def test_layers_do_not_grow_if_they_would_change_something():
     with pytest.raises(OptionError, match="norms before"):
         with_layers(tiny.make_model(pre_norm=False), 9, 1)
+
+
+# Width
+
+WIDTHS = [(24, 4, 48), (32, 8, 32), (32, 4, 32), (16, 4, 64), (48, 6, 50)]
+
+
+@torch.no_grad()
+def logits_of(model, seed=5):
+    """Of random tokens in sentences of several lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    src, tgt = (
+        torch.randint(4, model.vocab_size, (3, n), generator=rng).tolist() for n in (40, 30)
+    )
+    memory = model.encode(torch.tensor(src), torch.tensor([40, 1, 17]))
+    return model(memory, torch.tensor(tgt))
+
+
+@pytest.mark.parametrize("sizes", WIDTHS)
+def test_a_wider_model_says_what_the_narrow_one_says(sizes):
+    narrow = tiny.make_model().double()
+    wide = with_width(narrow, *sizes).double()
+    assert (wide.cfg.d_model, wide.cfg.heads, wide.cfg.d_ff) == sizes
+    torch.testing.assert_close(logits_of(wide), logits_of(narrow), rtol=0, atol=2e-5)
+    again = with_width(wide.float(), *(2 * size for size in sizes))
+    torch.testing.assert_close(logits_of(again).double(), logits_of(narrow), rtol=0, atol=1e-4)
+    assert with_width(narrow, 8, 2, 8) is narrow
+
+
+def test_the_shipped_model_widens_and_translates_as_before(tmp_path):
+    cfg = native.load(Path("data/de-en")).model.cfg
+    wider = ["-d_model", cfg.d_model * 5 // 4, "-heads", cfg.heads + 1, "-d_ff", cfg.d_ff + 64]
+    wide = grown("data/de-en", tmp_path / "wide", *wider)
+    lines = Path("recipes/de_en/lines.de").read_text(encoding="utf-8").splitlines()[:12]
+    given = dict(device="cpu", precision="fp32", unknown="model", split_longer=0)
+    before, after = (
+        [t.hyps[0] for t in Translator.from_pretrained(path, **given).translate(lines)]
+        for path in ("data/de-en", wide)
+    )
+    assert [hyp.text for hyp in after] == [hyp.text for hyp in before]
+    for one, other in zip(after, before):
+        assert one.log_prob == pytest.approx(other.log_prob, abs=0.02)  # half precision
+
+
+def test_new_width_is_of_use(options, tmp_path):
+    """Dimensions, units and heads that are new learn, and each something else."""
+    train(options("start", "-train_steps", 40))
+    wide = grown(tmp_path / "start", tmp_path / "wide", "-d_model", 48, "-heads", 3, "-d_ff", 40)
+    more = Trainer(options("more", "-init_from", wide, "-train_steps", 200))
+    before = loss_of(more)
+    assert before == pytest.approx(
+        loss_of(Trainer(options("same", "-init_from", tmp_path / "start"))), rel=1e-3
+    )
+    for batch in more.valid[0] * 10:
+        more.step(batch)
+    assert loss_of(more) < before
+    layer = more.model.encoder[0]
+    for learned in (
+        more.model.output.weight[:, 32:].T,  # (16, V)
+        layer.ffn.down.weight[:, 32:].T,  # new units
+        layer.self_attn.out.weight[:, 32:].T,  # the new head
+    ):
+        assert learned.abs().amax(1).min() > 0
+        assert torch.corrcoef(learned).fill_diagonal_(0).abs().max() < 0.999
+
+
+@pytest.mark.parametrize(
+    ("config", "heads", "problem"),
+    [
+        (dict(pre_norm=False), 4, "norms before"),
+        (dict(norm="rms"), 4, "norms before"),
+        (dict(positions="none"), 4, "norms before"),
+        (dict(tie_output=False), 4, "norms before"),
+        ({}, 8, "8 of 3 dimensions are narrower"),
+        ({}, 5, "24 is odd or not divisible by heads"),
+    ],
+)
+def test_width_that_would_change_something_is_refused(config, heads, problem):
+    with pytest.raises(OptionError, match=problem):
+        with_width(tiny.make_model(**config), 24, heads, 32)
 
 
 # Pieces

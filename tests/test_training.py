@@ -368,3 +368,42 @@ def test_embeddings_are_rounded_under_autocast_alone():
         rounded = model.src_embedding(ids)
     assert (exact.dtype, rounded.dtype) == (torch.float32, torch.bfloat16)
     assert rounded.equal(exact.bfloat16())
+
+
+def test_the_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path):
+    """The plain mean of the first steps, then one that forgets; also if the run goes on."""
+    more = ["-mean_steps", "3", "-dropout", "0"]
+    trainer = Trainer(options(corpus, tmp_path / "run", *more))
+    step, seen = trainer.step, []
+
+    def noted(batch):
+        loss = step(batch)
+        seen.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+        trainer.stopping = len(seen) == 5
+        return loss
+
+    trainer.step = noted
+    trainer.run()
+    resumed = Trainer(options(corpus, tmp_path / "run", *more, "-resume"))
+    trainer, step = resumed, resumed.step
+    trainer.step = noted
+    trainer.run()
+    assert len(seen) == 8
+    for name, kept in trainer.kept.named_parameters():
+        mean = sum(weights[name].double() for weights in seen[:3]) / 3
+        for weights in seen[3:]:
+            mean = mean * 2 / 3 + weights[name].double() / 3
+        torch.testing.assert_close(kept.double(), mean, rtol=0, atol=1e-6)
+    assert loss_of(trainer) == pytest.approx(trainer.best, rel=1e-6)
+    written = load_checkpoint(tmp_path / "run").model.state_dict()
+    torch.testing.assert_close(written, trainer.kept.state_dict(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_mean_may_begin_when_a_run_goes_on(corpus, tmp_path):
+    first = Trainer(options(corpus, tmp_path / "run", "-train_steps", "4"))
+    first.run()
+    assert first.kept is first.model
+    more = Trainer(options(corpus, tmp_path / "run", "-resume", "-mean_steps", "2"))
+    torch.testing.assert_close(more.kept.state_dict(), first.model.state_dict())
+    more.run()
+    assert not torch.equal(more.kept.output.bias, more.model.output.bias)

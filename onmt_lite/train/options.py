@@ -147,6 +147,13 @@ class LearningOptions:
     clip_norm: float = opt(
         1.0, "Clip the norm of each gradient to this value", above=0, example="5"
     )
+    mean_steps: int = opt(
+        0,
+        "Validate and save the running mean of the weights over about the last N steps; 0 takes "
+        "the weights themselves",
+        min=0,
+        example="500",
+    )
     valid_minutes: float | None = opt(
         None,
         "Validate and save every X minutes; by default a tenth of train_minutes, from 1 to 10",

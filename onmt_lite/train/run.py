@@ -4,6 +4,7 @@ Each validation that lowers the loss writes the model to the output directory, a
 which `-resume` continues.  For people there are a log, a table, a plot and the options of the run.
 """
 
+import copy
 import io
 import itertools
 import math
@@ -133,6 +134,8 @@ class Trainer:
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
         model = trained or network.new_model(options.model, self.sp.vocab_size())
         self.model = network.rounding(model).to(self.device)
+        # What is validated and saved: the model, or another with the mean of its weights
+        self.kept = copy.deepcopy(self.model) if learning.mean_steps else self.model
         rates = learning.matrix_lr, learning.vector_lr
         self.optimizers = network.build_optimizers(self.model, *rates, self.dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
@@ -272,24 +275,33 @@ class Trainer:
             optimizer.zero_grad()
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = peak * warm * cool
-        loss = self.loss(batch, self.options.learning.label_smoothing) / batch.n_tokens
+        loss = self.loss(self.model, batch, self.options.learning.label_smoothing) / batch.n_tokens
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.n_steps += 1
         self.n_tokens += batch.n_tokens
+        self.average()
         value = self.finite(loss.item())
         self.total_loss += value * batch.n_tokens
         return value
 
-    def loss(self, batch: data.TrainBatch, label_smoothing: float) -> Tensor:
+    @torch.no_grad()
+    def average(self) -> None:
+        """Take the weights into the running mean, the plain mean of a run's first mean_steps."""
+        if self.kept is not self.model:
+            share = 1 / min(self.options.learning.mean_steps, self.n_steps)
+            mean, now = list(self.kept.parameters()), list(self.model.parameters())
+            torch._foreach_lerp_(mean, now, share)
+
+    def loss(self, model: Transformer, batch: data.TrainBatch, label_smoothing: float) -> Tensor:
         """Return the summed loss of the target tokens of a batch, in nats."""
         b = data.TrainBatch(*(t.to(self.device) for t in vars(batch).values()))
-        low, output = self.dtype == torch.bfloat16, self.model.output
+        low, output = self.dtype == torch.bfloat16, model.output
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-            memory = self.model.encode(b.src, b.src_lengths)
-            hidden, _ = self.model.decode_all(b.tgt_in, memory)  # (B, T, D)
+            memory = model.encode(b.src, b.src_lengths)
+            hidden, _ = model.decode_all(b.tgt_in, memory)  # (B, T, D)
             tokens = b.tgt_out != data.PAD  # (B, T)
             return network.smoothed_nll(
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
@@ -316,10 +328,10 @@ class Trainer:
         nll = self.finite(sum(losses) / len(losses))
         if nll < self.best:
             self.best = nll
-            native.save(self.out, self.model, self.pieces, self.options.data.save_bits)
+            native.save(self.out, self.kept, self.pieces, self.options.data.save_bits)
         shown = self.shown[: SHOWN_LINES if self.stopping else BLEU_LINES]
         sources, references = ([pair[side] for pair in shown] for side in (0, 1))
-        outputs = translate_greedily(self.model, self.sp, sources)
+        outputs = translate_greedily(self.kept, self.sp, sources)
         bleu = None
         if HAS_SACREBLEU and not self.stopping:
             import sacrebleu  # optional
@@ -341,12 +353,12 @@ class Trainer:
     @torch.no_grad()
     def held_out_losses(self) -> list[float]:
         """Return the negative log-likelihood per target token of each held-out file, in nats."""
-        self.model.eval()
+        self.kept.eval()
         losses = []
         for batches in self.valid:
-            total = sum(self.loss(batch, 0.0).item() for batch in batches)
+            total = sum(self.loss(self.kept, batch, 0.0).item() for batch in batches)
             losses.append(total / sum(batch.n_tokens for batch in batches))
-        self.model.train()
+        self.kept.train()
         return losses
 
     def standing(self) -> str:
@@ -379,6 +391,7 @@ class Trainer:
         """Replace the state for -resume."""
         state = {
             "model": self.model.state_dict(),
+            "mean": self.kept.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "random": torch.get_rng_state(),
@@ -392,6 +405,8 @@ class Trainer:
         """Restore a state.  Raises DataError if it does not fit the run."""
         try:
             self.model.load_state_dict(state["model"])
+            if self.kept is not self.model:  # one that begins now begins at the weights
+                self.kept.load_state_dict(state.get("mean", state["model"]))
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             torch.set_rng_state(state["random"].cpu())

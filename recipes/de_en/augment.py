@@ -10,6 +10,7 @@ from random import Random
 
 from onmt_lite.train.data import Pair
 from recipes.de_en.lexicon import word_pairs
+from recipes.de_en.noise import no_commas, no_mark, plain_letters, typos
 from recipes.de_en.options import ChangeOptions
 from recipes.de_en.slots import decorate, fill, name, number
 from recipes.de_en.words import WORD, Truecase, names_of, shared_words, with_rare_words
@@ -114,7 +115,9 @@ class Augment:
         while i < len(pairs):
             alone = rng.random() >= self.options.join
             n = 1 if alone else rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8))
-            joined.append(self._glue(pairs[i : i + n], rng))
+            bare = n > 1 and rng.random() < self.options.join_bare
+            glue = self._run_on if bare else self._glue
+            joined.append(glue(pairs[i : i + n], rng))
             i += n
         return joined
 
@@ -130,6 +133,16 @@ class Augment:
                 src, tgt = f"{src} {src_next}", f"{tgt} {tgt_next}"
         return src, tgt
 
+    def _run_on(self, group: list[Pair], rng: Random) -> Pair:
+        """Join sentences whose sources lose the marks in between, and often their capitals."""
+        lower = rng.random() < 0.3
+        *others, last = [(no_mark(src), tgt) for src, tgt in group[:-1]] + group[-1:]
+        if rng.random() < 0.5:
+            last = drop_final(last)
+        first, *more = (src for src, _ in (*others, last))
+        src = " ".join([first, *map(self.src_case.lower_first, more)] if lower else [first, *more])
+        return src, " ".join(tgt for _, tgt in (*others, last))
+
     def _respell(self, pair: Pair, rng: Random) -> Pair:
         options = self.options
         if rng.random() < options.names:
@@ -141,6 +154,12 @@ class Augment:
             pair = drop_final(pair)
         if rng.random() < options.marks:
             pair = decorate(pair, rng)
+        if rng.random() < options.typos:
+            pair = typos(pair, rng)
+        if rng.random() < options.plain_letters:
+            pair = plain_letters(pair, rng)
+        if rng.random() < options.no_commas:
+            pair = no_commas(pair)
         if rng.random() < options.upper:
             return pair[0].upper(), pair[1].upper()
         if rng.random() < options.lower_src:

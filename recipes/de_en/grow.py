@@ -1,7 +1,8 @@
 """Write a larger model that knows what a trained one knows: `python -m recipes.de_en.grow -help`.
 
-New layers are the identity until they learn (Net2Net, Chen et al. 2016).  New pieces begin as the
-sum of the pieces that spell them.  The trainer goes on from the larger model with `-init_from`.
+New layers are the identity until they learn (Net2Net, Chen et al. 2016), and a wider model says
+what the narrow one says (`recipes.de_en.widen`).  New pieces begin as the sum of the pieces that
+spell them.  The trainer goes on from the larger model with `-init_from`.
 """
 
 import struct
@@ -30,12 +31,13 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.data import COMMON_CHARACTERS, read_pairs, train_sentencepiece
 from onmt_lite.train.network import init_weights
 from recipes.de_en.models import check_new, read_model, write_model
+from recipes.de_en.widen import with_width
 
 USAGE = """\
 -model DIR -output DIR [options]
 
-Writes a model of the project's own format with more layers or other pieces than a trained one has,
-and otherwise with its weights."""
+Writes a model of the project's own format with more layers, more width or other pieces than a
+trained one has, and otherwise with its weights."""
 
 OF_PIECES = (
     "src_embedding.token.weight",
@@ -60,6 +62,13 @@ class GrowOptions:
     dec_layers: int = opt(
         0, "Put decoder layers on top, N in all; fewer than there are change nothing", example="3"
     )
+    d_model: int = opt(
+        0, "Widen the model to N dimensions; fewer than there are change nothing", example="256"
+    )
+    heads: int = opt(
+        0, "Have N heads, at least as wide as before; fewer than there are change nothing"
+    )
+    d_ff: int = opt(0, "Widen feed-forward layers to N; a smaller N changes nothing", example="768")
     train: tuple[str, ...] = opt(
         (),
         "Make new pieces of the words in these files of pairs, plain or .gz; a piece that the "
@@ -76,7 +85,7 @@ class GrowOptions:
         "bytes of any other character; without -train they are added to the model's pieces",
     )
     save_bits: int = opt(16, "Write weights in 16 or 8 bits, as the trainer does", example="8")
-    seed: int = opt(1, "Seed the weights of new layers", min=0, example="2")
+    seed: int = opt(1, "Seed new weights", min=0, example="2")
     output: str = opt(
         "", "Write to this directory, which must not exist yet", value="PATH", example="runs/start"
     )
@@ -107,6 +116,7 @@ def grow(options: GrowOptions) -> None:
         pieces = with_all_characters(pieces)
     torch.manual_seed(options.seed)
     model = with_pieces(model, old, spm.SentencePieceProcessor(model_proto=pieces))
+    model = with_width(model, options.d_model, options.heads, options.d_ff)
     model = with_layers(model, options.enc_layers, options.dec_layers)
     write_model(output, model, pieces, options.save_bits)
 

@@ -80,6 +80,13 @@ class ChangeOptions:
         max=1,
         example="0.1",
     )
+    join_bare: float = opt(
+        0.0,
+        "Take the marks between the sentences off the source in this share of the joins",
+        min=0,
+        max=1,
+        example="0.5 -join 0.1",
+    )
     conjunctions: tuple[str, ...] = opt(
         (),
         "Join by these pairs `source|target`, such as `, und |, and `",
@@ -100,6 +107,24 @@ class ChangeOptions:
     upper: float = opt(0.0, "Put this share of lines into capitals", min=0, max=1, example="0.02")
     lower_src: float = opt(
         0.0, "Put this share of sources into small letters", min=0, max=1, example="0.05"
+    )
+    typos: float = opt(
+        0.0,
+        "Have one to three slips of the fingers in this share of sources: letters swapped, "
+        "dropped, doubled, or those of a neighbouring key",
+        min=0,
+        max=1,
+        example="0.1",
+    )
+    plain_letters: float = opt(
+        0.0,
+        "Spell umlauts as ae, oe, ue or without dots, and ß as ss, in this share of sources",
+        min=0,
+        max=1,
+        example="0.05",
+    )
+    no_commas: float = opt(
+        0.0, "Take the commas off this share of sources", min=0, max=1, example="0.05"
     )
     names: float = opt(
         0.0,
@@ -158,6 +183,7 @@ RULES = (
     requires("made_lines", given("made")),
     requires("slots", given("slot_lines")),
     requires("slot_lines", given("slots")),
+    requires("join_bare", given("join")),
     requires("conjunctions", given("conjunction")),
     requires("conjunction", given("join") | given("conjunctions")),
     requires("quotes", given("quote")),
