@@ -102,7 +102,7 @@ def test_points_that_are_nearly_apart():
 
 
 def test_marks_that_hardly_any_line_has():
-    lines = ["Das ist gut."] * 20_000 + ["5 €"] + ["a (b)"] * 3
+    lines = ["Das ist gut."] * 20_000 + ["5 €"] * 3 + ["a (b)"] * 5
     assert rare_marks("Dasgut.€()[a", lines) == "[€"
 
 

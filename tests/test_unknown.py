@@ -16,7 +16,7 @@ from onmt_lite.text.tag_projection import Aligned, Units, put_back
 from tests.support import tables, tiny
 
 KNOWN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789äöüßé .,:!?-'\"()▁")
-GERMAN = Unknown("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, rare="€")
+GERMAN = Unknown("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, rare="€()")
 
 
 def encode(text: str) -> list[str]:
@@ -30,7 +30,10 @@ def read(line: str, unknown: Unknown = GERMAN):
 
 READINGS = [
     # line, what the model reads, what is put back
-    ("Das kostet 5 € im Monat.", "Das kostet 5 im Monat.", ["€"]),
+    ("Das kostet 5 € im Monat.", "Das kostet 14 im Monat.", ["5 €"]),
+    ("Es kostet € 52,42, nicht 3,- €!", "Es kostet 14, nicht 17!", ["€ 52,42", "3,- €"]),
+    ("Ich habe kein €, nur US€ 1.234,50", "Ich habe kein, nur Tom", ["€", "US€ 1.234,50"]),
+    ("Bei 180 °C und 120 km/h, 4°", "Bei 14 und 17, Tom", ["180 °C", "120 km/h", "4°"]),
     ("Guten Morgen 😀!", "Guten Morgen!", ["😀"]),
     ("👍🏽 Familie 👨‍👩‍👧 und 🇩🇪", "Familie und ", ["👍🏽", "👨‍👩‍👧", "🇩🇪"]),
     ("Klicken Sie <b>hier</b>.", "Klicken Sie hier.", ["<b>", "</b>"]),
@@ -73,7 +76,20 @@ READINGS = [
     ("Es gilt a² + b² = c² hier", "Es gilt Tom hier", ["a² + b² = c²"]),
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
     ("😀 I 😀 U ok", "I U ok", ["😀", "😀"]),
-    ("Das sind 3 * 4 / 2 Euro", "Das sind Tom Euro", ["3 * 4 / 2"]),
+    ("Das sind 3 * 4 / 2 Euro", "Das sind 14 Euro", ["3 * 4 / 2"]),
+    # whole, never half of what has no space in it
+    ("Am 9/4/2000 ist es 1/2", "Am 14 ist es 17", ["9/4/2000", "1/2"]),
+    ("Von 2000/04/09 bis 31/12/99.", "Von 14 bis 17.", ["2000/04/09", "31/12/99"]),
+    ("Das 3/4-Dach, am 9/4/x2a/3", "Das 14-Dach, am 17", ["3/4", "9/4/x2a/3"]),
+    ("Die Richtlinie 98/6/EG", "Die Richtlinie 14", ["98/6/EG"]),
+    ("Es gilt 2x + 3y = 12 hier", "Es gilt Tom hier", ["2x + 3y = 12"]),
+    ("Frauen/Kinder und/oder so", "Frauen Kinder und oder so", ["/", "/"]),
+    ("Hallo [[x y]] und <<b>>!", "Hallo Tom und Boston!", ["[[x y]]", "<<b>>"]),
+    ("Du [x] hast [USER] gesehen", "Du Tom hast Boston gesehen", ["[x]", "[USER]"]),
+    ("[[count]] [1] [leise] hier", "14 17 leise hier", ["[[count]]", "[1]", "[", "]"]),
+    ("- [x] Brot kaufen", "- Brot kaufen", ["[x]"]),
+    ("In ~/bin oder /usr/b.", "In Tom oder Boston.", ["~/bin", "/usr/b"]),
+    ("In a-b/c.d/main.py, ja", "In Tom, ja", ["a-b/c.d/main.py"]),
     ("Preis (€) hier", "Preis hier", ["(€)"]),
     # read as something plain
     ("Café\u2011Besitzer", "Café-Besitzer", []),
@@ -140,9 +156,15 @@ def restored(line: str, translation: str, links: dict[str, str], case=str) -> st
 
 
 RESTORED = [
-    ("Das kostet 5 € im Monat.", "It costs 5 monthly", "It:Das costs:kostet 5:5 monthly:Monat",
+    ("Das kostet 5 € im Monat.", "It costs 14 monthly", "It:Das costs:kostet 14:14 monthly:Monat",
      "It costs 5 € monthly"),
-    ("Das kostet €5 heute", "Today costs 5", "Today:heute costs:kostet 5:5", "Today costs €5"),
+    ("Am 3/4 geht er", "He goes on the 14th", "He:er goes:geht on:Am the:Am 14th:14",
+     "He goes on the 3/4"),
+    ("Das §5 gilt heute", "Today applies 5", "Today:heute applies:gilt 5:5", "Today applies §5"),
+    ("Die ((alte)) Frau", "The old woman", "The:Die old:alte woman:Frau", "The ((old)) woman"),
+    ("Hallo *{x}*, komm", "Hello Tom, come", "Hello:Hallo Tom,:Tom come:komm", "Hello *{x}*, come"),
+    ("Nimm {x}/{y} weg", "Take Tom Boston away", "Take:Nimm Tom:Tom Boston:Boston away:weg",
+     "Take {x}/{y} away"),
     ("heute 🙂 komme ich", "I come today", "I:ich come:komme today:heute", "I come today 🙂"),
     ("Bitte <b>hier klicken</b> jetzt", "Please click here now",
      "Please:Bitte click:klicken here:hier now:jetzt", "Please <b>click here</b> now"),
@@ -382,6 +404,10 @@ def test_a_translation_scores_what_it_scored(tiny_checkpoint):
     assert same
 
 
+def test_numbers_of_amounts_are_not_dropped():
+    assert read("Das kostet 5 € und 3/4", Unknown("drop")).text == "Das kostet 5 und "
+
+
 def test_what_cannot_be_done_is_refused(tiny_checkpoint):
     with pytest.raises(OptionError, match="unknown copy: needs lines that sentencepiece cuts"):
         of_tiny(tiny_checkpoint, tokenizer="space", unknown="copy")
@@ -392,7 +418,9 @@ def test_what_cannot_be_done_is_refused(tiny_checkpoint):
 
 SHIPPED = {
     "🙂": "🙂",
-    "Das kostet 5 € im Monat.": "€",
+    "Das kostet € 899,00 im Monat.": "€ 899,00",
+    "Ich wurde am 9/4/2000 geboren.": "9/4/2000",
+    "Du hast [[count]] neue Nachrichten von [x].": "[[count]] [x]",
     "Herr Дмитрий wohnt in Łódź.": "Дмитрий Łódź",
     "Hallo {name}, willkommen!": "{name}",
     "<b>Willkommen</b>": "<b> </b>",

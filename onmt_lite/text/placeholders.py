@@ -7,10 +7,10 @@ words.  So the model reads the line without such characters:
    spaces, letters with combining accents, HTML entities of letters.  Control and format characters
    are removed.
 2. Other unknown characters are taken out, and, known or not, tags, HTML entities, placeholders
-   (`{name}`, `%s`), addresses, and words such as `max_size` or `AT&T`.
-   - Words with an unknown letter, several in a row counting as one, formulas (`3 × 4 = 12`),
-     placeholders and addresses are replaced by a stand-in that the model is known to copy: a name
-     or a number.
+   (`{name}`, `[[name]]`, `%s`), addresses, paths and words such as `max_size` or `AT&T`.
+   - Words with an unknown letter, several in a row counting as one, formulas (`3 × 4 = 12`), dates
+     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), placeholders and addresses are replaced
+     by a stand-in that the model is known to copy: a name or a number.
    - All other items are marks, and removed.
 3. Module `onmt_lite.text.tag_projection` puts the items back into the translation.
    - A word replaces its stand-in, or follows the translation of that if it is not a copy.
@@ -29,6 +29,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 from onmt_lite.text.lines import in_capitals
@@ -42,6 +43,7 @@ BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 # Patterns of items that are taken out whole
 # A tag has attributes or one word beside its name ("x <y und y> z" is text); comments may hold tags
 TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
+CHECKBOX = r"(?<=[-*+] )\[[ xX]\](?= )"
 ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
 SITE = (
@@ -56,23 +58,40 @@ PRINTF = (
     r"(?:hh?|ll?|[jqtzL])?[sSdiuoxXfFgGeEcp@](?!\w)"
 )
 VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
-PATH = r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
+PATH = (
+    r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
+    r"|(?<![\w./\\<-])(?:(?:~|\.\.?)/|/[\w.+-]*\w/)(?:[\w.+-]*\w/)*[\w.+-]*\w/?"
+    r"|(?<![\w./@-])[\w-]+(?:[./][\w-]+)*/[\w.-]+\.[a-z][a-z0-9]{0,4}(?![\w/])"
+)  # ~/bin, /usr/local, src/main.py
+WRAPPED = (
+    r"\[\[[^\[\]]+\]\]|<<[^\s<>]+>>|"
+    r"\[(?:[a-z]|[A-Z]+|\w*[\d_]\w*)\]"  # [x], [USER], [user_name], but [leise] is text
+)
 CODE = (
     rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
     r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
 )
-WORD_PATTERNS = "|".join((URL, MAIL, SITE, BRACES, PRINTF, VARIABLE, PATH, CODE))
-PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY})|(?P<word>{WORD_PATTERNS})")
+WORD_PATTERNS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE))
+PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY}|{CHECKBOX})|(?P<word>{WORD_PATTERNS})")
 # No pattern is without one of these
-HINT = re.compile(r"[<&{%$@_=#\\~|]|\+\+|://|www\.|mailto:|\w\.[a-z]{2}")
+HINT = re.compile(r"[<&{%$@_=#\\~|[/]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
 
 # Patterns of unknown items in a line given as classes of characters: a known letters, d known
-# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, x other
-# unknown characters, _ spaces
-OPERAND = "(?<![adU])(?:d+(?:\\.d+){0,9}|a)(?![adU])o{0,4}"
-FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+"  # bounded, as time would grow with the square
+# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, c
+# unknown currencies and degrees, x other unknown characters, _ spaces.  Repetitions are bounded, as
+# time would grow with the square.
+NUMERAL = "(?<![adU])d+(?:\\.d+){0,9}"
+UNIT = "(?:(?:\\.\\.)?_?ca?|_?a{1,5}oa)"  # 3,- €, 180 °C, 120 km/h
+AMOUNT = f"(?:(?<![adU])a{{1,3}})?c_?{NUMERAL}(?![adU])|{NUMERAL}{UNIT}(?![adU])"
+# A number, also with letters, or one letter; powers may follow it
+OPERAND = "(?<![adU])(?:(?=[ad]{0,9}d)[ad]+|a)(?:\\.d+){0,9}o{0,4}(?![adU])"
+FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+(?:o[ad]+)*"  # 2x + 3 = y², 9/4/2000, 98/6/EG
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
-UNKNOWN = re.compile(f"(?P<word>{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xo][xom]*)")
+# Without stand-ins the number of an amount stays
+UNKNOWN, UNKNOWN_BUT_AMOUNTS = (
+    re.compile(f"(?P<word>{amount}{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xoc][xocm]*)")
+    for amount in (f"{AMOUNT}|", "")
+)
 
 PLAIN = {
     **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63\uff0d–—―", "-"),
@@ -91,8 +110,9 @@ ITEMS = re.compile(ITEM)
 LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
 # Items that stand for a number
 NUMBER = re.compile(
-    r"%[^s@c]*[difu]$|[$#%]?\{+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
-    r"|[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b]+$",
+    r"%[^s@c]*[difu]$|[$#%]?[{[<]+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
+    r"|[^\w=<>{}]*[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b](?:\d|[^\w=<>{}])*"
+    r"(?:°\w|\w{1,5}/\w|(?<=/)\w+)?$",
     re.IGNORECASE,
 )
 NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
@@ -176,7 +196,7 @@ class Span:
     start: int
     end: int
     is_word: bool  # a stand-in takes the place of the item
-    glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent items
+    glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent marks
     partner: int | None = None  # index of the span that closes the pair opened by this one
     closes: bool = False  # this span closes a pair
 
@@ -204,6 +224,7 @@ class Extractor:
     ):
         """encode cuts text into tokens; lacks says whether the model does not know a token."""
         self.encode, self.lacks, self.unknown = encode, lacks, unknown
+        self.pattern = UNKNOWN if unknown.names or unknown.numbers else UNKNOWN_BUT_AMOUNTS
         self.knows = lru_cache(maxsize=None)(self._knows)
 
     def _knows(self, char: str) -> bool:
@@ -284,7 +305,7 @@ class Extractor:
         for match in PATTERNS.finditer(line):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
             classes[match.start() : match.end()] = "#" * len(match[0])
-        for match in UNKNOWN.finditer("".join(classes)):
+        for match in self.pattern.finditer("".join(classes)):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
         _take_brackets(line, spans)
@@ -300,6 +321,8 @@ class Extractor:
             return "d" if char.isdigit() else "a" if char.isalnum() else "."
         if category[0] == "M" or category == "Cf":
             return "m"
+        if category == "Sc" or char == "°":
+            return "c"
         raised = unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
         if category == "Sm" or char in "*/^·" or raised:
             return "o"
@@ -320,16 +343,16 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
 
 
 def _look_around(line: str, spans: list[Span]) -> None:
-    """Set `glued` of each span; spans that touch each other have the same."""
+    """Set `glued` of each span; marks that touch each other have the same."""
     # The first and the last stand for their missing neighbours
     glued, before, after = False, [*spans[:1], *spans], [*spans[1:], *spans[-1:]]
     for span, last in zip(spans, before):
-        if last.end != span.start:
-            glued = line[span.start - 1 : span.start].isalnum()
+        if last.is_word or last.end != span.start:
+            glued = last.end == span.start or line[span.start - 1 : span.start].isalnum()
         span.glued = glued, False
     for span, following in zip(reversed(spans), reversed(after)):
-        if span.end != following.start:
-            glued = line[span.end : span.end + 1].isalnum()
+        if following.is_word or span.end != following.start:
+            glued = span.end == following.start or line[span.end : span.end + 1].isalnum()
         span.glued = span.glued[0], glued
 
 
@@ -339,7 +362,7 @@ def _pair(line: str, spans: list[Span]) -> None:
     for i, span in enumerate(spans):
         text, glued = span.of(line), span.glued
         tag = NAME.match(text)
-        closing = BRACKETS.get(text, text)
+        closing = "".join(BRACKETS.get(char, char) for char in reversed(text))
         opens, closes = glued == (False, True), glued == (True, False)
         if tag is not None:
             opens, closes = not tag[1] and not text.endswith("/>"), bool(tag[1])
@@ -359,12 +382,10 @@ def _pair(line: str, spans: list[Span]) -> None:
 def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
     """A stand-in for each word, while there are some that the line does not hold; "" for others."""
     lower = line.lower()
-    free = {
-        of_number: iter([name for name in stand_ins if name.lower() not in lower])
-        for of_number, stand_ins in ((False, unknown.names), (True, unknown.numbers))
-    }
-    of_number = [bool(NUMBER.match(span.of(line))) for span in spans]
-    return [next(free[n], "") if span.is_word else "" for n, span in zip(of_number, spans)]
+    names = (name for name in unknown.names if name.lower() not in lower)
+    numbers = chain((name for name in unknown.numbers if name not in lower), names)
+    free = [numbers if NUMBER.match(span.of(line)) else names for span in spans]
+    return [next(left, "") if span.is_word else "" for left, span in zip(free, spans)]
 
 
 def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item:

@@ -48,7 +48,7 @@ Translates held-out text with a model of our format, learns how reliable the tra
 writes that into its model.json.  The weights stay as they are."""
 
 RIGHT = 50.0  # chrF from which on a translation counts as right
-RARE = 10_000  # a mark is rare if fewer than one in so many lines has it
+RARE = 5_000  # a mark is rare if fewer than one in so many lines has it
 
 
 @dataclass(frozen=True)
