@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.report import bar_chart
-from onmt_lite.train.chart import WIDTH, line_chart, ticks
+from onmt_lite.train.chart import WIDTH, line_chart, number, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOSS = {"train": [(1.0, 4.0), (2.0, 3.0), (3.0, 2.5)], "valid": [(1.0, 4.5), (3.0, 3.5)]}
@@ -77,21 +77,73 @@ def test_what_is_not_finite_is_left_out():
     assert len(lines(line_chart("t", "x", {"y": {"a": points}}))[0]) == 2
 
 
-@given(st.lists(st.floats(-1e9, 1e9).map(lambda x: round(x, 6)), max_size=5))
+NUMBERS = st.one_of(st.floats(-1e9, 1e9).map(lambda x: round(x, 6)), st.floats())
+POINTS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=60)
+DRAWN = 1e300  # whatever is smaller has a place
+
+
+@given(st.lists(NUMBERS.filter(lambda x: abs(x) < DRAWN), max_size=5))
 def test_ticks_are_few_and_span_the_values(values):
     found = ticks(values)
     assert 3 <= len(found) <= 9
-    slack = 1e-6 * max(1.0, *map(abs, found))
+    slack = 1e-6 * max(map(abs, found))
     assert all(found[0] - slack <= value <= found[-1] + slack for value in values)
     distances = [b - a for a, b in zip(found, found[1:])]
-    assert all(d == pytest.approx(distances[0], rel=1e-3) for d in distances)
+    assert all(d == pytest.approx(distances[0], rel=1e-3, abs=slack) for d in distances)
+    digit, zeros = f"{distances[0]:.2e}".split("e")[0].split(".")
+    assert (digit in "125" and zeros == "00") or max(map(abs, found)) > 1e6 * distances[0]
 
 
-@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), max_size=60))
-def test_every_point_lies_inside_the_picture(points):
-    chart = line_chart("t", "x", {"y": {"a": points}})
-    height = float(read(chart).get("height", "nan"))
-    assert all(0 <= x <= WIDTH and 0 <= y <= height for line in lines(chart) for x, y in line)
+def extent(text):
+    """Left and right end of a text, in the widest of the usual fonts (DejaVu: 0.636 em a digit)."""
+    width = 0.636 * 13 * len("".join(text.itertext()))
+    x = float(text.get("x", "nan"))
+    left = x - {"start": 0, "middle": width / 2, "end": width}[text.get("text-anchor", "")]
+    return left, left + width
+
+
+@given(POINTS, POINTS)
+def test_points_lie_between_the_axes_and_labels_are_not_cut(a, b):
+    chart = line_chart("t", "x", {"y": {"a": a, "b": b}})
+    root = read(chart)
+    axes = [line for line in root.iter(f"{SVG}line") if line.get("stroke") == "#222222"]
+    xs, ys = ([float(line.get(c, "nan")) for line in axes] for c in ("x1", "y1"))
+    places = [place for line in lines(chart) for place in line]
+    drawable = [p for p in a + b if all(abs(c) < DRAWN for c in p)]
+    assert len(places) == len(drawable)
+    assert all(min(xs) - 0.1 <= x <= WIDTH - 20 and min(ys) <= y <= max(ys) for x, y in places)
+    labels = {}
+    for text in root.iter(f"{SVG}text"):
+        left, right = extent(text)
+        if text.get("transform") is None and text.get("font-weight") is None:
+            assert 24 <= left < right <= WIDTH  # beside the name of the y axis
+            labels.setdefault(text.get("y"), []).append((left, right))
+    for row in labels.values():
+        assert all(end < start for (_, end), (start, _) in zip(row, row[1:]))
+
+
+def test_ticks_of_a_scale_have_labels_that_differ():
+    for scale in ([1e15, 1e15 + 1], [0.0, 3e-9], [9.9e6, 1.01e7], [0.0, 1e200], [1e6, 1e6 + 0.004]):
+        ours = ticks(scale)
+        labels = [number(value, ours) for value in ours]
+        assert [float(label.replace(",", "")) for label in labels] == pytest.approx(ours)
+        assert len(set(labels)) == len(ours)
+
+
+@pytest.mark.parametrize("points", [[(0.4, 0.0)], [(0.4, 3.0)], [(0.4, 3.0), (0.5, 3.0)]])
+def test_time_begins_at_zero_and_no_value_below_zero_is_made_up(points):
+    labels = texts(line_chart("t", "minutes", {"BLEU": {"BLEU": points}}))
+    numbers = [float(label) for label in labels if label[0].isdigit()]
+    assert numbers.count(0) >= 1 and not any(label.startswith("-") for label in labels)
+
+
+def test_a_long_title_keeps_both_ends():
+    title = f"Training of {'/very/long/path' * 20}/mine"
+    assert texts(line_chart("Training of runs/mine", "x", {}))[0] == "Training of runs/mine"
+    chart = line_chart(title, "x", {})
+    shown = texts(chart)[0]
+    assert shown.startswith("Training of /") and shown.endswith("/mine") and len(shown) < 90
+    assert read(chart).findtext(f"{SVG}title") == title
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # 
 DARK, LIGHT = "#222222", "#dddddd"
 FONT = 13
 LETTER = 0.56 * FONT  # mean width of a letter
+DIGIT = 0.64 * FONT  # width of a digit in the widest of the usual fonts
 WIDTH = 720
+HUGE, TINY = 1e300, 1e-100  # magnitudes between which differences can be computed
 # Characters that XML 1.0 cannot hold
 UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -21,32 +23,35 @@ Points = Sequence[tuple[float, float]]
 
 
 def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Points]]) -> str:
-    """Draw panels below each other, with the same x axis and a scale of their own.
+    """Draw panels below each other, with the same x axis, which has 0, and a scale of their own.
 
     `panels` has the label of each y axis and its lines, by name.  Points are joined in order; those
-    that are not finite are left out.
+    that are not finite, or too large to compute with, are left out.
     """
-    left, right, top, height, gap = 64, 20, 48, 200, 44
     kept = {
-        label: {name: [p for p in points if all(map(math.isfinite, p))] for name, points in lines}
+        label: {name: [p for p in points if is_drawable(p)] for name, points in lines}
         for label, lines in ((label, lines.items()) for label, lines in panels.items())
     }
-    xs = [x for lines in kept.values() for points in lines.values() for x, _ in points]
-    x_ticks = ticks(xs)
+    x_ticks = ticks([0.0, *(x for lines in kept.values() for ps in lines.values() for x, _ in ps)])
+    scales = [ticks([y for ps in lines.values() for _, y in ps]) for lines in kept.values()]
+    left = 38 + max([26.0, *map(label_width, scales)])
+    right = max(20.0, 4 + label_width(x_ticks) / 2)
+    top, height, gap = 48, 200, 44
     inside = WIDTH - left - right
+    each = math.ceil((label_width(x_ticks) + 8) * (len(x_ticks) - 1) / inside)
     total = top + len(kept) * (height + gap) + 16
-    parts = [draw_text(WIDTH / 2, 24, title, "middle", bold=True)]
-    for i, (label, lines) in enumerate(kept.items()):
+    parts = [draw_text(WIDTH / 2, 24, shortened(title), "middle", bold=True)]
+    for i, ((label, lines), y_ticks) in enumerate(zip(kept.items(), scales)):
         bottom = top + i * (height + gap) + height
-        y_ticks = ticks([y for points in lines.values() for _, y in points])
         for y in y_ticks:
             place = bottom - share(y, y_ticks) * height
             parts.append(draw_line(left, place, WIDTH - right, place, LIGHT))
             parts.append(draw_text(left - 8, place + 4, number(y, y_ticks), "end"))
-        for x in x_ticks:
+        for n, x in enumerate(x_ticks):
             place = left + share(x, x_ticks) * inside
             parts.append(draw_line(place, bottom, place, bottom + 5, DARK))
-            parts.append(draw_text(place, bottom + 19, number(x, x_ticks), "middle"))
+            if n % each == 0:
+                parts.append(draw_text(place, bottom + 19, number(x, x_ticks), "middle"))
         parts.append(draw_line(left, bottom, WIDTH - right, bottom, DARK))
         parts.append(draw_line(left, bottom - height, left, bottom, DARK))
         parts.append(draw_text(16, bottom - height / 2, label, "middle", upright=True))
@@ -62,12 +67,18 @@ def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Point
     return svg_page(title, total, parts)
 
 
+def is_drawable(point: tuple[float, float]) -> bool:
+    return all(abs(value) < HUGE for value in point)  # false for NaN
+
+
 def ticks(values: Sequence[float]) -> list[float]:
     """Return three to nine round numbers at equal distances that span the values; without values,
     those from 0 to 1."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # one value: some room around it
-        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    if high - low <= 1e-9 * max(abs(low), abs(high), TINY):  # one value: some room around it
+        low, high = low - abs(low) / 2, high + abs(high) / 2
+    if high - low < TINY:
+        low, high = 0.0, 1.0
     rough = (high - low) / 7
     power = 10.0 ** math.floor(math.log10(rough))
     distance = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
@@ -81,9 +92,25 @@ def share(value: float, scale: list[float]) -> float:
 
 
 def number(value: float, scale: list[float]) -> str:
-    """Format a tick with as many decimals as the distance between ticks has."""
-    decimals = max(0, -math.floor(math.log10(scale[1] - scale[0]) + 1e-9))
-    return f"{value + 0.0:,.{decimals}f}"
+    """Format a tick with as many decimals as the distance between ticks has; with an exponent if
+    it would be long."""
+    last = math.floor(math.log10(scale[1] - scale[0]) + 1e-9)  # place of the last digit
+    largest = max(abs(scale[0]), abs(scale[-1]))
+    if value and (largest >= 1e7 or last < -6):
+        first = math.floor(math.log10(abs(value)))
+        return f"{value:.{max(0, first - last)}e}"
+    return f"{value + 0.0:,.{max(0, -last)}f}"
+
+
+def label_width(scale: list[float]) -> float:
+    """Return the width of the longest tick label."""
+    return DIGIT * max(len(number(value, scale)) for value in scale)
+
+
+def shortened(title: str) -> str:
+    """Leave out the middle of a title that is wider than the chart."""
+    room = int((WIDTH - 20) / (1.15 * LETTER))  # bold letters are wider
+    return title if len(title) <= room else f"{title[: room // 3]}…{title[1 + room // 3 - room :]}"
 
 
 def colours(n: int) -> list[str]:

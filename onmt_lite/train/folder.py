@@ -128,7 +128,7 @@ class Journal:
         }
         if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
             panels["BLEU"] = {"BLEU": scores}
-        replace_files(self.out, {PLOT: line_chart(title, "minutes", panels).encode("utf-8")})
+        replace_files(self.out, {PLOT: line_chart(title, "minutes by the clock", panels).encode("utf-8")})
 
 
 def read_table(path: Path) -> list[Row]:
