@@ -215,7 +215,7 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
         ("-save_bits 4", "8 or 16"),
         ("-train_src a", "train_src; .*paste FILE.src FILE.tgt"),
         ("-valid_tgt b", "valid_tgt; .*paste FILE.src FILE.tgt"),
-        ("-save_model c", "name the directory with output"),
+        ("-save_model c", "save_model; here it is output, a directory"),
     ],
 )
 def test_wrong_options_are_named(corpus, tmp_path, more, problem):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
-from onmt_lite.config.foreign import table
+from onmt_lite.config.foreign import remark_on_training
 from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
 from onmt_lite.config.sources import Program, Resolved
@@ -262,7 +262,7 @@ PROGRAM = Program(
     USAGE,
     OPTIONS,
     RULES,
-    remark=lambda name: table()["trainer"].get(name),
+    remark=remark_on_training,
     build=build_options,
 )
 load_train_options = PROGRAM.load
