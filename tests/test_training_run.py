@@ -33,7 +33,7 @@ from onmt_lite.errors import (
 from onmt_lite.train import data
 from onmt_lite.train import options as training_options
 from onmt_lite.train import run as module
-from onmt_lite.train.folder import Row, alone_in
+from onmt_lite.train.folder import Row, alone_in, how_to_go_on, translate_with
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
 from tests.support.counting import tiny_run
@@ -383,16 +383,16 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
 def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
     out = tmp_path / "my runs"
     monkeypatch.setattr(sys, "argv", ["/work/onmt_lite/train/__main__.py"])
-    assert module.translate_with(out) == f"python translate.py -model '{out}' -src FILE"
+    assert translate_with(out) == f"python translate.py -model '{out}' -src FILE"
     monkeypatch.chdir(tmp_path)  # no checkout
-    assert module.translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
+    assert translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
     monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_train"])
-    assert module.translate_with(out) == f"onmt_translate -model '{out}' -src FILE"
+    assert translate_with(out) == f"onmt_translate -model '{out}' -src FILE"
     out.mkdir()
-    assert module.how_to_go_on(out) == ""
+    assert how_to_go_on(out) == ""
     (out / "train_state.pt").touch()
     again = f"onmt_train -config '{out}/train.yaml' -resume"
-    assert module.how_to_go_on(out) == f"; go on: {again}"
+    assert how_to_go_on(out) == f"; go on: {again}"
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):

@@ -1,10 +1,12 @@
-"""The directory of a run: checks before it is written, its lock, table, plot, and saved state."""
+"""The directory of a run: checks before it is written, its lock, table, plot and saved state, and
+commands with its name."""
 
 import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import model_files
+from onmt_lite.config.cli import command
 from onmt_lite.config.files import check_paths, check_writable
 from onmt_lite.errors import DataError, OptionError, refused
 from onmt_lite.text.whole import replace_files
@@ -23,6 +26,7 @@ from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT = "train.csv", "train.svg"
+SCRIPT = Path("translate.py")  # in a checkout
 OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, native.PIECES)
 
 
@@ -128,7 +132,9 @@ class Journal:
         }
         if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
             panels["BLEU"] = {"BLEU": scores}
-        replace_files(self.out, {PLOT: line_chart(title, "minutes by the clock", panels).encode("utf-8")})
+        replace_files(
+            self.out, {PLOT: line_chart(title, "minutes by the clock", panels).encode("utf-8")}
+        )
 
 
 def read_table(path: Path) -> list[Row]:
@@ -198,3 +204,19 @@ def read_state(out: Path, settled: dict[str, object]) -> dict[str, Any]:
 def cannot_resume(out: Path, error: Exception) -> DataError:
     reason = (str(error) or repr(error)).split("\n")[0]
     return DataError(f"cannot resume from {out / STATE}: {reason}")
+
+
+# -- commands to paste ----------------------------------------------------------------------------
+
+
+def how_to_go_on(out: Path, how: str = "go on") -> str:
+    """Return the end of a message with the command to paste; "" if there is no state yet."""
+    again = f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+    return f"; {how}: {again}" if (out / STATE).exists() else ""
+
+
+def translate_with(out: Path) -> str:
+    """Return the command to paste that translates with the model."""
+    script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
+    program = "onmt_translate" if command() == "onmt_train" else script
+    return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"

@@ -8,7 +8,6 @@ import copy
 import io
 import itertools
 import math
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from onmt_lite.checkpoints import native
-from onmt_lite.config.cli import command
 from onmt_lite.config.console import CONSOLE, Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.options import TranslateOptions
@@ -35,13 +33,13 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.lines import from_texts
 from onmt_lite.text.whole import replace_files
 from onmt_lite.train import data, folder, network
+from onmt_lite.train.forecast import Pace, forecast, measured_speed
 from onmt_lite.train.options import TrainOptions, as_table
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None
-SCRIPT = Path("translate.py")  # in a checkout
 
 # Attributes of a Trainer that the state holds, beside weights and optimizers
-COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "best")
+COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "processor_seconds", "best")
 
 ROWS = 100  # rows of the table, besides those of validations
 LINE_SECONDS = 60  # time between lines of progress if there is no bar
@@ -65,33 +63,31 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
             with noted_signals(trainer.stop), folder.alone_in(out):
                 trainer.run()
         except FileError as error:
-            raise FileError(f"{error}{how_to_go_on(out, 'to go on, make room and run')}") from None
+            raise FileError(
+                f"{error}{folder.how_to_go_on(out, 'to go on, make room and run')}"
+            ) from None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
-            raise MemoryExhausted(f"{said}{how_to_go_on(out)}") from None
+            raise MemoryExhausted(f"{said}{folder.how_to_go_on(out)}") from None
     files = ", ".join((folder.LOG_FILE, folder.TABLE, folder.PLOT))
+    LOG.info(
+        "%d steps took %.1f minutes by the clock, without validations, and %.1f processor minutes",
+        *(trainer.n_steps, trainer.seconds / 60, trainer.processor_seconds / 60),
+    )
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
-    LOG.info("translate with it: %s", translate_with(out))
+    LOG.info("translate with it: %s", folder.translate_with(out))
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
-        interrupted.kept = f"at step {trainer.n_steps}, state saved{how_to_go_on(out)}"
+        interrupted.kept = f"at step {trainer.n_steps}, state saved{folder.how_to_go_on(out)}"
         LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
         raise interrupted
 
 
-def how_to_go_on(out: Path, how: str = "go on") -> str:
-    """Return the end of a message with the command to paste; "" if there is no state yet."""
-    again = f"{command()} {shlex.join(['-config', str(out / folder.CONFIG), '-resume'])}"
-    return f"; {how}: {again}" if (out / folder.STATE).exists() else ""
-
-
-def translate_with(out: Path) -> str:
-    """Return the command to paste that translates with the model."""
-    script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
-    program = "onmt_translate" if command() == "onmt_train" else script
-    return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
+def clocks() -> tuple[float, float]:
+    """Return seconds by the clock, and of processor time."""
+    return time.monotonic(), time.process_time()
 
 
 def translate_greedily(
@@ -136,8 +132,7 @@ class Trainer:
         self.model = network.rounding(model).to(self.device)
         # What is validated and saved: the model, or another with the mean of its weights
         self.kept = copy.deepcopy(self.model) if learning.mean_steps else self.model
-        rates = learning.matrix_lr, learning.vector_lr
-        self.optimizers = network.build_optimizers(self.model, *rates, self.dtype)
+        self.optimizers = self._optimizers()
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
 
         sampling = files.src_sampling, files.tgt_sampling
@@ -147,12 +142,19 @@ class Trainer:
         self.shown = data.spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
 
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
-        self.seconds, self.best, self.total_loss = 0.0, math.inf, 0.0
+        self.seconds = self.processor_seconds = 0.0  # of updates: by the clock, and of all threads
+        self.clocks = clocks()  # at the end of the last update
+        self.best, self.total_loss = math.inf, 0.0
         self.stopping = 0  # the signal that asks for a stop
         if state is not None:
             self.load_state(state)
         self.last_row = self.n_tokens, self.seconds, 0.0
         self._begin()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        learning = self.options.learning
+        rates = learning.matrix_lr, learning.vector_lr
+        return network.build_optimizers(self.model, *rates, self.dtype)
 
     def _pieces(self) -> bytes:
         """Return a sentencepiece model: that of the resumed run or of init_from, or a new one."""
@@ -210,7 +212,8 @@ class Trainer:
         """Train until a limit is reached or a signal arrives."""
         valid_seconds = 60 * self.options.learning.minutes_between_validations
         self.model.train()
-        last_valid = clock = time.monotonic()
+        self.clocks = clocks()
+        last_valid = self.clocks[0]
         quiet = not CONSOLE.isatty()
         with tqdm(
             total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=console_width()
@@ -218,15 +221,15 @@ class Trainer:
             for batch in self.batches():
                 share, seconds = self.progress(), self.seconds
                 loss = self.step(batch)
-                now = time.monotonic()
-                self.seconds, clock = self.seconds + now - clock, now
+                self.count_time()
                 standing = f"{self.standing()}  loss {loss:.3f}"
                 bar.set_postfix_str(standing, refresh=False)
                 bar.update(min(100.0, 100 * self.progress()) - bar.n)
                 over = self.progress() >= 1 or bool(self.stopping)
-                if over or now - last_valid > valid_seconds:
+                if over or self.clocks[0] - last_valid > valid_seconds:
                     self.report()
-                    last_valid = clock = time.monotonic()
+                    self.clocks = clocks()
+                    last_valid = self.clocks[0]
                     over = over or bool(self.stopping)  # a signal during the validation
                 elif int(ROWS * self.progress()) > int(ROWS * share):
                     self.journal.add(self.row())
@@ -235,6 +238,12 @@ class Trainer:
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
                     percent = 100 * self.progress()
                     LOG.info("%3.0f %%  %s", percent, standing, extra={"on_stderr": quiet})
+
+    def count_time(self) -> None:
+        """Add the time since the last update, or validation, to that of the run."""
+        before, self.clocks = self.clocks, clocks()
+        self.seconds += self.clocks[0] - before[0]
+        self.processor_seconds += self.clocks[1] - before[1]
 
     def stop(self, signum: int) -> None:
         """End the run after the current step."""
@@ -261,13 +270,51 @@ class Trainer:
                     "target has a character without a piece (-all_characters makes them)",
                     *(epoch.n_left_out, self.model.max_positions),
                 )
+            if self.epoch == first:
+                self.tell_length(epoch)
             for batch in epoch.batches[self.batch :]:
                 self.batch += 1
                 yield data.pad_batch(batch)
             self.epoch, self.batch = self.epoch + 1, 0
 
+    def tell_length(self, epoch: data.Epoch) -> None:
+        """Log what the run will come to; the time that this takes is none of its minutes."""
+        self.count_time()
+        learning, n_steps = self.options.learning, len(epoch.batches)
+        pace = Pace(
+            n_pairs=len(self.text.pairs),
+            n_parameters=sum(p.numel() for p in self.model.parameters()),
+            epoch_steps=n_steps,
+            step_tokens=sum(len(tgt) + 1 for b in epoch.batches for _, tgt in b) / n_steps,
+            tokens_per_second=self.speed(epoch),
+        )
+        is_trained = self.options.data.init_from is not None
+        for line in forecast(pace, learning, self.n_steps, self.seconds, is_trained):
+            LOG.info("%s", line)
+        self.clocks = clocks()
+
+    def speed(self, epoch: data.Epoch) -> float:
+        """Measure target tokens a second, by updates of a copy of the model."""
+        kept = self.model, self.optimizers
+        try:
+            self.model = copy.deepcopy(self.model)
+            self.optimizers = self._optimizers()
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                return measured_speed(epoch.batches, self.update, lambda: bool(self.stopping))
+        finally:
+            self.model, self.optimizers = kept
+
     def step(self, batch: data.TrainBatch) -> float:
         """Learn from one batch.  Returns its loss per target token."""
+        loss = self.update(batch)
+        self.n_steps += 1
+        self.n_tokens += batch.n_tokens
+        self.average()
+        self.total_loss += self.finite(loss) * batch.n_tokens
+        return loss
+
+    def update(self, batch: data.TrainBatch) -> float:
+        """Change the weights by one batch.  Returns its loss per target token."""
         # Linear warm-up, a plateau, then a linear fall to zero
         warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
         cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
@@ -280,12 +327,7 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.n_steps += 1
-        self.n_tokens += batch.n_tokens
-        self.average()
-        value = self.finite(loss.item())
-        self.total_loss += value * batch.n_tokens
-        return value
+        return loss.item()
 
     @torch.no_grad()
     def average(self) -> None:
@@ -364,7 +406,8 @@ class Trainer:
     def standing(self) -> str:
         """Describe minutes, epoch, step and speed for the log."""
         return (
-            f"{self.seconds / 60:.1f} min  epoch {self.epoch}  step {self.n_steps}  "
+            f"{self.seconds / 60:.1f} min (processor {self.processor_seconds / 60:.1f})  "
+            f"epoch {self.epoch}  step {self.n_steps}  "
             f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
         )
 
@@ -410,6 +453,7 @@ class Trainer:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             torch.set_rng_state(state["random"].cpu())
+            state["counters"].setdefault("processor_seconds", 0.0)  # older versions have none
             for name in COUNTERS:
                 setattr(self, name, state["counters"][name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,187 @@
+"""What is said of a run before it begins, and the two kinds of minutes."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite.train import forecast as module
+from onmt_lite.train.forecast import Pace, duration, forecast, measured_speed, rounded
+from onmt_lite.train.options import LearningOptions
+from onmt_lite.train.run import Trainer, train
+from tests.support.counting import tiny_run
+
+# 150,000 pairs of eleven tokens with the default model, on two cores
+TATOEBA = Pace(150_000, 2_200_000, 1500, 1100.0, 4000.0)
+
+
+def told(pace, n_steps=0, seconds=0.0, is_trained=False, **limits):
+    return forecast(pace, LearningOptions(**limits), n_steps, seconds, is_trained)
+
+
+@pytest.mark.parametrize(
+    ("pace", "limits", "expected"),
+    [
+        # 5 epochs are 7,500 steps, of which 100 take 27.5 s
+        (TATOEBA, {"train_steps": 100}, "-train_steps 7500"),
+        (TATOEBA, {"train_minutes": 1}, "-train_minutes 34"),
+        (TATOEBA, {"train_minutes": 60, "train_steps": 100}, "-train_steps 7500"),
+        (TATOEBA, {"train_minutes": 1, "train_steps": 10**6}, "-train_minutes 34"),
+        (TATOEBA, {"train_steps": 4000}, None),
+        (TATOEBA, {"train_minutes": 30}, None),
+        # 5 epochs of 10,000 pairs are 600 steps: fewer than any model takes
+        (TATOEBA._replace(n_pairs=10_000, epoch_steps=120), {"train_steps": 300}, "_steps 1000"),
+        (TATOEBA._replace(n_pairs=10_000, epoch_steps=120), {"train_steps": 600}, None),
+        # 20 tokens for each of 2.2 million parameters are 40,000 steps, 0.4 epochs
+        (TATOEBA._replace(n_pairs=10**7, epoch_steps=10**5), {"train_steps": 9000}, "steps 40000"),
+        (TATOEBA._replace(n_pairs=10**7, epoch_steps=10**5), {"train_steps": 25000}, None),
+    ],
+)
+def test_a_run_that_is_far_too_short_is_noted_with_one_that_is_not(pace, limits, expected):
+    line, *notes = told(pace, **limits)
+    assert not line.startswith("NOTE")
+    assert bool(notes) == (expected is not None)
+    assert expected is None or notes[0].endswith(expected)
+    assert told(pace, is_trained=True, **limits) == [line]
+
+
+def test_the_first_line_says_steps_epochs_and_time():
+    (line,) = told(TATOEBA, train_steps=6000)
+    assert line == (
+        "at 4,000 target tokens/s, as measured now, this run takes 28 minutes for 6,000 steps; "
+        "an epoch has 1,500: 4 epochs"
+    )
+    # Of a run that goes on, what it has done counts too: 20 of 30 minutes are left
+    (line,) = told(TATOEBA, n_steps=5000, seconds=600, train_minutes=30)
+    assert "for 9,364 steps" in line  # 5000 + 20 * 60 * 4000 / 1100
+
+
+@pytest.mark.parametrize("n_pairs", [2, 200, 4999])
+@pytest.mark.parametrize("steps", [1, 10**6])
+def test_far_too_few_pairs_are_noted_whatever_the_steps(n_pairs, steps):
+    _, note = told(TATOEBA._replace(n_pairs=n_pairs, epoch_steps=2), train_steps=steps)
+    assert note.startswith(f"NOTE: {n_pairs:,} pairs are far too few")
+    assert f"(here {steps / 2:g} times)".replace("500000", "500,000") in note
+    assert "-train_" not in note
+
+
+@given(
+    st.integers(5000, 10**8),
+    st.integers(10**4, 10**9),
+    st.integers(1, 10**6),
+    st.floats(10, 10**5),
+    st.floats(1, 10**7),
+    st.integers(1, 10**6),
+)
+def test_who_takes_the_advice_gets_no_other(pairs, parameters, epoch, tokens, speed, steps):
+    pace = Pace(pairs, parameters, epoch, tokens, speed)
+    for limit in ("steps", "minutes"):
+        value = steps if limit == "steps" else pace.seconds(steps) / 60
+        for note in told(pace, **{f"train_{limit}": value})[1:]:
+            advised = float(re.search(rf"-train_{limit} (\S+)$", note)[1])
+            assert advised > value
+            assert len(told(pace, **{f"train_{limit}": advised})) == 1
+
+
+def test_numbers_are_rounded_and_units_fit():
+    assert [*map(rounded, (0.0666, 1.04, 9.96, 123.0, 7321.0))] == [
+        "0.067", "1", "10", "120", "7,300"
+    ]  # fmt: skip
+    assert [*map(duration, (5.67, 89, 91, 5399, 5401, 400_000))] == [
+        "5.7 seconds", "89 seconds", "1.5 minutes", "90 minutes", "1.5 hours", "110 hours"
+    ]  # fmt: skip
+
+
+def test_the_speed_is_that_of_the_updates_after_the_first(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    batches = [[([4, 3], [5, 6])], [([4, 3], [5]), ([4, 3], [6])]]  # 3 and 4 target tokens
+    made = []
+
+    def update(batch):
+        made.append(batch.n_tokens)
+        now[0] += 9.0 if len(made) == 1 else 0.25
+
+    # Four updates of 4, 3, 4, 3 tokens in a second; a fifth ends the trial
+    assert measured_speed(batches, update, lambda: False) == pytest.approx(18 / 1.25)
+    assert made == [3, 4, 3, 4, 3, 4]
+    made.clear()
+    assert measured_speed(batches, update, lambda: True) == pytest.approx(16)
+    assert made == [3, 4]
+
+
+@pytest.fixture
+def said(corpus, tmp_path):
+    """said(*words) -> what the log says of a run between its sizes and its first step."""
+
+    def log(*words):
+        trainer = Trainer(tiny_run(corpus, tmp_path / "run", *words))
+        trainer.step = lambda batch: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            trainer.run()
+        log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+        return log.rpartition("pairs to learn from")[2]
+
+    return log
+
+
+def test_it_is_said_before_the_first_step(said, corpus, tmp_path, monkeypatch):
+    assert re.search(
+        r"at [\d,]+ target tokens/s, as measured now, this run takes .* for 8 steps; an epoch has "
+        r"(\d+): .*\n.*NOTE: 300 pairs are far too few.*\n$",
+        said(),
+    )
+    monkeypatch.setattr(module, "FEW_PAIRS", 100)
+    assert "-train_steps 1000\n" in said()
+    train(tiny_run(corpus, tmp_path / "start"))
+    begun = said("-init_from", tmp_path / "start")
+    assert "for 8 steps" in begun and "far too" not in begun
+
+
+def test_measuring_changes_nothing_of_the_run(corpus, tmp_path, monkeypatch):
+    train(tiny_run(corpus, tmp_path / "measured"))
+    trainer = Trainer(tiny_run(corpus, tmp_path / "kept"))
+    epoch, state = trainer.epochs(0), torch.get_rng_state()
+    before = trainer.model, trainer.optimizers, trainer.held_out_losses()
+    assert trainer.speed(epoch) > 0
+    after = trainer.model, trainer.optimizers, trainer.held_out_losses()
+    assert after[:2] == before[:2] and trainer.n_steps == 0
+    assert not any(o.state for o in trainer.optimizers)
+    torch.set_rng_state(state)
+    monkeypatch.setattr(Trainer, "speed", lambda trainer, epoch: 1.0)
+    train(tiny_run(corpus, tmp_path / "told"))
+    measured, plain = (tmp_path / n / "weights.safetensors" for n in ("measured", "told"))
+    assert measured.read_bytes() == plain.read_bytes()
+
+
+def test_clock_and_processor_minutes_are_said_apart(corpus, tmp_path, monkeypatch):
+    """With clocks of which the processor's goes twice as fast, a minute a step."""
+    trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
+    step, made = trainer.step, []
+    monkeypatch.setattr("onmt_lite.train.run.clocks", lambda: (60 * len(made), 120 * len(made)))
+    trainer.step = lambda batch: made.append(batch) or step(batch)
+    trainer.run()
+    log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+    assert "3.0 min (processor 6.0)  epoch" in log
+    # They are counted on, and a state of an older version has none
+    path = tmp_path / "run" / "train_state.pt"
+    for known in (True, False):
+        if not known:
+            state = torch.load(path, weights_only=True)
+            del state["counters"]["processor_seconds"]
+            torch.save(state, path)
+        resumed = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 9, "-resume"))
+        assert resumed.seconds == 180
+        assert resumed.processor_seconds == (360 if known else 0)
+
+
+def test_the_end_of_a_run_says_both(corpus, tmp_path):
+    train(tiny_run(corpus, tmp_path / "run"))
+    log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+    assert re.search(
+        r"8 steps took \d+\.\d minutes by the clock, without validations, and \d+\.\d processor "
+        r"minutes\n",
+        log,
+    )
