@@ -1,6 +1,7 @@
 """The text of the shipped model's recipe."""
 
 import datetime
+import json
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.train.data import read_pairs
 from onmt_lite.train.options import load_train_options
+from onmt_lite.train.run import train
 from recipes.de_en import evaluate, mean, run, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options
@@ -30,7 +32,7 @@ from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
 from tests.support import tiny
-from tests.support.counting import WORDS
+from tests.support.counting import WORDS, tiny_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "de_en"
@@ -318,12 +320,13 @@ def test_every_step_reads_what_an_earlier_one_has_written():
             models.add(options.output)
         elif "translate.py" in options:
             assert options[options.index("-model") + 1] in models
-    assert {"runs/back", "runs/de-en", *(f"runs/de-en-{n}" for n in range(1, 23))} <= models
+    assert {"runs/back", "runs/de-en", *(f"runs/de-en-{n}" for n in range(1, 25))} <= models
 
 
 def test_the_readme_makes_every_run():
     said = (RECIPE / "README.md").read_text(encoding="utf-8")
-    assert f"\nfor run in {' '.join(RUNS)}; do python -m recipes.de_en.run $run" in said
+    runs = " ".join(name for name in RUNS if name != "teacher")
+    assert f"\nfor run in {runs}; do python -m recipes.de_en.run $run" in said
 
 
 def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, capfd):
@@ -335,6 +338,60 @@ def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, cap
     assert run.main(["7"]) == 3
     assert (tmp_path / "made").read_text() == sys.executable
     assert capfd.readouterr().out.endswith("\nexit 3\n")
+
+
+def test_a_run_that_was_stopped_goes_on(monkeypatch, tmp_path):
+    """What is there stays, a training continues, and the rest is made."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    for name in ("runs/text-23", "runs/de-en-23-start", "runs/de-en-23"):
+        (tmp_path / name).mkdir(parents=True)
+    assert list(commands("23", resume=True)) == []
+    (tmp_path / "runs/de-en-23/train_state.pt").touch()
+    (words,) = map(shlex.split, commands("23", resume=True))
+    assert words[2] == "recipes.de_en.train"
+    assert load_in_turn_options(words[3:])[0].learning.resume
+    assert len(list(commands("23"))) == 3
+
+
+@pytest.mark.sweep
+def test_a_teacher_teaches(corpus, tmp_path, monkeypatch, capfd):
+    """The run for a GPU in one call, with few steps of a tiny teacher."""
+    (tmp_path / "runs").mkdir()
+    start = tmp_path / "runs" / "de-en-23"
+    train(tiny_run(corpus, start, "-train_steps", 2))
+    small = dict(d_model=16, heads=2, d_ff=16, enc_layers=1, dec_layers=1, batch_tokens=200)
+    usual = "vocab_size train_minutes slots slot_lines held_out train_same same_lines".split()
+    steps = json.loads(json.dumps(RUNS["teacher"]).replace("runs/", f"{tmp_path}/runs/"))
+    for step in steps:
+        for program, options in step.items():
+            if program == "shell":
+                continue
+            for name in usual:
+                options.pop(name, None)
+            if program == "text":
+                options |= dict(train=[str(corpus)], train_weights=[0.2])
+                options |= dict(made_lines=4) if "made_lines" in options else {}
+            else:
+                options |= {name: n for name, n in small.items() if name in options}
+                options |= dict(valid=[str(corpus)], train_steps=2, precision="fp32", threads=1)
+    cut = re.compile(r"\(zcat .* && cat .*\) \|")
+    for step in steps:
+        if "shell" in step:
+            step["shell"] = cut.sub(f"cat {shlex.quote(str(corpus))} |", step["shell"])
+    monkeypatch.setitem(RUNS, "teacher", steps)
+    assert run.main(["teacher"]) == 0, capfd.readouterr().err
+    sources = {src for src, _ in read_pairs(corpus)}
+    taught = read_pairs(tmp_path / "runs" / "taught.tsv.gz")
+    assert {src for src, _ in taught} <= sources and len(taught) > 100
+    translator = Translator.from_pretrained(tmp_path / "runs" / "teacher", device="cpu")
+    assert translator.translate([taught[0][0]])[0].text == taught[0][1]
+    made = {tgt for _, tgt in taught}
+    text = read_pairs(tmp_path / "runs" / "text-24" / "01.tsv.gz")
+    assert sum(tgt in made for _, tgt in text) >= 2
+    before, after = (native.load(tmp_path / "runs" / f"de-en-{n}").model for n in (23, 24))
+    assert before.cfg == after.cfg
+    assert not torch.equal(before.output.weight, after.output.weight)
+    assert run.main(["teacher", "--resume"]) == 0  # all is there
 
 
 def test_it_runs_in_the_directory_of_the_project():
