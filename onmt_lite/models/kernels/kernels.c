@@ -26,7 +26,8 @@
 #define PANEL 32        /* outputs whose weights lie side by side */
 #define TILE 12         /* rows of a product that stay in registers: 24 sums of 16 numbers */
 #define BLOCK 192       /* rows that stay in the second-level cache between the steps of a kernel */
-#define COLUMNS 512     /* logits of a row that stay in cache until they are summed up */
+#define COLUMNS 512     /* logits of a row that stay in cache until they are summed up, */
+#define FEW 24          /* of so many rows at a time */
 #define HEIGHT 16       /* rows of a tile of AMX */
 #define STEP 64         /* bytes of a row that a tile of AMX takes */
 #define QUERIES 6       /* queries that look at a key while it is in a register */
@@ -175,7 +176,7 @@ INLINE Floats all(float x) { return _mm512_set1_ps(x); }
 INLINE Floats load(const float *x, size n) { return _mm512_maskz_loadu_ps(first(n), x); }
 INLINE void store(float *x, size n, Floats v) { _mm512_mask_storeu_ps(x, first(n), v); }
 
-/* e to the power of x <= 0, by Taylor's series of 2^f for f of -1/2 to 1/2, 5e-9 off at most.  The
+/* e to the power of x <= 0, by a polynomial of 2^f for f of -1/2 to 1/2, 2e-8 off at most.  The
    product with log2 e is made in two parts, or its rounding would count x times.  NaN stays NaN, as
    max returns its second operand then. */
 INLINE Floats exponential(Floats x) {
@@ -183,12 +184,11 @@ INLINE Floats exponential(Floats x) {
     x = _mm512_max_ps(all(-87.f), x);
     Floats whole = _mm512_roundscale_ps(_mm512_mul_ps(x, log2_e), 0);
     Floats f = _mm512_fmadd_ps(x, rest, _mm512_fmsub_ps(x, log2_e, whole));
-    Floats sum = all(1.5252734e-5f);
-    sum = _mm512_fmadd_ps(sum, f, all(1.5403530e-4f));
-    sum = _mm512_fmadd_ps(sum, f, all(1.3333558e-3f));
-    sum = _mm512_fmadd_ps(sum, f, all(9.6181291e-3f));
-    sum = _mm512_fmadd_ps(sum, f, all(5.5504109e-2f));
-    sum = _mm512_fmadd_ps(sum, f, all(2.4022651e-1f));
+    Floats sum = all(1.5353362e-4f);
+    sum = _mm512_fmadd_ps(sum, f, all(1.3398875e-3f));
+    sum = _mm512_fmadd_ps(sum, f, all(9.6184369e-3f));
+    sum = _mm512_fmadd_ps(sum, f, all(5.5503324e-2f));
+    sum = _mm512_fmadd_ps(sum, f, all(2.4022648e-1f));
     sum = _mm512_fmadd_ps(sum, f, all(6.9314718e-1f));
     sum = _mm512_fmadd_ps(sum, f, all(1.f));
     return _mm512_scalef_ps(sum, whole);
@@ -585,20 +585,25 @@ INLINE float largest_of(const float *x, size n) {
     return _mm512_reduce_max_ps(most);
 }
 
+INLINE Floats below(const float *x, Floats top) { return exponential(_mm512_sub_ps(_mm512_loadu_ps(x), top)); }
+
 /* The sum of e^(number - top), in double precision: one large number and many small ones are common.
    NaN if there is one. */
-INLINE double sum_below(const float *x, size n, float top) {
+INLINE double sum_below(const float *x, size n, float most) {
     __m512d low = _mm512_setzero_pd(), high = low;
-    for (size i = 0; i < n; i += 32) {
-        size left = n - i;
-        Floats e = exponential(_mm512_sub_ps(load(x + i, left), all(top)));
-        e = _mm512_maskz_mov_ps(first(left), e);
-        if (left > 16) {
-            Floats f = exponential(_mm512_sub_ps(load(x + i + 16, left - 16), all(top)));
-            e = _mm512_add_ps(e, _mm512_maskz_mov_ps(first(left - 16), f));
+    Floats top = all(most), sum;
+    for (size i = 0; i < n;) {
+        if (i + 64 <= n) {
+            Floats half = _mm512_add_ps(below(x + i, top), below(x + i + 16, top));
+            sum = _mm512_add_ps(half, _mm512_add_ps(below(x + i + 32, top), below(x + i + 48, top)));
+            i += 64;
+        } else {
+            sum = exponential(_mm512_sub_ps(load(x + i, n - i), top));
+            sum = _mm512_maskz_mov_ps(first(n - i), sum);
+            i += 16;
         }
-        low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(e)));
-        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(e, 1)));
+        low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(sum)));
+        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(sum, 1)));
     }
     return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
 }
@@ -618,8 +623,8 @@ static void head_piece(const void *task, size piece) {
     const Head *h = task;
     size begin = piece * COLUMNS, n = smaller(COLUMNS, h->w->outputs - begin);
     size n_blocks = (h->w->outputs + h->block - 1) / h->block;
-    for (size r0 = 0; r0 < h->rows; r0 += BLOCK) {
-        size rows = smaller(BLOCK, h->rows - r0);
+    for (size r0 = 0; r0 < h->rows; r0 += FEW) {
+        size rows = smaller(FEW, h->rows - r0);
         Inputs in = *h->in;
         in.rows = h->w->bytes ? (const void *)((const uint8_t *)in.rows + r0 * in.ld)
                               : (const void *)((const float *)in.rows + r0 * in.ld);
@@ -750,6 +755,12 @@ static void attend(size n, const float *q, size ldq, const float *keys, size ldk
     }
 }
 
+/* Ask for n numbers that are read soon: from one head to the next, a processor does not guess where
+   the reading goes on */
+INLINE void fetch(const float *x, size n) {
+    for (size i = 0; i < n; i += 16) _mm_prefetch((const char *)(x + i), _MM_HINT_T0);
+}
+
 typedef struct {
     const float *q;  /* queries; of self-attention, keys and values follow in each row */
     size ldq, heads, groups, width;
@@ -789,7 +800,9 @@ static void attend_memory_piece(const void *task, size b) {
     size n = a->queries, d = a->width, s = a->length, length = a->lengths[b], lds = rounded_up(length, 16);
     float *scores = scratch(SCORES_SLOT, n * lds * 4);
     for (size h = 0; h < a->heads; h++) {
-        size group = b * a->groups + h * a->groups / a->heads;
+        size group = b * a->groups + h * a->groups / a->heads, next = (group + 1) * d * s;
+        fetch(a->keys + next, d * s);
+        fetch(a->values + next, d * s);
         attend(n, a->q + b * n * a->ldq + h * d, a->ldq, a->keys + group * d * s, s,
                a->values + group * s * d, d, length, d, scores, a->out + b * n * a->ldo + h * d, a->ldo);
         if (!a->weights) continue;
@@ -832,7 +845,7 @@ API void find_past(const float *mask, size ldm, size rows, size n, int32_t *entr
 
 typedef struct {
     const float *qkv;
-    size ldq, queries, heads, groups, width;
+    size ldq, rows, queries, heads, groups, width;
     float *keys, *values;
     size capacity, newest;
     const int32_t *entries, *counts;
@@ -887,7 +900,7 @@ INLINE void look(const size d, const float *q, const float *keys, const float *v
 
 static void look_back_piece(const void *task, size b) {
     const Look *l = task;
-    size k = l->queries, d = l->width, of_group = l->capacity * d;
+    size k = l->queries, d = l->width, of_group = l->capacity * d, share = l->heads / l->groups;
     float *scores = scratch(SCORES_SLOT, (l->lde + 16) * 4);
     const float *rows = l->qkv + b * k * l->ldq;
     for (size g = 0; g < l->groups; g++) {
@@ -897,19 +910,24 @@ static void look_back_piece(const void *task, size b) {
             memcpy(keys + (l->newest + i) * d, key, (size_t)d * 4);
             memcpy(values + (l->newest + i) * d, key + l->groups * d, (size_t)d * 4);
         }
-        size share = l->heads / l->groups;
-        for (size i = 0; i < k; i++)
+        for (size i = 0; i < k; i++) {
+            size r = b * k + i, next = g + 1 < l->groups ? r : smaller(r + k, l->rows - 1);
+            const int32_t *entries = l->entries + r * l->lde, *coming = l->entries + next * l->lde;
+            for (size e = 0; e < l->counts[next]; e++) {
+                fetch(keys + of_group + coming[e] * d, d);
+                fetch(values + of_group + coming[e] * d, d);
+            }
             for (size h = g * share; h < (g + 1) * share; h++) {
-                size r = b * k + i;
                 const float *q = rows + i * l->ldq + h * d;
-                const int32_t *entries = l->entries + r * l->lde;
                 float *out = l->out + r * l->ldo + h * d;
                 switch (d) {  /* widths that the compiler knows */
                 case 32: look(32, q, keys, values, entries, l->counts[r], scores, out); break;
+                case 48: look(48, q, keys, values, entries, l->counts[r], scores, out); break;
                 case 64: look(64, q, keys, values, entries, l->counts[r], scores, out); break;
                 default: look(d, q, keys, values, entries, l->counts[r], scores, out);
                 }
             }
+        }
     }
 }
 
@@ -920,7 +938,7 @@ API void look_back(const float *qkv, size ldq, size sentences, size queries, siz
                    size width, float *keys, float *values, size capacity, size newest,
                    const int32_t *entries, size lde, const int32_t *counts, float *out, size ldo,
                    int threads) {
-    Look task = {qkv, ldq, queries, heads, groups, width, keys, values, capacity, newest,
+    Look task = {qkv, ldq, sentences * queries, queries, heads, groups, width, keys, values, capacity, newest,
                  entries, counts, lde, out, ldo};
     in_pieces(sentences, threads, look_back_piece, &task);
 }
