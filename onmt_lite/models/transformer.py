@@ -130,6 +130,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
+        if not self.output.copies:
+            memory.bank = bank[:, :0]  # nobody reads it any more, and moving it takes time
         return TransformerState(memory, past, recorded=self.graphs is not None)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:

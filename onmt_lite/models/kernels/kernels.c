@@ -247,13 +247,12 @@ typedef struct {
 /* One row as bytes: a number is (byte - zero) * step.  Returns the step; NaN if a number is not
    finite, which makes all outputs of the row NaN. */
 static float quantise(const float *x, size n, int positive, uint8_t *out, size padded) {
-    Floats top = all(0.f), odd = all(0.f);
-    for (size i = 0; i < n; i += 16) {
-        Floats v = load(x + i, n - i);
-        top = _mm512_max_ps(top, _mm512_abs_ps(v));
-        odd = _mm512_fmadd_ps(v, all(0.f), odd);  /* NaN if one is infinite or NaN */
-    }
-    float largest = _mm512_reduce_max_ps(top), range = positive ? 255.f : 127.f;
+    __m512i top = _mm512_setzero_si512();  /* numbers without their signs are in the order of their bits */
+    for (size i = 0; i < n; i += 16)
+        top = _mm512_max_epi32(top, _mm512_castps_si512(_mm512_abs_ps(load(x + i, n - i))));
+    int bits = _mm512_reduce_max_epi32(top);
+    float largest, range = positive ? 255.f : 127.f;
+    memcpy(&largest, &bits, 4);
     Floats factor = all(largest > 1e-30f ? range / largest : 0.f);
     __m512i zero = _mm512_set1_epi32(positive ? 0 : 128);
     for (size i = 0; i < padded; i += 16) {
@@ -261,7 +260,7 @@ static float quantise(const float *x, size n, int positive, uint8_t *out, size p
         __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, zero));
         _mm_mask_storeu_epi8(out + i, first(padded - i), bytes);
     }
-    return largest / range + _mm512_reduce_add_ps(odd);
+    return largest / range + largest * 0;
 }
 
 /* n rows as the inputs of a layer; `norm` NULL: as they are */
