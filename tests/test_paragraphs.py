@@ -1,6 +1,7 @@
 """-split_longer: sentences of a long line are translated as if each had a line of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,13 +71,29 @@ def test_a_line_is_its_sentences(model, options):
     parts = make(model, split_longer=0).translate(PARTS, **options)
     assert short.hyps == parts[0].hyps and whole.src == LINE
     assert whole.n_src_tokens == sum(part.n_src_tokens for part in parts)
-    assert whole.confidence == min(part.confidence for part in parts)
+    curve, best = model.checkpoint.confidence, whole.hyps[0]
+    mean = sum(best.token_log_probs) / len(best.token_log_probs)
+    assert whole.confidence == pytest.approx(curve.at(mean))
     for hyp, *own in zip(whole.hyps, *(part.hyps for part in parts), strict=True):
         assert hyp.text == " ".join(h.text for h in own)
         assert hyp.tokens == [token for h in own for token in h.tokens]
         assert hyp.token_log_probs == [x for h in own for x in h.token_log_probs]
         assert hyp.log_prob == pytest.approx(sum(h.log_prob for h in own))
         assert hyp.ended
+
+
+def test_a_line_is_unsure_as_a_whole(model):
+    """And not for one of its sentences."""
+    odd, plain = "Xylqu bnorft wrimsel.", "Ich habe heute keine Zeit."
+    parts = make(model, split_longer=0).translate([odd, plain])
+    low, high = (h.log_prob / len(h.token_log_probs) for h in (t.hyps[0] for t in parts))
+    assert low < high
+    curve = Confidence(-10 * (0.6 * low + 0.4 * high), 10)  # 0.5 between the two
+    checkpoint = replace(model.checkpoint, confidence=curve)
+    options = TranslateOptions.of(device="cpu", threads=1, split_longer=20, report_unsure=True)
+    found = Translator(checkpoint, options).translate([odd, f"{odd}{6 * f' {plain}'}", plain])
+    assert [t.confidence < 0.5 for t in found] == [True, False, False]
+    assert ["unsure" in t.notes for t in found] == [True, False, False]
 
 
 def test_a_line_is_split_above_that_length_alone(model):
