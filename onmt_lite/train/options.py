@@ -115,7 +115,12 @@ class LearningOptions:
     title: ClassVar[str] = "Learning"
 
     train_steps: int = opt(0, "Stop after N steps; 0 sets no limit", min=0, example="20000")
-    train_minutes: float = opt(0.0, "Stop after X minutes; 0 sets no limit", min=0, example="40")
+    train_minutes: float = opt(
+        0.0,
+        "Stop after X minutes by the clock, not counting validations; 0 sets no limit",
+        min=0,
+        example="40",
+    )
     batch_tokens: int = opt(
         1500, "Use at most N padded tokens per step and side", min=16, example="7200"
     )
