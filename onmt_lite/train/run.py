@@ -164,7 +164,7 @@ class Trainer:
             path = Path(model) / native.PIECES
             with refused(f"read {path}"):
                 return path.read_bytes()
-        LOG.info("%s pairs read; making pieces of their words", f"{len(self.text.pairs):,}")
+        LOG.info("making pieces of the words of %s pairs", f"{len(self.text.pairs):,}")
         size, all_characters = files.vocab_size, files.all_characters
         return data.train_sentencepiece(self.text.for_pieces(), size, all_characters)
 
@@ -236,8 +236,8 @@ class Trainer:
                 if over:  # the state is saved
                     break
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
-                    percent = 100 * self.progress()
-                    LOG.info("%3.0f %%  %s", percent, standing, extra={"on_stderr": quiet})
+                    line = f"{100 * self.progress():3.0f} %  {self.minutes()}  {standing}"
+                    LOG.info("%s", line, extra={"on_stderr": quiet})
 
     def count_time(self) -> None:
         """Add the time since the last update, or validation, to that of the run."""
@@ -383,7 +383,7 @@ class Trainer:
         each = f" ({' '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
         scored = "" if bleu is None else f"  BLEU {bleu:.1f}"
         told = f"train {row.train_loss:.3f}  valid {nll:.4f}{each}{scored}"
-        LOG.info("%s  %s", self.standing(), told)
+        LOG.info("%s  %s  %s", self.minutes(), self.standing(), told)
         for source, reference, output in list(zip(sources, references, outputs))[:SHOWN_LINES]:
             LOG.info("    source     %s", source)
             LOG.info("    reference  %s", reference)
@@ -403,13 +403,12 @@ class Trainer:
         self.kept.train()
         return losses
 
+    def minutes(self) -> str:
+        return f"{self.seconds / 60:.1f} min (processor {self.processor_seconds / 60:.1f})"
+
     def standing(self) -> str:
-        """Describe minutes, epoch, step and speed for the log."""
-        return (
-            f"{self.seconds / 60:.1f} min (processor {self.processor_seconds / 60:.1f})  "
-            f"epoch {self.epoch}  step {self.n_steps}  "
-            f"{self.n_tokens / max(self.seconds, 1e-9):.0f} tokens/s"
-        )
+        speed = self.n_tokens / max(self.seconds, 1e-9)
+        return f"epoch {self.epoch}  step {self.n_steps}  {speed:.0f} tokens/s"
 
     def row(self, valid_loss: float | None = None, bleu: float | None = None) -> folder.Row:
         """Make a row of the table, with means since the row before."""
