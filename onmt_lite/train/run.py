@@ -334,8 +334,8 @@ class Trainer:
         """Take the weights into the running mean, the plain mean of a run's first mean_steps."""
         if self.kept is not self.model:
             share = 1 / min(self.options.learning.mean_steps, self.n_steps)
-            mean, now = list(self.kept.parameters()), list(self.model.parameters())
-            torch._foreach_lerp_(mean, now, share)
+            for mean, now in zip(self.kept.parameters(), self.model.parameters()):
+                mean.lerp_(now, share)
 
     def loss(self, model: Transformer, batch: data.TrainBatch, label_smoothing: float) -> Tensor:
         """Return the summed loss of the target tokens of a batch, in nats."""
