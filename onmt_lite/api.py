@@ -15,7 +15,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.records import Progress, Translation
+from onmt_lite.inference.records import Added, Progress, Translation
 from onmt_lite.jobs.engine import Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
@@ -149,7 +149,7 @@ class Translator:
         return (made for window in windows for made in self._translated(window, parsed, tell))
 
     def _translated(
-        self, pairs: list[Pair], options: TranslateOptions, progress: Progress
+        self, pairs: list[Pair], options: TranslateOptions, progress: Added
     ) -> list[Translation]:
         lines = [line for line, _ in pairs]
         prefixes = [prefix for _, prefix in pairs if prefix is not None] or None
@@ -264,11 +264,11 @@ def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
         yield window
 
 
-def totals(progress: Progress | None) -> Progress:
+def totals(progress: Progress | None) -> Added:
     """A progress of the counts that each batch adds, from one of totals."""
     n_lines = n_tokens = 0
 
-    def add(more_lines: int, more_tokens: int) -> None:
+    def add(more_lines: int, more_tokens: int, work: float) -> None:
         nonlocal n_lines, n_tokens
         n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
         if progress is not None and more_lines:

@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.checkpoints.record import Confidence
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import to_jsonl
+from onmt_lite.jobs.reports import quoted, to_jsonl
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.train.calibrate import (
     Point,
@@ -120,7 +120,6 @@ def test_what_a_calibrated_model_says(model, tmp_path, capfd):
     lines = [*tiny.SENTENCES, "", "🙂"]
     translator = Translator.from_pretrained(model, device="cpu", unknown="copy")
     found = translator.translate(lines)
-    assert all("unsure" not in t.notes for t in found)
     for t in found[:-2]:
         mean = t.hyps[0].log_prob / len(t.hyps[0].token_log_probs)
         at_zero = translator.checkpoint.confidence.at_zero
@@ -128,24 +127,28 @@ def test_what_a_calibrated_model_says(model, tmp_path, capfd):
     assert [t.confidence for t in found[-2:]] == [None, None]
     unsure = [i for i, t in enumerate(found) if t.confidence is not None and t.confidence < 0.5]
     assert 0 < len(unsure) < len(tiny.SENTENCES)
+    assert [i for i, t in enumerate(found) if "unsure" in t.notes] == unsure
 
     (tmp_path / "src").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    argv = f"-model {model} -src {tmp_path}/src -device cpu -unknown copy -report_unsure".split()
+    argv = f"-model {model} -src {tmp_path}/src -device cpu -unknown copy".split()
     assert translate.main([*argv, "-output_format", "jsonl"]) == 0
     out, err = capfd.readouterr()
     records = [json.loads(line) for line in out.split("\n")[:-1]]
     assert [i for i, r in enumerate(records) if "unsure" in r["notes"]] == unsure
     shown = ", ".join([str(i + 1) for i in unsure[:5]] + ["..."] * (len(unsure) > 5))
-    assert f"unsure: {len(unsure)} of {len(lines)} lines ({shown})\n" in err
+    quotes = [(i + 1, lines[i], quoted(records[i]["hyps"][0]["text"])) for i in unsure[:3]]
+    first = "".join(f"    {number}: {src} -> {text}\n" for number, src, text in quotes)
+    assert f"unsure: {len(unsure)} of {len(lines)} lines ({shown})\n{first}" in err
+    assert translate.main([*argv, "-quiet"]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_that_does_not_know_how_sure_it_is(tiny_checkpoint, capfd, model):
     (found,) = Translator.from_pretrained(tiny_checkpoint, device="cpu").translate(["der hund"])
     assert found.confidence is None and "confidence" not in found.to_dict()
     src = str(tiny_checkpoint / native.MANIFEST)
-    argv = ["-model", str(tiny_checkpoint), "-src", src, "-report_unsure"]
-    assert translate.main(argv) == 2
-    assert "report_unsure: the model does not say how sure it is" in capfd.readouterr().err
+    assert translate.main(["-model", str(tiny_checkpoint), "-src", src]) == 0
+    assert "unsure" not in capfd.readouterr().err
     assert load_checkpoints([model, model]).confidence is None  # an ensemble's scores are others
 
 

@@ -91,7 +91,7 @@ LOGS = {
 }
 APART = "model device gpu precision threads batch_size batch_type".split()
 APART += ["log_file", "log_file_level"]  # see test_option_table.py
-APART += ["ban_unk_token", "report_unsure", "src_lang", "tgt_lang"]  # see test_families.py
+APART += ["ban_unk_token", "src_lang", "tgt_lang"]  # see test_families.py
 APART += ["bucket_lines"]  # see test_buckets.py
 APART += ["report", "resume"]  # see cli/test_resume.py
 APART += ["dump_beam"]  # see test_trace.py

@@ -70,7 +70,7 @@ class TestHelp:
     def test_groups_in_the_order_of_use(self):
         titles = re.findall(r"(?m)^(\w[\w ]*):$", help_text(OPTIONS, ""))
         assert titles == (
-            "Model, Text, Input and output, Search, Sampling, Attention, Phrases, "
+            "Input and output, Model, Text, Search, Sampling, Attention, Phrases, "
             "Speed, Jobs, Information"
         ).split(", ")
 
@@ -150,6 +150,41 @@ class TestHelp:
         code, out, err = main(TRANSLATE, "-help", words, "beam_size")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err and f"did you mean {hint}?" in err
+
+    @each_program
+    @pytest.mark.parametrize("words", ["-help all", "--h=all"])
+    def test_all_lists_every_option_by_group(self, main, program, words, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        code, out, err = main(program, *words.split())
+        assert (code, err) == (0, "")
+        assert re.findall(r"(?m)^  -(\w+)", out) == [
+            option.name for group in by_group(program.options).values() for option in group
+        ]
+        assert re.findall(r"(?m)^(\w[\w ]*):$", out) == [*by_group(program.options)]
+
+    @pytest.mark.parametrize("program", [TRANSLATE, TRAIN, RAY], ids=lambda p: p.name)
+    def test_help_is_one_page(self, main, program, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        code, out, err = main(program, "-help")
+        lines = out.split("\n")[:-1]
+        assert (code, err) == (0, "") and 24 <= len(lines) <= 40
+        assert max(map(len, lines)) <= 80
+        assert f"-help all lists all {len(program.options)} options" in " ".join(lines)
+        names = re.findall(r"(?m)^  -(\w+)", out)
+        assert names == [*program.page] and 12 <= len(names) <= 16
+        assert "Default: 5." in out or program is TRAIN
+        assert not re.search(r"Default: (-|0|0\.0|false)\.\n", out)
+
+    def test_the_page_of_the_translator_has_examples_that_load(self, main):
+        """And the options that a first job needs."""
+        _, out, _ = main(TRANSLATE, "-help")
+        usual = "src output model config beam_size n_best min_length block_ngram_repeat"
+        assert {*usual.split(), "output_format", "workers", "resume"} <= {*TRANSLATE.page}
+        piped, of_files = re.findall(r"(?m)^  ([^- ].*)", out)
+        command = out.split(" [options]")[0]
+        assert piped == f'echo "Guten Morgen!" | {command}'
+        assert of_files.startswith(f"{command} -src ")
+        load_options(shlex.split(of_files.removeprefix(command)))
 
     @each_program
     @pytest.mark.parametrize("words", ["-help", "--help=true", "-h", "-nope 3 -help", "-help true"])

@@ -1,14 +1,23 @@
 """Jobs with languages, of options and of lines: resumed, and shared among processes."""
 
+import json
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.loading import load_checkpoint, load_checkpoints
+from onmt_lite.checkpoints.record import describe
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import MemoryExhausted, OptionError
+from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import run_job
+from onmt_lite.text.placeholders import Unknown
+from onmt_lite.train.calibrate import load_calibrate_options, with_options
+from tests.support.files import change
 
 NLLB = str(Path(__file__).parent / "data" / "families" / "nllb")
 LINES = [
@@ -70,3 +79,85 @@ def test_a_job_that_goes_on(job, expected, monkeypatch):
 
 def test_processes(job, expected):
     assert job("out", workers=2) == expected
+
+
+# -- models of one pair of languages ---------------------------------------------------------------
+
+CHECKPOINTS = Path(__file__).parent / "data" / "checkpoints"
+ONLY = "the model translates from {} to {} only"
+
+
+def described(tiny_checkpoint, path, **entries):
+    """A copy of a model of ours with these entries in its description."""
+    shutil.copytree(tiny_checkpoint, path)
+    manifest = json.loads((path / native.MANIFEST).read_text("utf-8")) | entries
+    manifest["sha256"] = native._checksum(manifest)
+    (path / native.MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    return path
+
+
+@pytest.fixture
+def pair(tiny_checkpoint, tmp_path):
+    return described(tiny_checkpoint, tmp_path / "pair", languages=["de", "en"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_of_one_pair_refuses_other_languages(pair, workers):
+    """When it is loaded and in a call, which does not end the Translator."""
+    given = dict(device="cpu", workers=workers)
+    for languages in (dict(tgt_lang="fr"), dict(src_lang="en", tgt_lang="de")):
+        with pytest.raises(OptionError, match=ONLY.format("de", "en")) as refused:
+            Translator.from_pretrained(pair, **given, **languages)
+        asked = ", ".join(f"{name} {code}" for name, code in languages.items())
+        assert str(refused.value).startswith(f"{asked}: ")
+    with (
+        Translator.from_pretrained(pair, **given, src_lang="de") as translator,
+        warnings.catch_warnings(action="error"),
+    ):
+        (usual,) = translator.translate(["der hund"])
+        with pytest.raises(OptionError, match=ONLY.format("de", "en")):
+            translator.translate(["der hund"], tgt_lang="fr")
+        assert translator.translate(["der hund"], tgt_lang="EN") == [usual]
+
+
+@pytest.mark.parametrize("entry", ["de", ["de"], ["de", 5], ["de", "en", "fr"], {"de": "en"}, None])
+def test_a_description_whose_languages_are_no_pair(tiny_checkpoint, tmp_path, entry):
+    path = described(tiny_checkpoint, tmp_path / "other", languages=entry)
+    with pytest.raises(CheckpointError, match="languages"):
+        load_checkpoint(path)
+
+
+def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tmp_path):
+    assert load_checkpoint(tiny_checkpoint).pair == ("", "")
+    native.describe(pair, {}, Unknown(), None)
+    assert load_checkpoint(pair).pair == ("de", "en")
+    options = load_calibrate_options(["-model", "a", "-valid", "b", "-languages", "xx", "yy"])[0]
+    changed = with_options(load_checkpoint(pair), options)
+    native.describe(pair, {}, Unknown(), None, pair=changed.pair)
+    assert load_checkpoint(pair).pair == ("xx", "yy")
+    assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")
+    for words in (["de"], ["de", "en", "fr"]):
+        with pytest.raises(OptionError, match="languages: give two codes"):
+            load_calibrate_options(["-model", "a", "-valid", "b", "-languages", *words])
+
+
+def test_other_toolkits_say_their_languages_too(tmp_path):
+    """fairseq's checkpoint; Marian's directory, unless its lines begin with a language."""
+    fairseq = load_checkpoint(CHECKPOINTS / "switches" / "fairseq_pre_norm")
+    assert fairseq.pair == ("xx", "aa")
+    path = shutil.copytree(CHECKPOINTS / "hf" / "marian", tmp_path / "marian")
+    change(path / "tokenizer_config.json", source_lang="de", target_lang="en")
+    assert load_checkpoint(path).pair == ("de", "en")
+    with pytest.raises(OptionError, match=ONLY.format("de", "en")):
+        Translator.from_pretrained(path, device="cpu", tgt_lang="fr")
+    words = (path / "vocab.json").read_text("utf-8")
+    (path / "vocab.json").write_text(words.replace('"▁w7"', '">>fra<<"'), "utf-8")
+    assert load_checkpoint(path).pair == ("", "")
+    (path / "vocab.json").write_text(words, "utf-8")
+    change(path / "tokenizer_config.json", source_lang=None)
+    assert load_checkpoint(path).pair == ("", "")
+
+
+def test_an_ensemble_has_the_pair_of_all_its_models(pair, tiny_checkpoint):
+    assert load_checkpoints([pair, pair]).pair == ("de", "en")
+    assert load_checkpoints([pair, tiny_checkpoint]).pair == ("", "")

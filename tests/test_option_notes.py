@@ -120,7 +120,7 @@ model tokenizer detokenizer phrase_table transforms share_vocab src output outpu
 input_format tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
 ban_unk_token beam_groups diversity_rate do_sample random_sampling_topk random_sampling_temp
 device gpu precision quiet log_file verbose report_time print_model
-unknown report_unsure src_lang tgt_lang bucket_lines shard workers deterministic report resume
+unknown src_lang tgt_lang bucket_lines shard workers deterministic report resume
 token_scores report_align attn_debug gold_align score_only
 """.split()
 ALWAYS += ["dump_beam", "force_words", "ban_words"]

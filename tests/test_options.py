@@ -131,7 +131,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-src_onmttok_kwargs x", "expected a dict"),
         ("-config none.yaml", "cannot be read"),
         ("-precision int4", "expected one of auto, fp32, bf16, fp16, int8"),
-        ("x.txt", "name the input with -src"),
+        ("x.txt", "python -m onmt_lite -src x.txt"),
     ],
 )
 def test_every_refusal_says_what_to_do(line, words):

@@ -90,7 +90,7 @@ def test_a_line_is_unsure_as_a_whole(model):
     assert low < high
     curve = Confidence(-10 * (0.6 * low + 0.4 * high), 10)  # 0.5 between the two
     checkpoint = replace(model.checkpoint, confidence=curve)
-    options = TranslateOptions.of(device="cpu", threads=1, split_longer=20, report_unsure=True)
+    options = TranslateOptions.of(device="cpu", threads=1, split_longer=20)
     found = Translator(checkpoint, options).translate([odd, f"{odd}{6 * f' {plain}'}", plain])
     assert [t.confidence < 0.5 for t in found] == [True, False, False]
     assert ["unsure" in t.notes for t in found] == [True, False, False]

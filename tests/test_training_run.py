@@ -371,8 +371,9 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
     folder = run("-log_file", tmp_path / "my.log")
     log = (folder / "train.log").read_text(encoding="utf-8")
     assert log == (tmp_path / "my.log").read_text(encoding="utf-8")
-    told = [line.split("] ", 1)[1] for line in log.split("\n")[:-1]]
+    begins, *told = [line.split("] ", 1)[1] for line in log.split("\n")[:-1]]
     said = capfd.readouterr().err.split("\n")[:-1]
+    assert re.match(r"onmt_lite \S+ begins on ", begins)
     assert said == ["making pieces of the words of 300 pairs", *told]
     assert told[-1] == f"translate with it: python translate.py -model {folder} -src FILE"
     assert f"model: {folder}" in told[-2]

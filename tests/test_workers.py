@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from onmt_lite.config import job_options as options_module
 from onmt_lite.config.environment import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
-from onmt_lite.jobs import inputs as inputs_module
 from onmt_lite.jobs.crew import MAX_OPEN, READ_AHEAD
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
 from onmt_lite.jobs.reports import LOG
@@ -59,7 +59,7 @@ def make_tasks(first: int, n: int, n_lines: int = 3) -> list[Task]:
 def in_process(tasks: list[Task]) -> list[Done]:
     with InProcess(OPTIONS) as engine:
         tasks = [Task(task.work, task.options) for task in tasks]
-        return list(engine.run(tasks, lambda n_lines, n_tokens: None))
+        return list(engine.run(tasks, lambda *added: None))
 
 
 def run(engine, tasks, seen: list | None = None) -> list[Done]:
@@ -137,7 +137,8 @@ def test_results_are_those_of_one_process(shared):
     engine, _ = shared
     seen = []
     assert_done(run(engine, iter(make_tasks(0, 40)), seen), make_tasks(0, 40))
-    assert sum(n_lines for n_lines, _ in seen) == 120
+    n_lines, _, work = map(sum, zip(*seen))
+    assert n_lines == 120 and work == pytest.approx(120)
     large = make_tasks(100, 2, n_lines=1500)  # of more bytes than a pipe holds, both ways
     assert_done(run(engine, large), large)
     assert run(engine, []) == []
@@ -160,7 +161,8 @@ def test_a_bucket_is_done_again(shared, log, deeds, says):
     (folder / "202").write_text(deeds, "utf-8")
     buckets, seen = make_tasks(200, 8), []
     assert_done(run(engine, buckets, seen), buckets)
-    assert sum(n_lines for n_lines, _ in seen) == 24  # what is done again counts once
+    n_lines, _, work = map(sum, zip(*seen))
+    assert n_lines == 24 and work == pytest.approx(24)  # what is done again counts once
     assert says in log[-1] and len(log) == len(deeds.split())
 
 
@@ -431,7 +433,7 @@ def eight_cores(monkeypatch):
         for name, value in {"usable_cores": 8, "worker_room": 99, **limits}.items():
             monkeypatch.setattr(engine_module, name, lambda value=value: value)
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(inputs_module, "may_have_gpu", lambda: has_gpu)
+        monkeypatch.setattr(options_module, "may_have_gpu", lambda: has_gpu)
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     limited()
@@ -523,6 +525,7 @@ def test_the_default(tmp_path):
     outputs = []
     for i, more in enumerate((["-device", "cpu"], ["-device", "cpu", "-workers", "1"])):
         words = ["-model", TOY, "-src", "src", "-output", str(i), "-output_format", "jsonl", *more]
+        words += ["-log_file", f"{i}.log"]
         done = subprocess.run(
             [sys.executable, ROOT / "translate.py", *words],
             cwd=tmp_path,
@@ -533,6 +536,7 @@ def test_the_default(tmp_path):
         )
         n = min(usable_cores(), 2) if i == 0 else 1
         note = f"NOTE: {n} workers, of one thread each; -workers 1 is one process\n"
-        assert (note in done.stderr) == (n > 1)
+        assert (note in (tmp_path / f"{i}.log").read_text("utf-8")) == (n > 1)
+        assert "workers" not in done.stderr
         outputs.append((tmp_path / str(i)).read_bytes())
     assert outputs[0] == outputs[1] and outputs[0].count(b"\n") == 200

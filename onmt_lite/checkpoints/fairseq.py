@@ -23,7 +23,7 @@ from onmt_lite.checkpoints.huggingface.bart import read_stacks
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
 from onmt_lite.checkpoints.opennmt.models import read_layers
 from onmt_lite.checkpoints.pickled import Record
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, build, finished
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
@@ -37,6 +37,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
 MAX_DICT = 256 << 20
+LANGUAGES = ("source_lang", "target_lang")
 SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
 
@@ -75,6 +76,7 @@ def load(path: Path) -> Checkpoint:
         start_id=EOS,  # fairseq feeds the end token first
         src_end=(EOS,),
         never_ids=(PAD,),
+        pair=Direction(*(options.text(name, "") for name in LANGUAGES)),
         toolkit="fairseq",
         version="0.9 or older" if isinstance(root.get("args"), Record) else "0.10 or newer",
     )
@@ -88,7 +90,7 @@ def _options(root: dict[str, Any], path: Path) -> Description:
     if config.get("model") is None:
         raise CheckpointError(f"{path}: it holds no options of its model")
     options, task = (_table(config.get(name), path) for name in ("model", "task"))
-    for name in ("source_lang", "target_lang"):
+    for name in LANGUAGES:
         if options.get(name) is None:
             options[name] = task.get(name)
     return Description(options, path)
@@ -110,12 +112,11 @@ def _plain(value: Any) -> Any:
 
 
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
-    names = ("source_lang", "target_lang")
     files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
-    if all(options.get(name) is None for name in names):
+    if all(options.get(name) is None for name in LANGUAGES):
         source, target = _guess_languages(path, files)
     else:
-        source, target = map(options.text, names)
+        source, target = map(options.text, LANGUAGES)
     for language in (source, target):
         if language not in files:
             name = f"dict.{language[:30]}.txt"

@@ -11,7 +11,7 @@ from onmt_lite.checkpoints.description import STARTS, by_name
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
-from onmt_lite.checkpoints.record import Checkpoint, Languages
+from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import find_model, model_names
 from onmt_lite.errors import CheckpointError, MemoryExhausted
 from onmt_lite.models.ensemble import Ensemble
@@ -124,6 +124,7 @@ def combine(
         never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
         sums_to_one=of_probs,
         confidence=None,  # fitted to the scores of one model
+        pair=first.pair if len({c.pair for c in checkpoints}) == 1 else Direction(),
     )
 
 

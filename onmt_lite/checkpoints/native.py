@@ -2,16 +2,18 @@
 
 A directory has `model.json`, `weights.safetensors` and `sentencepiece.model`.  `model.json` holds
 the configuration and the SHA-256 of all files, `model.json` included: a directory loads as it was
-written or is refused.  Three entries are optional: "unknown", the handling of unknown characters
+written or is refused.  Four entries are optional: "unknown", the handling of unknown characters
 (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score to confidence
-(`onmt_lite.checkpoints.record`), and the default of "split_longer".  Further entries, such as older
-versions wrote, are not read.  `onmt_lite.models.table` describes a table model's file.
+(`onmt_lite.checkpoints.record`), the default of "split_longer", and "languages", the codes of
+source and target.  Further entries, such as older versions wrote, are not read.
+`onmt_lite.models.table` describes a table model's file.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.description import shown
-from onmt_lite.checkpoints.record import Checkpoint, Confidence
+from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.checkpoints.weights import Weights, build_transformer
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
@@ -75,6 +77,7 @@ def describe(
     unknown: Unknown,
     confidence: Confidence | None,
     split_longer: int = 0,
+    pair: Sequence[str] = (),
 ) -> None:
     """Update the description of a model: fields of `config`, and the optional entries."""
     manifest = _read_manifest(path / MANIFEST)
@@ -82,6 +85,8 @@ def describe(
     manifest["unknown"] = dataclasses.asdict(unknown)
     manifest["confidence"] = None if confidence is None else dataclasses.asdict(confidence)
     manifest["split_longer"] = split_longer
+    if any(pair):
+        manifest["languages"] = list(pair)
     manifest["sha256"] = _checksum(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     replace_files(path, {MANIFEST: text.encode("utf-8")})
@@ -166,7 +171,11 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
     split_longer = manifest.get("split_longer", 0)
     if type(split_longer) is not int or split_longer < 0:
         raise ValueError("split_longer is below 0 or no number")
-    return dict(unknown=unknown, confidence=confidence, split_longer=split_longer)
+    codes = manifest.get("languages", ["", ""])
+    if not isinstance(codes, list) or [*map(type, codes)] != [str, str]:
+        raise ValueError("languages are not two codes")
+    pair = Direction(*codes)
+    return dict(unknown=unknown, confidence=confidence, split_longer=split_longer, pair=pair)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class Checkpoint:
     forced_eos: bool = False
     sums_to_one: bool = True  # logits, to be normalised; False: scores, which count as they are
     languages: Languages | None = None  # of a model that has several; None: nobody can choose
+    pair: Direction = Direction()  # of a model that has one each, if its files say which
     missing: tuple[str, ...] = ()  # files without which text is not cut as the model wants it
     notes: tuple[str, ...] = ()  # what of the model's files has no effect here
     toolkit: str = "onmt_lite"  # whose model it is
@@ -222,6 +223,8 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         codes = [code or "none" for code in checkpoint.languages.default]
         facts["languages"] = " ".join(checkpoint.languages.ids)
         facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
+    if any(checkpoint.pair):
+        facts["languages"] = "{} to {}".format(*checkpoint.pair)
     if checkpoint.split_longer:
         facts["asks for"] = f"-split_longer {checkpoint.split_longer}"
     lines = [_printable(name)]

@@ -98,6 +98,27 @@ def plain_average(v: Values) -> bool:
 # -- what is refused ------------------------------------------------------------------------------
 
 
+def wrong_files(v: Values) -> Iterator[str]:
+    """Of the group Input and output, and all other files."""
+    for name in ("src", "tgt", "output", "log_file", "report", "force_words", "ban_words"):
+        if v[name] == "":
+            yield f"{name} is empty; give a path"
+    if not v.text_field:
+        yield "text_field is empty; give the name of a field"
+    if v.src == v.tgt == "-":
+        yield "src and tgt cannot both be standard input; give one as a file"
+    for name in ("force_words", "ban_words"):
+        if v[name] == "-":
+            yield f"{name} -: standard input is for lines; give a file"
+    if v.report == "-":
+        yield "report: standard output is for translations; give a file"
+    if v.score_only and v.tgt_file_prefix:
+        yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
+    if v.score_only and v.output_format not in OF_REFERENCES:
+        remedy = f"with score_only give {' or '.join(OF_REFERENCES)}"
+        yield f"output_format {v.output_format} is for translations; {remedy}"
+
+
 def wrong_text(v: Values) -> Iterator[str]:
     """Of the groups Model and Text."""
     n_models = max(1, len(v.model))
@@ -154,27 +175,6 @@ def missing_subword_models(v: Values) -> Iterator[str]:
         why = " to read -tgt" if reads_target else ""
         remedy = "give it, or share_vocab if it is the same file"
         yield f"{used} needs tgt_subword_model{why}; {remedy}"
-
-
-def wrong_files(v: Values) -> Iterator[str]:
-    """Of the group Input and output, and all other files."""
-    for name in ("src", "tgt", "output", "log_file", "report", "force_words", "ban_words"):
-        if v[name] == "":
-            yield f"{name} is empty; give a path"
-    if not v.text_field:
-        yield "text_field is empty; give the name of a field"
-    if v.src == v.tgt == "-":
-        yield "src and tgt cannot both be standard input; give one as a file"
-    for name in ("force_words", "ban_words"):
-        if v[name] == "-":
-            yield f"{name} -: standard input is for lines; give a file"
-    if v.report == "-":
-        yield "report: standard output is for translations; give a file"
-    if v.score_only and v.tgt_file_prefix:
-        yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
-    if v.score_only and v.output_format not in OF_REFERENCES:
-        remedy = f"with score_only give {' or '.join(OF_REFERENCES)}"
-        yield f"output_format {v.output_format} is for translations; {remedy}"
 
 
 def wrong_search(v: Values) -> Iterator[str]:
@@ -237,14 +237,23 @@ def wrong_job(v: Values) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    *map(refuse_all, (wrong_text, wrong_transforms, missing_subword_models)),
-    *map(refuse_all, (wrong_files, wrong_search, wrong_job)),
+    *map(refuse_all, (wrong_files, wrong_text, wrong_transforms, missing_subword_models)),
+    *map(refuse_all, (wrong_search, wrong_job)),
     # Nothing is searched
     idle(
         " ".join([*SEARCHED, "with_score"]),
         lambda v: v.score_only,
         "score_only is true: nothing is searched",
     ),
+    # Input and output
+    idle(
+        "text_field",
+        lambda v: not any(map(build(DataOptions, v).is_jsonl, filter(None, (v.src, v.tgt)))),
+        "the input is text; for objects give -input_format jsonl",
+    ),
+    needs("with_score", one_of("output_format", "text")),
+    requires("score_only", given("tgt")),
+    requires("tgt_file_prefix", given("tgt", "tgt_prefix")),
     # Model
     needs("model_weights avg_raw_probs", {"several -model": lambda v: len(v.model) > 1}),
     # Text
@@ -292,15 +301,6 @@ RULES: tuple[Rule, ...] = (
     needs("penn norm_quote_commas norm_numbers", one_of("transforms", "normalize"), on=True),
     needs("pre_replace_unicode_punct post_remove_control_chars", one_of("transforms", "normalize")),
     needs("upper_corpus_ratio", one_of("transforms", "uppercase")),
-    # Input and output
-    idle(
-        "text_field",
-        lambda v: not any(map(build(DataOptions, v).is_jsonl, filter(None, (v.src, v.tgt)))),
-        "the input is text; for objects give -input_format jsonl",
-    ),
-    needs("with_score", one_of("output_format", "text")),
-    requires("score_only", given("tgt")),
-    requires("tgt_file_prefix", given("tgt", "tgt_prefix")),
     # Search: lengths and hypotheses
     needs("n_best_unique", at_least("n_best", 2)),
     needs("length_penalty", {"-alpha": lambda v: v.alpha or plain_average(v)}),

@@ -38,10 +38,10 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
             return 0
         loaded, resolved = program.load(argv)
         if resolved.values["print_config"]:
-            write_out(resolved.to_yaml())
+            write_out(resolved.to_yaml(program.comments(resolved.values)))
         elif (path := resolved.values["save_config"]) is not None:
             check_paths(list(files_named(program, resolved)), [("save_config", path)])
-            write_out(resolved.to_yaml(), path)
+            write_out(resolved.to_yaml(program.comments(resolved.values)), path)
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -85,8 +85,9 @@ def tell(argv: Sequence[str], program: Program[Any]) -> str:
     asked = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
     if (names := asked.get("help", asked.get("h"))) is not None:
-        if names in ON:
-            return help_text(program.options, f"{command()} {program.usage}", columns)
+        if names in ON or names == ["all"]:
+            usage = f"{command()} {program.usage}".replace("{command}", command())
+            return help_text(program.options, usage, columns, program.page if names in ON else ())
         return help_on(names, program.options, columns)
     if asked.get("version") in ON:
         return versions()

@@ -3,9 +3,12 @@ and an end in good order, in which files are closed and nothing half-written sta
 
 import contextlib
 import os
+import re
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,6 +38,31 @@ class Console:
 
 
 CONSOLE = Console()
+
+
+def is_text(words: Sequence[str]) -> bool:
+    """Return whether words of the command line read as text rather than as the name of a file."""
+    text = " ".join(words)
+    named = any(map(os.path.lexists, (text, *words[:1])))
+    is_name = " " not in text.strip() and re.search(r"[./\\]", text.rstrip("."))
+    return not named and not is_name and re.search(r"[^\W\d]", text) is not None
+
+
+def line_that_works(words: Sequence[str]) -> str:
+    """Return what to type to translate what was given to no option: text, or a file."""
+    if not is_text(words):
+        return f"to translate a file: {started_as()} -src {shlex.quote(words[0])}"
+    text = " ".join(words)
+    quoted = shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
+    return f"to translate text: echo {quoted} | {started_as()}"
+
+
+def started_as() -> str:
+    """Return the words that started this program, up to its first argument, as they were typed."""
+    path = Path(sys.argv[0])
+    if path.name == "translate.py" or path.parent.name == "onmt_lite":
+        return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
+    return path.name if path.name == "onmt_translate" else "python -m onmt_lite"
 
 
 def is_typed(src: str) -> bool:

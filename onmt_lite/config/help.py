@@ -2,10 +2,12 @@
 
 import difflib
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from onmt_lite.config.foreign import Foreign
@@ -35,13 +37,30 @@ def by_group(options: Options) -> dict[str, list[Option]]:
     return groups
 
 
-def help_text(options: Options, usage: str, columns: int = 80) -> str:
-    """All options, group by group, for a terminal of so many columns."""
+def help_text(options: Options, usage: str, columns: int = 80, page: Sequence[str] = ()) -> str:
+    """The options of a page, the most used ones, in short; without a page all, group by group.  For
+    a terminal of so many columns; paragraphs of `usage` that are indented stay as they are."""
     width = max(NARROWEST, min(columns, WIDEST))
     listings = [_listing(title, group, width) for title, group in by_group(options).items()]
-    end = "-help NAME ... describes options and groups, with examples: -help beam_size sampling"
-    paragraphs = ["\n".join(_wrap(text, width)) for text in (*usage.split("\n\n"), end)]
+    end = f"-help NAME ... describes options and groups, with examples: -help {[*options][0]}"
+    if page:
+        listings = [_listing("The most used options", [in_short(options[n]) for n in page], width)]
+        end = f"-help all lists all {len(options)} options by group; {end}"
+    paragraphs = [
+        text if text.startswith(" ") else "\n".join(_wrap(text, width))
+        for text in (*usage.split("\n\n"), end)
+    ]
     return "\n\n".join([*paragraphs[:-1], *listings, paragraphs[-1]])
+
+
+def in_short(option: Option) -> Option:
+    """The option with the first clause of its help, one value, and a default that is none by
+    itself."""
+    default = None if not option.default or option.default == "-" else option.default
+    value = option.value or "NAME" * bool(option.choices)
+    clause = re.split(r"[:;.](?=\s)", option.help, maxsplit=1)[0]
+    short: dict[str, Any] = dict(default=default, value=value, help=clause, remark="")
+    return replace(option, many=False, choices=(), **short)
 
 
 def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
@@ -62,7 +81,7 @@ def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
         if name not in options and not titles:
             known = [*options, *(title.lower() for title in groups)]
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "-help alone lists all"
+            hint = f"did you mean {near[0]}?" if near else "-help all lists all"
             problems.append(f"help: no option or group is called {name[:50]!r}; {hint}")
     if problems:
         raise OptionError(*problems)

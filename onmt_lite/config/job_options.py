@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from onmt_lite.config.environment import may_have_gpu
 from onmt_lite.config.option import DEVICE, File, opt, switch
 
 # Levels of a log, by name and by number
@@ -55,6 +56,13 @@ class SpeedOptions:
         "Decode each sentence alone, with one CPU thread, in about four times the time: scores are "
         "the same to the last bit whatever the batch size, the order and the other lines"
     )
+
+    @property
+    def expects_gpu(self) -> bool:
+        """Whether the model runs on a GPU, as far as that is known without torch."""
+        if self.device == "auto" and not self.gpu:
+            return may_have_gpu()
+        return self.device != "cpu" and self.gpu != (-1,)
 
 
 @dataclass(frozen=True)
@@ -122,10 +130,6 @@ class InformationOptions:
     report_bleu: bool = switch(
         "Log BLEU and chrF of the translations against tgt, by sacrebleu, which must be installed",
         example="-tgt reference.en",
-    )
-    report_unsure: bool = switch(
-        "Note `unsure` for lines whose translation is more probably wrong than right; the model "
-        "must be calibrated, as the shipped one is"
     )
     dump_beam: File | None = opt(
         None,

@@ -74,7 +74,8 @@ class MetaOptions:
     )
     help: tuple[str, ...] = opt(
         (),
-        "Print this text and exit; with names of options or groups, describe those with examples",
+        "Print the most used options and exit; `-help all` has all; with names of options or "
+        "groups, describe those with examples",
         value="[NAME ...]",
         example="beam_size sampling",
     )

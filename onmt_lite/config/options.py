@@ -1,13 +1,16 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.checks import RULES
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
-from onmt_lite.config.option import META, Option, as_words, check, options_of
+from onmt_lite.config.option import META, Option, as_words, build, check, options_of
 from onmt_lite.config.rules import help_of
 from onmt_lite.config.search_options import (
     AttentionOptions,
@@ -17,24 +20,32 @@ from onmt_lite.config.search_options import (
 )
 from onmt_lite.config.sources import Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
+from onmt_lite.models.kernels.build import load_library
+from onmt_lite.models.processor import LEAST_WIDTH
 from onmt_lite.search.model_defaults import read_decoder, read_defaults
 from onmt_lite.search.presets import PRESETS, SWITCHES
 
 USAGE = """\
-[-config FILE ...] [options]
+[options]
 
-Translates lines of text: standard input to standard output unless -src and -output
-name files.  Options are spelt -name VALUE, --name VALUE or --name=VALUE, and are the
-keys of YAML files too; the command line wins over YAML, YAML over the default."""
+Translates lines of text, by default from German to English: standard input to standard
+output unless -src and -output name files.  Options are spelt -name VALUE, --name VALUE
+or --name=VALUE, and are the keys of YAML files too; the command line wins over YAML,
+YAML over the default.
+
+  echo "Guten Morgen!" | {command}
+  {command} -src input.de -output output.en -config nbest"""
+PAGE = "src output model config beam_size n_best min_length block_ngram_repeat".split()
+PAGE += "output_format search device workers resume quiet".split()
 
 
 @dataclass(frozen=True)
 class TranslateOptions:
     """All groups together.  Build it with `TranslateOptions.of(beam_size=4, ...)`."""
 
+    data: DataOptions
     model: ModelOptions
     text: TextOptions
-    data: DataOptions
     search: SearchOptions
     sampling: SamplingOptions
     attention: AttentionOptions
@@ -112,6 +123,30 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
     return [(defaults, f"of {name}"), *own]
 
 
+def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
+    """Say what precision `auto` is on this machine, as far as that is known without torch."""
+    if values["precision"] != "auto":
+        return {}
+    if build(SpeedOptions, values).expects_gpu:
+        return {"precision": "here bf16, or fp32 if the GPU lacks it"}
+    if values["search"] != "opennmt" or load_library() is None:
+        return {"precision": "here fp32"}
+    widths = [*map(width_of, map(find_model, model_paths(values["model"])))]
+    known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
+    return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
+
+
+def width_of(path: Path) -> int:
+    """The width of a Transformer that a JSON file describes; 0 if none does."""
+    for name in ("model.json", "config.json"):
+        try:
+            described = json.loads((path / name).read_bytes())
+            return int(described.get("config", described)["d_model"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return 0
+
+
 def build_options(resolved: Resolved) -> TranslateOptions:
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
     configs = resolved.values["config"]
@@ -123,12 +158,15 @@ PROGRAM = Program(
     name="onmt_translate",
     usage=USAGE,
     options=OPTIONS,
+    page=PAGE,
+    takes_text=True,
     rules=RULES,
     build=build_options,
     ours_too=OURS_TOO,
     foreign=of_opennmt,
     remark=lambda name: remark_on(name, OPTIONS),
     defaults=preset_defaults,
+    comments=precision_here,
     quoted=True,
 )
 load_options = PROGRAM.load

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from onmt_lite.checkpoints.shipped import config_names, find_config
+from onmt_lite.config.console import is_text, line_that_works
 from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.option import (
     META_NAMES,
@@ -31,6 +32,7 @@ T = TypeVar("T")
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
+MAX_GUESSES = 3  # names that an unknown one may be the beginning of
 TAG = "tag:yaml.org,2002:"
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
 
@@ -50,6 +52,10 @@ class Program(Generic[T]):
     remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
     # From the given values, defaults that depend on them and what they belong to; the last ones win
     defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
+    # What a printed configuration says of values besides where they come from, by name
+    comments: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda values: {}
+    page: Sequence[str] = ()  # the most used options, which help shows first; by default all
+    takes_text: bool = False  # whether words on the command line may be meant as text
     quoted: bool = False  # whether quotes around a value in YAML make no difference
 
     def load(self, argv: Sequence[str]) -> tuple[T, "Resolved"]:
@@ -82,11 +88,15 @@ class Resolved:
         usual = {name for name, origin in self.origins.items() if origin.startswith("default")}
         return {n: v for n, v in self.values.items() if n not in META_NAMES and n not in usual}
 
-    def to_yaml(self) -> str:
-        """A configuration that gives these values again, the origins as comments of one line."""
+    def to_yaml(self, comments: Mapping[str, str] | None = None) -> str:
+        """A configuration that gives these values again, the origins as comments of one line, and
+        further `comments` by name."""
+        lines = {name: " ".join(origin.split()) for name, origin in self.origins.items()}
+        for name, comment in (comments or {}).items():
+            lines[name] += f"; {comment}"
         return "".join(
-            f"{name}: {dump(self.values[name])}  # {' '.join(origin.split())}\n"
-            for name, origin in self.origins.items()
+            f"{name}: {dump(self.values[name])}  # {line}\n"
+            for name, line in lines.items()
             if name not in META_NAMES
         )
 
@@ -152,10 +162,9 @@ class Resolver:
 
     def command_line(self, argv: Sequence[str]) -> None:
         given, stray = split_argv(argv)
-        for word in stray:
-            self.problems.append(
-                f"{word!r} belongs to no option; name the input with -src (command line)"
-            )
+        if stray:
+            hint = line_that_works(stray) if self.program.takes_text else "-help lists the options"
+            self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
         configs: list[str] = []
         for name, words in given:
             if name == "config":  # -config a -config b reads both; of others the last one counts
@@ -198,7 +207,16 @@ class Resolver:
         except ValueError as error:
             known = self._foreign(name)
             hint = f"; {known.says}" if known and known.refused else ""
-            self.problems.append(f"{name}: {error}{hint} ({origin})")
+            meant = self._of_text(name, raw, read)
+            self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
+
+    def _of_text(self, name: str, raw: Any, read: Read) -> str:
+        """Return what to add if the words are a sentence without quotes, or behind an option."""
+        if not self.program.takes_text or read is not parse_words:
+            return ""
+        words = raw if name == "src" or self.options[name].kind is bool else raw[1:]
+        several = " " in " ".join(words).strip()
+        return f"; {line_that_works(words)}" if several and is_text(words) else ""
 
     def _unknown(self, name: str) -> str:
         shown = name[:50]
@@ -209,9 +227,10 @@ class Resolver:
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
         starts = [known for known in self.options if name and known.startswith(name)]
-        near = starts or difflib.get_close_matches(name, self.options, n=1, cutoff=0.6)
+        starts.sort(key=lambda known: (known not in self.program.page, len(known)))
+        near = starts[:MAX_GUESSES] or difflib.get_close_matches(name, self.options, 1, cutoff=0.6)
         if not near:
-            return f"unknown option {shown}; -help lists all"
+            return f"unknown option {shown}; -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
     def _note(self, name: str, known: Foreign, words: str, origin: str) -> None:

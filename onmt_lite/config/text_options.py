@@ -277,9 +277,9 @@ class DataOptions:
     )
     output_format: Literal["text", "jsonl", "moses", "tsv"] = opt(
         "text",
-        "Write n_best lines per source line (`text`), one JSON object per source line (`jsonl`), "
-        "lines `id ||| text ||| log_prob= X ||| score` (`moses`), or `id`, `rank`, `score`, "
-        "`log_prob` and `text` with tabs between them (`tsv`)",
+        "Write n_best lines per source line (`text`), one JSON object (`jsonl`), or lines with "
+        "scores (`moses`, `tsv`): `id ||| text ||| log_prob= X ||| score`, or `id`, `rank`, "
+        "`score`, `log_prob` and `text` with tabs between them",
         example="jsonl",
     )
     with_score: bool = switch("Append a tab and the score to each translation")

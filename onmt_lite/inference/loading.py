@@ -87,12 +87,6 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
     around lines.  OptionError if it lacks one of these; CheckpointError if its files are missing.
     """
-    asked = [name for name in ("src_lang", "tgt_lang") if getattr(options.model, name)]
-    if asked and checkpoint.languages is None and checkpoint.toolkit == "transformers":
-        raise OptionError(
-            f"{', '.join(asked)}: the model has no languages to choose from; leave it out "
-            "(words such as `translate English to German:` belong into each line)"
-        )
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
     if checkpoint.text_end and name != "space":  # a line of tokens may have it already

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import TAG
-from onmt_lite.inference.records import Hypothesis, Pairs, Progress, Translation
+from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text import placeholders
 from onmt_lite.text.lines import Line
@@ -73,15 +73,16 @@ class Paragraphs:
         self.prefixes = [p for p, own in zip(prefixes or (), self.parts) for _ in own]
         self.are_cut = len(self.lines) > len(lines)
 
-    def counting(self, progress: Progress) -> Progress:
+    def counting(self, progress: Added) -> Added:
         """A progress of parts, which tells the given one of as many whole lines as their share."""
         n_parts = n_told = 0
+        n_whole, n_all = len(self.whole), max(1, len(self.lines))
 
-        def tell(n_lines: int, n_tokens: int) -> object:
+        def tell(n_lines: int, n_tokens: int, work: float) -> object:
             nonlocal n_parts, n_told
             n_parts += n_lines
-            before, n_told = n_told, n_parts * len(self.whole) // max(1, len(self.lines))
-            return progress(n_told - before, n_tokens)
+            before, n_told = n_told, n_parts * n_whole // n_all
+            return progress(n_told - before, n_tokens, work * n_whole / n_all)
 
         return tell
 
@@ -90,7 +91,7 @@ class Paragraphs:
         translate: Callable[..., list[Translation]],
         tgt_lines: Sequence[Line],
         options: TranslateOptions,
-        progress: Progress,
+        progress: Added,
     ) -> list[Translation]:
         """With references, which are of whole lines and so are scored apart."""
         alone = replace(options, data=replace(options.data, score_only=True))

@@ -9,13 +9,13 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import MemoryExhausted, OptionError
+from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.alignment import Aligner, own_tokens
 from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
 from onmt_lite.inference.paragraphs import Paragraphs
 from onmt_lite.inference.postprocess import Renderer, model_notes, notes_of, total, unmet
-from onmt_lite.inference.preprocess import ExampleMaker, choose_languages
-from onmt_lite.inference.records import NOTHING, Example, Found, Progress, Translation
+from onmt_lite.inference.preprocess import ExampleMaker, check_pair, choose_languages
+from onmt_lite.inference.records import NOTHING, Added, Example, Found, Translation
 from onmt_lite.inference.runner import Runner, over_groups
 from onmt_lite.inference.runtime import DTYPES, Budget, choose, computing, placed, precision_of
 from onmt_lite.inference.search_setup import (
@@ -38,7 +38,7 @@ class Copies:
         self,
         examples: Sequence[Example],
         merge: bool,
-        progress: Progress = lambda n_lines, n_tokens: None,
+        progress: Added = lambda *added: None,
     ):
         """`merge`: equal examples have equal translations."""
         self.examples, self.progress = examples, progress
@@ -50,17 +50,24 @@ class Copies:
         ]
         self.distinct = list(kinds.values())
         self.n_copies = Counter(map(id, self.firsts))
+        self.n_chars = sum(map(n_chars_of, self.distinct))
 
     def tell(self, done: Sequence[Example], n_tokens: Iterable[int] = ()) -> None:
         """Report the lines of distinct examples as done, and the target tokens of each."""
         numbers = [self.n_copies[id(example)] for example in done]
-        self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)))
+        work = len(self.examples) * sum(map(n_chars_of, done)) / max(1, self.n_chars)
+        self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)), work)
 
     def of_all(self, made: Iterable[Translation]) -> list[Translation]:
         """The translations of all examples, from those of the distinct ones."""
         found = dict(zip(map(id, self.distinct), made, strict=True))
         pairs = zip(self.examples, [found[id(first)] for first in self.firsts])
         return [t if t.id == example.line.id else copied(t, example) for example, t in pairs]
+
+
+def n_chars_of(example: Example) -> int:
+    """Characters of a line, its end counted."""
+    return len(example.line.text) + 1
 
 
 def kind_of(example: Example) -> str:
@@ -100,11 +107,6 @@ class Pipeline:
         model = placed(checkpoint.model, device, precision)
         checkpoint = fit(replace(checkpoint, model=model), options, own or read_own(options))
         self.checkpoint = checkpoint
-        if options.information.report_unsure and checkpoint.confidence is None:
-            raise OptionError(
-                "report_unsure: the model does not say how sure it is; "
-                "python -m onmt_lite.train.calibrate teaches one of our format to"
-            )
         self.direction(options)  # a missing language is an error before the first line is read
         raw_text, rule = options.text.tokenizer != "space", options.text.unknown
         if rule == "auto":
@@ -148,6 +150,8 @@ class Pipeline:
     def direction(self, options: TranslateOptions) -> Direction:
         """The languages of lines without a tag.  OptionError if one is missing or unknown."""
         given = Direction(options.model.src_lang, options.model.tgt_lang)
+        if self.checkpoint.languages is None:
+            check_pair(self.checkpoint, given)
         return choose_languages(self.checkpoint.languages, given)
 
     def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
@@ -164,12 +168,12 @@ class Pipeline:
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
-        progress: Progress = lambda n_lines, n_tokens: None,
+        progress: Added = lambda *added: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Translation]:
         """One Translation per line, in order; with `tgt_lines`, their log-probabilities too.
-        With `prefixes` each begins with the tokens of its prefix.  `progress` is called with the
-        lines and target tokens that each batch adds."""
+        With `prefixes` each begins with the tokens of its prefix.  `progress` is called with what
+        each batch adds."""
         options = options or self.options
         config = search_config(options, self.checkpoint)
         check_given(config, lines, prefixes is not None)
@@ -280,7 +284,6 @@ class Pipeline:
         curve = self.checkpoint.confidence if found.hyps else None
         confidence = None if curve is None else curve.of(found.hyps[0])
         unsure = confidence is not None and confidence < 0.5
-        unsure &= self.options.information.report_unsure
         gold_log_prob, forced = total(found.gold), example.line.forced
         gold = found.gold if gold_log_prob is not None else None
         aligned = config.options.attention.report_align and bool(found.hyps)

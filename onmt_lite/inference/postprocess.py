@@ -202,7 +202,8 @@ def model_notes(
     given = {name for name, value in options.given.items() if value}
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
     lacking, n = dict[str, str](), options.search.max_length
-    if checkpoint.languages is None and "normalize" not in options.text.transforms:
+    chosen = checkpoint.languages or any(checkpoint.pair)
+    if not chosen and "normalize" not in options.text.transforms:
         lacking |= dict.fromkeys(("src_lang", "tgt_lang"), "languages to choose from")
     if vocab.unk_id is None:
         lacking |= dict.fromkeys(("ban_unk_token", "replace_unk"), "unknown token")

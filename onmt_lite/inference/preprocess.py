@@ -174,6 +174,24 @@ def encode(
 # -- languages -------------------------------------------------------------------------------------
 
 
+def check_pair(checkpoint: Checkpoint, given: Direction) -> None:
+    """Raise OptionError for a language that a model without a choice of languages does not have, as
+    far as its files say."""
+    pair = checkpoint.pair
+    triples = [*zip(("src_lang", "tgt_lang"), given, pair)]
+    if checkpoint.toolkit == "transformers" and any(given):
+        asked = ", ".join(name for name, code, _ in triples if code)
+        raise OptionError(
+            f"{asked}: the model has no languages to choose from; leave it out "
+            "(words such as `translate English to German:` belong into each line)"
+        )
+    known = [each for each in triples if all(each)]
+    wrong = [f"{name} {code[:50]}" for name, code, own in known if code.lower() != own.lower()]
+    if wrong:
+        only = f"the model translates from {pair.src} to {pair.tgt} only"
+        raise OptionError(f"{', '.join(wrong)}: {only}; leave that out, or give another model")
+
+
 def choose_languages(languages: Languages | None, given: Direction) -> Direction:
     """The languages of lines without a tag: the given ones, or else the model's own, if any.
     Raises OptionError if a code is unknown, or is needed and missing."""

@@ -17,7 +17,8 @@ from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.linear import LEAST_WIDTH, kernel_for, pack
+from onmt_lite.models.linear import kernel_for, pack
+from onmt_lite.models.processor import LEAST_WIDTH
 from onmt_lite.models.transformer import Transformer
 
 DTYPES = {

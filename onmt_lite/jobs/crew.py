@@ -15,7 +15,7 @@ from typing import Any
 
 from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
-from onmt_lite.inference.records import Progress
+from onmt_lite.inference.records import Added
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Engine
 
@@ -34,6 +34,7 @@ class Hand:
     at: int = START  # the place of the task among all
     n_lines: int = 0  # of the task, translated already
     n_tokens: int = 0
+    work: float = 0.0
     ready: bool = False  # to take tasks
 
 
@@ -65,7 +66,7 @@ class Crew(Engine):
         """Wait, a second at most, for the input and the hands; yield what happens."""
         raise NotImplementedError
 
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         """As of all engines; WorkerLost if several hands have died of one task."""
         source = Source(tasks, self._read_ahead)
         try:
@@ -104,16 +105,18 @@ class Crew(Engine):
                 hand.at, hand.task = source.take()
             else:
                 return
-            hand.n_lines = hand.n_tokens = 0
+            hand.n_lines, hand.n_tokens, hand.work = 0, 0, 0.0
             self.give(hand)
 
-    def take_in(self, hand: Any, what: str, value: Any, progress: Progress) -> Iterator[Any]:
+    def take_in(self, hand: Any, what: str, value: Any, progress: Added) -> Iterator[Any]:
         """Take in an event; yield a result."""
         if what == "ready":
             hand.ready = True
             self._deaths[START] = 0
         elif what == "progress":
-            hand.n_lines, hand.n_tokens = hand.n_lines + value[0], hand.n_tokens + value[1]
+            n_lines, n_tokens, work = value
+            hand.n_lines, hand.n_tokens = hand.n_lines + n_lines, hand.n_tokens + n_tokens
+            hand.work += work
             progress(*value)
         elif what == "done":
             self._deaths.pop(hand.at, None)
@@ -125,7 +128,7 @@ class Crew(Engine):
             self._failed[hand.at], hand.task = value, None
         elif what == "died":
             self.hands.remove(hand)
-            progress(-hand.n_lines, -hand.n_tokens)
+            progress(-hand.n_lines, -hand.n_tokens, -hand.work)
             self._replace(hand, *value)
 
     def _replace(self, hand: Any, how: str, is_own: bool) -> None:

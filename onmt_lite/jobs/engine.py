@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from onmt_lite.config.environment import threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Progress, Translation
-from onmt_lite.jobs.inputs import BUCKET_LINES, expects_gpu
-from onmt_lite.jobs.reports import LOG
+from onmt_lite.inference.records import Added, Translation
+from onmt_lite.jobs.inputs import BUCKET_LINES
+from onmt_lite.jobs.reports import DETAIL, LOG
 from onmt_lite.jobs.tasks import Engine, InProcess
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
@@ -38,7 +38,8 @@ def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
     if n is None:
         n = workers_that_pay(options, n_buckets)
         if n > 1:
-            LOG.info("NOTE: %d workers, of one thread each; -workers 1 is one process", n)
+            note = f"{n} workers, of one thread each; -workers 1 is one process"
+            LOG.info("NOTE: %s", note, extra=DETAIL)
     return Workers(options, n) if n > 1 else InProcess(options)
 
 
@@ -53,7 +54,7 @@ def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
     """
     if n_buckets is None or options.speed.threads or sys.platform != "linux":
         return 1
-    if expects_gpu(options):
+    if options.speed.expects_gpu:
         return 1
     most = min(usable_cores(), threads_wanted(), worker_room(), MAX_WORKERS)
     return max(1, int(min(most, n_buckets)))
@@ -79,7 +80,7 @@ class Call:
             return "in a call without lines"
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
 
-    def do(self, place: InProcess, progress: Progress) -> tuple[int, Sequence[Any]]:
+    def do(self, place: InProcess, progress: Added) -> tuple[int, Sequence[Any]]:
         """The number of the part, and the result of each of its lines."""
         pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
         if self.method == "notes_on":
@@ -124,7 +125,7 @@ class Pool(Engine):
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
-        progress: Progress = lambda n_lines, n_tokens: None,
+        progress: Added = lambda *added: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Any]:
         """The results of all lines, in order, each part of which is a Call."""
@@ -140,7 +141,7 @@ class Pool(Engine):
             parts = dict(results)
         return [each for number in sorted(parts) for each in parts[number]]
 
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         """ValueError if the workers have been ended, or are those of another process."""
         if not self._end.alive:
             raise ValueError("this Translator is closed")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from onmt_lite.config.environment import may_have_gpu
 from onmt_lite.config.files import rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
@@ -211,21 +210,13 @@ def bucket_lines(options: TranslateOptions, total: int | None) -> int:
     """
     if options.jobs.bucket_lines is not None:
         return options.jobs.bucket_lines
-    device = "cuda" if expects_gpu(options) and not options.jobs.shard else "cpu"
+    device = "cuda" if options.speed.expects_gpu and not options.jobs.shard else "cpu"
     most = BUCKET_LINES[device]
     batches_matter = PRESETS[options.search.search].policy.as_2018
     if total is None or total < MANY_LINES or device != "cpu" or batches_matter:
         return most
     fair = max(LEAST_LINES, math.ceil(total / BUCKETS))
     return min(most, fair, math.ceil(total / 2))
-
-
-def expects_gpu(options: TranslateOptions) -> bool:
-    """Return whether the job runs on a GPU, as far as that is known without torch."""
-    speed = options.speed
-    if speed.device == "auto" and not speed.gpu:
-        return may_have_gpu()
-    return speed.device != "cpu" and speed.gpu != (-1,)
 
 
 def check_match(role: Role, n_found: int, n_lines: int) -> None:

@@ -12,7 +12,7 @@ from itertools import count
 from tqdm import tqdm
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
-from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
+from onmt_lite.config.console import CONSOLE, Interrupted, is_text, is_typed, line_that_works
 from onmt_lite.config.files import (
     Stream,
     check_paths,
@@ -29,7 +29,7 @@ from onmt_lite.inference.trace_page import to_html, to_json
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
-from onmt_lite.jobs.progress import Meter, logging_to
+from onmt_lite.jobs.progress import Meter, log_machine, log_start, logging_to
 from onmt_lite.jobs.reports import LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
@@ -52,9 +52,12 @@ def run_job(
     check_paths(list(files_read(options)), files_written(options))
     if options.jobs.resume and (why := why_not_resumed(options)):
         raise OptionError(f"resume: {why}")
+    if engine is None:
+        check_src(options.data.src)
     resumable = engine is None and not why_not_resumed(options)
     run = Run(options, [options.data.src], resumable, progress)
-    with logging_to(options.jobs) if engine is None else contextlib.nullcontext():
+    logged = logging_to(options.jobs, options.information.verbose)
+    with logged if engine is None else contextlib.nullcontext():
         return run.translate(lambda n_buckets: engine or choose_engine(options, n_buckets))
 
 
@@ -101,16 +104,20 @@ class Run:
         with Output(options.data.output, jobs.report, self.resumable) as out:
             self.out = out
             lacks = wants_bleu(options) and not has_sacrebleu()
-            log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
             job = fingerprint(options, inputs.files) if self.resumable else {}
-            if jobs.resume and out.is_complete(job, ranges):
-                with log_behind():
+            is_over = jobs.resume and out.is_complete(job, ranges)
+            with log_behind() if is_over else contextlib.nullcontext():
+                log_start()
+                log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
+                if is_over:
                     LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
+            if is_over:
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
             has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
             with Engine() if has_all else choose(n_buckets) as engine:
                 log_notes(engine.notes)
+                log_machine(engine.machine)
                 out.begin(job, ranges, engine.machine)
                 if jobs.resume:
                     done = f"going on; {out.n_before:,} of {inputs.n_lines:,} lines are done"
@@ -166,8 +173,8 @@ class Run:
             LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
         if self.options.text.replace_unk:
             LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
-        in_a_file = output not in ("-", "/dev/stdout")
-        summary.log(report.verbose or report.report_time or in_a_file)
+        seen = CONSOLE.isatty() and output not in ("-", "/dev/stdout")
+        summary.log(report.verbose or report.report_time or seen)
         if report.report_time:
             meter.log_times(meter.started - self.started)
 
@@ -301,6 +308,17 @@ class Output:
 
 
 # -- files that a job reads and writes ------------------------------------------------------------
+
+
+def check_src(src: str) -> None:
+    """Raise FileError, with the line that works, for a text in the place of a file."""
+    reads_so = " " in src.strip() or src[:1].isupper() or src[-1:] in ("!", "?", "…")
+    if reads_so and is_text([src]):
+        with refused(f"read {src}"):
+            try:
+                os.lstat(src)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}; {line_that_works([src])}") from None
 
 
 def why_not_resumed(options: TranslateOptions) -> str:

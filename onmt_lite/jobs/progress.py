@@ -3,22 +3,50 @@
 import contextlib
 import logging
 import os
+import platform
+import shlex
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
 
 from tqdm import tqdm
 
+from onmt_lite import __version__
 from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.files import descriptor_of, name_of
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError
-from onmt_lite.jobs.reports import LOG
+from onmt_lite.jobs.reports import DETAIL, LOG
 from onmt_lite.search.plan import Clock
 
 SECONDS_BETWEEN = 10.0  # lines about progress
+RECENT = 60.0  # seconds after which work counts half in what the rest is expected to take
+# As tqdm's own, with the time that is left by our reckoning
+BAR = "{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}{{postfix}}]"
 PHASES = ("tokenise", "encode", "decode", "write")
+
+
+class Pace:
+    """How long work takes, by how it went of late."""
+
+    def __init__(self, to_do: float, now: float):
+        self.to_do, self.last = to_do, now
+        self.work = self.seconds = 0.0  # what was done, and how long it took; both fade
+
+    def add(self, work: float, now: float) -> None:
+        seconds, self.last = now - self.last, now
+        fading = 0.5 ** (seconds / RECENT)
+        self.work, self.seconds = self.work * fading + work, self.seconds * fading + seconds
+        self.to_do -= work
+
+    def left(self, now: float) -> str:
+        """Minutes and seconds to the end, which count down between two batches; ? at first."""
+        if self.work <= 0:
+            return "?"
+        seconds = self.to_do * self.seconds / self.work - (now - self.last)
+        return tqdm.format_interval(max(1, round(seconds)))
 
 
 class Meter:
@@ -48,21 +76,47 @@ class Meter:
             smoothing=0,
             ncols=console_width(),
             nrows=24,  # some terminals say 0, which tqdm would believe
+            bar_format=BAR.format(left="?") if total else None,
         )
         if typed and not quiet:
             print("type a line, Ctrl-D ends", file=CONSOLE)
         self.started = self.last_said = time.monotonic()
+        self.pace = Pace((total or 0) - n_before, self.started)
+        self.ended = threading.Event()
+        self.ticker = threading.Thread(target=self._tick_on, daemon=True)
 
     def __enter__(self) -> "Meter":
+        if self.total and not self.bar.disable:
+            self.ticker.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.took = self.seconds()
+        self.ended.set()
+        if self.ticker.is_alive():
+            self.ticker.join()
         self.bar.close()
 
-    def add(self, n_lines: int, n_tokens: int) -> None:
-        """Count what a batch has added: lines, and tokens of their translations."""
+    def _tick_on(self) -> None:
+        while not self.ended.wait(1.0):
+            self.tick()
+
+    def tick(self) -> None:
+        """Let the bar count the seconds, of which a large batch may take many."""
+        self.bar.bar_format = BAR.format(left=self.left())
+        self.bar.refresh()
+
+    def left(self) -> str:
+        done = self.total is not None and self.n_lines >= self.total
+        return "00:00" if done else self.pace.left(time.monotonic())
+
+    def add(self, n_lines: int, n_tokens: int, work: float) -> None:
+        """Count what a batch has added: lines, tokens of their translations, and its share of the
+        work, in lines."""
         self.n_lines, self.n_tokens = self.n_lines + n_lines, self.n_tokens + n_tokens
+        self.pace.add(work, time.monotonic())
+        if self.total:
+            self.bar.bar_format = BAR.format(left=self.left())
         if self.tell is not None and n_lines:
             self.tell(self.n_lines, self.n_tokens)
         self.bar.ncols = console_width()
@@ -72,10 +126,9 @@ class Meter:
         now = time.monotonic()
         if now - self.last_said >= SECONDS_BETWEEN and not self.typed:
             self.last_said, self.said = now, True
-            line, n_new = f"{self.done(self.n_lines)}, {speed}", self.n_lines - self.n_before
-            if self.total and n_new:
-                left = self.seconds() * (self.total - self.n_lines) / n_new
-                line += f", {tqdm.format_interval(left)} left"
+            line = f"{self.done(self.n_lines)}, {speed}"
+            if self.total and (left := self.left()) != "?":
+                line += f", {left} left"
             LOG.info(line, extra={"on_stderr": not CONSOLE.isatty()})
 
     def end(self, output: str, seconds: float) -> None:
@@ -129,8 +182,13 @@ def console_width() -> int:
 class StderrHandler(logging.Handler):
     """Log lines above the progress bar."""
 
+    def __init__(self, verbose: bool):
+        super().__init__()
+        self.verbose = verbose
+
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "on_stderr", True):
+        wanted = self.verbose or not getattr(record, "detail", False)
+        if wanted and getattr(record, "on_stderr", True):
             tqdm.write(self.format(record), file=CONSOLE)
 
 
@@ -160,11 +218,11 @@ class StrictFileHandler(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def logging_to(jobs: JobOptions) -> Iterator[None]:
-    """Send the log to stderr unless -quiet, and to -log_file; restore its handlers at the end.
-    Raises FileError."""
+def logging_to(jobs: JobOptions, verbose: bool = False) -> Iterator[None]:
+    """Send the log to stderr unless -quiet, details too if `verbose`, and to -log_file; restore its
+    handlers at the end.  Raises FileError."""
     before = LOG.handlers, LOG.level, LOG.propagate
-    LOG.handlers = [] if jobs.quiet else [StderrHandler()]
+    LOG.handlers = [] if jobs.quiet else [StderrHandler(verbose)]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
     try:
@@ -178,12 +236,25 @@ def logging_to(jobs: JobOptions) -> Iterator[None]:
         LOG.setLevel(level)
 
 
+def log_start() -> None:
+    """Log which run begins, which tells runs in one file apart."""
+    what = f"onmt_lite {__version__} begins on {platform.node()}: {shlex.join(sys.orig_argv)}"
+    LOG.info("%s", what, extra={"on_stderr": False})
+
+
+def log_machine(machine: Mapping[str, str] | None) -> None:
+    """Log what the model runs on, if that is known."""
+    if machine is not None:
+        LOG.info("precision %s on %s", machine["precision"], machine["device"], extra=DETAIL)
+
+
 def add_log_file(path: str, level: str = "NOTSET") -> None:
     """Log to a file too, from this level on, until `logging_to` ends.  Raises FileError."""
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
-    handler.setFormatter(logging.Formatter("[%(asctime)s %(levelname)s] %(message)s"))
+    form = "[%(asctime)s %(process)d %(levelname)s] %(message)s"  # two runs may share a file
+    handler.setFormatter(logging.Formatter(form))
     handler.setLevel(int(level) if level.isdecimal() else level)
     LOG.addHandler(handler)

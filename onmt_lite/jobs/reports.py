@@ -16,9 +16,12 @@ from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
 from onmt_lite.text.tokenizers import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
+DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
 
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json
 SHOWN = 5  # numbers of lines with a note
+DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
+QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
 UNTRANSLATED = ("not-a-number", "invalid-json")  # notes of lines that are blank for this reason
 LACKS_SACREBLEU = (
     "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "
@@ -128,16 +131,20 @@ def rounded(score: float) -> str:
 
 @dataclass
 class Noted:
-    """Lines with a note: how many, their unknown tokens, the first of them, counted from 1."""
+    """Lines with a note: how many, their unknown tokens, the first of them, counted from 1, and
+    what is quoted of these."""
 
     n_lines: int = 0
     n_unknown: int = 0
     first: list[int] = field(default_factory=list)
+    quotes: list[str] = field(default_factory=list)
 
     def join(self, later: "Noted") -> None:
         self.n_lines += later.n_lines
         self.n_unknown += later.n_unknown
+        quotes = dict(zip(self.first, self.quotes)) | dict(zip(later.first, later.quotes))
         self.first = sorted([*self.first, *later.first])[:SHOWN]
+        self.quotes = [quotes.get(number, "") for number in self.first]
 
     def shown(self) -> str:
         more = ["..."] * (self.n_lines > SHOWN)
@@ -167,7 +174,8 @@ class Summary:
         for line in translations:
             summary.n_lines += 1
             for note in dict.fromkeys(line.notes):
-                noted = Noted(1, line.n_unknown, [line.id + 1])
+                quote = f"{quoted(line.src)} -> {quoted(line.text)}" if note in DOUBTS else ""
+                noted = Noted(1, line.n_unknown, [line.id + 1], [quote])
                 summary.notes.setdefault(note, Noted()).join(noted)
             summary.n_forced += line.n_forced
             summary.n_unmet += len(line.unmet)
@@ -221,11 +229,20 @@ class Summary:
                 "%s: %d of %d lines%s (%s)",
                 *(note, noted.n_lines, self.n_lines, tokens, noted.shown()),
             )
+            for number, quote in [*zip(noted.first, noted.quotes)][:QUOTED]:
+                if quote:
+                    LOG.info("    %d: %s", number, quote)
         for line in averages("PRED", self.score, self.n_words, self.n_scored):
             LOG.info("%s", line, extra={"on_stderr": scores})
         of_gold = averages("GOLD", self.gold, self.n_gold_words, self.n_gold)
         for line in (*of_gold, *(bleu_scores(self.overlaps) if self.overlaps else ())):
             LOG.info("%s", line)
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text, with nothing in it that steers a terminal."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return shown if len(shown) <= QUOTE_WIDTH else f"{shown[: QUOTE_WIDTH - 3]}..."
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:

@@ -18,7 +18,7 @@ from onmt_lite.config.environment import importing
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
-from onmt_lite.inference.records import Progress, Trace, Translation
+from onmt_lite.inference.records import Added, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import LOG, Summary
@@ -237,7 +237,7 @@ class Task:
     def where(self) -> str:
         return self.work.where
 
-    def do(self, place: "InProcess", progress: Progress) -> Done:
+    def do(self, place: "InProcess", progress: Added) -> Done:
         """Read, translate and keep the bucket."""
         bucket = self.work
         if isinstance(bucket, Range):
@@ -255,7 +255,7 @@ class Task:
 
 
 def translate_bucket(
-    pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: Progress
+    pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: Added
 ) -> Done:
     """Translate the lines of a bucket and format them as the options say."""
     data = options.data
@@ -311,9 +311,9 @@ class Engine:
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         """Yield what the tasks return, in any order; raise what one raises when all before it are
-        done.  `progress` is told the lines and target tokens that are added."""
+        done.  `progress` is told what is added, batch by batch."""
         yield from ()
 
 
@@ -334,17 +334,12 @@ class InProcess(Engine):
         self.notes = pipeline.notes_on(self.options)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
             self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
-        if self.machine["precision"] == "int8" and self.options.speed.precision == "auto":
-            self.notes.append(
-                "precision int8, for which this processor is made; -precision fp32 is slower and "
-                "exact (docs/speed.md)"
-            )
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.reader.close()
 
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         for task in tasks:
             raise_pending()
             yield task.do(self, progress)

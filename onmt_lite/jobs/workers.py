@@ -26,7 +26,7 @@ from typing import Any
 from onmt_lite.config.console import SIGNALS, raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
-from onmt_lite.inference.records import Progress
+from onmt_lite.inference.records import Added
 from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
 from onmt_lite.models.kernels.build import find_library
 
@@ -72,7 +72,7 @@ class Workers(Crew):
             self._renew()
             while self.machine is None:
                 for event in self.listen(None):
-                    list(self.take_in(*event, lambda n_lines, n_tokens: None))
+                    list(self.take_in(*event, lambda *added: None))
                 raise_pending()
         except BaseException:
             self.__exit__()
@@ -88,7 +88,7 @@ class Workers(Crew):
             worker.pipe.close()
         self.hands = []
 
-    def run(self, tasks: Iterable[Any], progress: Progress) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         """As of a Crew; however it ends, other tasks can be run then."""
         self._renew()
         try:

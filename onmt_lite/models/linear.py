@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.models.processor import PACKED, processor_words
 
-LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
 IN_C = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+LEAST_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
 # Maker and features of processors on which oneDNN's product of float32 beats `F.linear`: 320 rows
 # of 512 to 512 on one core.  AMD has avx_vnni from Zen 5 on, where oneDNN multiplies in 512 bits
 # and MKL in 256: 2.3 times.  Measured and left: an Intel Xeon and others, 1.0 to 1.2

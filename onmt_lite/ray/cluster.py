@@ -91,7 +91,7 @@ class Cluster(Crew):
                 yield hand, "ready", None
             else:
                 yield from self._taken(hand, *found)
-        yield Hand(0), "progress", (0, 0)  # time passes
+        yield Hand(0), "progress", (0, 0, 0.0)  # time passes
 
     def _taken(self, hand: Hand, done: Any, notes: list[str]) -> Iterator[Event]:
         """The result of a task, or its error."""
@@ -102,7 +102,7 @@ class Cluster(Crew):
             if note not in self._said:
                 LOG.info("NOTE: %s", note)
                 self._said.add(note)
-        yield hand, "progress", (done.n_lines, done.summary.n_words)
+        yield hand, "progress", (done.n_lines, done.summary.n_words, float(done.n_lines))
         yield hand, "done", done
 
 
@@ -184,7 +184,7 @@ class TranslateBucket:
         try:
             if self.engine is None:
                 self.engine = load(task)
-            return task.do(self.engine, lambda n_lines, n_tokens: None), self.engine.notes
+            return task.do(self.engine, lambda *added: None), self.engine.notes
         except OnmtLiteError as error:
             return error, []
 

@@ -26,6 +26,8 @@ Translates files on the machines of a Ray cluster, or with a Ray of its own on t
 translate.py makes of the files joined; either of them goes on with a job that the other has begun.
 Every machine must have this package, the files of the model, the inputs and the folder of the
 output under the same paths."""
+PAGE = "src output model config beam_size n_best output_format address actors".split()
+PAGE += "cpus_per_actor gpus_per_actor resume quiet".split()
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ PROGRAM = Program(
     name="onmt_ray",
     usage=USAGE,
     options=OPTIONS,
+    page=PAGE,
     rules=RULES,
     build=build_ray_options,
     ours_too=OURS_TOO,

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.record import Checkpoint, Confidence, mean_log_prob
+from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction, mean_log_prob
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
@@ -90,6 +90,13 @@ class CalibrateOptions:
         min=0,
         example="100",
     )
+    languages: tuple[str, ...] = opt(
+        (),
+        "Say the codes of source and target, so that -src_lang and -tgt_lang of another language "
+        "are refused; by default unchanged",
+        value="CODE",
+        example="de en",
+    )
 
 
 def wrong_words(v: Values) -> list[str]:
@@ -111,6 +118,10 @@ OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
 RULES = (
     missing("model", "valid"),
     refuse_all(wrong_words),
+    refuse(
+        lambda v: len(v.languages) not in (0, 2) or "" in v.languages,
+        "languages: give two codes, source and target",
+    ),
     refuse(lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"),
 )
 PROGRAM = Program(
@@ -137,7 +148,8 @@ def calibrate(options: CalibrateOptions) -> None:
         if t.hyps[0].token_log_probs
     ]
     curve = fit(points)
-    native.describe(path, config, checkpoint.unknown, curve, checkpoint.split_longer)
+    described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.pair)
+    native.describe(path, config, *described)
     write_out(
         f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half of "
         f"the lines at {curve.threshold:.3f} per token are right\n{table(points, curve)}"
@@ -162,6 +174,8 @@ def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoin
     changes: dict[str, Any] = {"unknown": replace(checkpoint.unknown, **unknown)}
     if options.split_longer is not None:
         changes["split_longer"] = options.split_longer
+    if options.languages:
+        changes["pair"] = Direction(*options.languages)
     return replace(checkpoint, **changes)
 
 

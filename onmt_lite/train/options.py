@@ -15,7 +15,11 @@ USAGE = """\
 
 Trains a Transformer on pairs of lines and writes a model that translate.py -model reads, with a
 log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
-Stop the run with Ctrl-C at any time; -resume continues it."""
+Stop the run with Ctrl-C at any time; -resume continues it.
+
+  {command} -train my.tsv -output runs/mine -train_minutes 40"""
+PAGE = "train valid output train_minutes train_steps init_from vocab_size d_model".split()
+PAGE += "enc_layers dec_layers batch_tokens dropout device resume config".split()
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,7 @@ PROGRAM = Program(
     USAGE,
     OPTIONS,
     RULES,
+    page=PAGE,
     remark=remark_on_training,
     build=build_options,
 )

@@ -27,7 +27,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
-from onmt_lite.jobs.progress import add_log_file, console_width, logging_to
+from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.lines import from_texts
@@ -175,10 +175,10 @@ class Trainer:
         add_log_file(str(self.out / folder.LOG_FILE))
         if self.options.learning.log_file is not None:
             add_log_file(self.options.learning.log_file)
+        log_start()
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
         replace_files(self.out, {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces})
         self.journal = folder.Journal(self.out, self.n_steps)
-
         pairs = self.text.pairs
         LOG.info(
             "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",

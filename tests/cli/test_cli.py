@@ -106,7 +106,9 @@ def test_what_the_log_says(main, src, tmp_path):
     )
     assert re.search(rf"\n{end}\Z", done.err)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
-    told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ INFO\] ", "", logged)
+    told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ \d+ INFO\] ", "", logged)
+    begins, told = told.split("\n", 1)
+    assert begins.startswith("onmt_lite ") and "precision fp32 on cpu\n" in done.err
     assert told.startswith(done.err)
     assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
 

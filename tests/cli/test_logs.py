@@ -2,11 +2,15 @@
 
 import logging
 import os
+import re
+import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
+from onmt_lite import __version__
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import add_log_file, logging_to
 from onmt_lite.jobs.reports import LOG
@@ -52,6 +56,24 @@ def test_each_job_says_its_lines_once(main, src, tmp_path):
     assert (tmp_path / "log").read_text("utf-8").count("empty: 1 of 4 lines") == 3
 
 
+def test_runs_in_one_file_are_told_apart(process, src, tmp_path):
+    """Two at once, then one more: the lines of each have a number of its own, and begin with the
+    command, which names the output."""
+    both = [process("-src", src, "-output", name, "-log_file", "log") for name in "ab"]
+    assert [job.wait() for job in both] == [0, 0]
+    assert process("-src", src, "-output", "c", "-log_file", "log").wait() == 0
+    runs = {}
+    for line in (tmp_path / "log").read_text("utf-8").splitlines():
+        date, number, said = re.fullmatch(r"\[(.{23}) (\d+) INFO\] (.*)", line).groups()
+        time.strptime(date, "%Y-%m-%d %H:%M:%S,%f")
+        runs.setdefault(number, []).append(said)
+    assert len(runs) == 3
+    for begins, *_, end in runs.values():
+        command = re.fullmatch(rf"onmt_lite {__version__} begins on \S+: (.*)", begins)[1]
+        words = shlex.split(command)
+        assert end.startswith(f"4 lines -> {words[words.index('-output') + 1]} (")
+
+
 def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
     records, handler = [], logging.Handler()
     handler.emit = records.append
@@ -77,13 +99,23 @@ def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file)
     assert b"ResourceWarning: " not in done.stderr  # the printed command has the word too
 
 
+def say_nothing_first(patch):
+    """The disk is full when the lines at the start have been written."""
+    for name in ("log_start", "log_machine"):
+        patch.setattr(f"onmt_lite.jobs.job.{name}", lambda *args: None)
+
+
 def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
     argv = ["-src", src, "-output", "out", "-log_file"]
     for more in ([], ["-resume"]):
-        done = main(*argv, "/dev/full", *more)
-        assert done.code == 5 and "cannot write /dev/full: No space left on device" in done.err
-        assert more or "out was not written; go on with:" in done.err
-        assert not (tmp_path / "out").exists()
+        for full_later in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                if full_later:
+                    say_nothing_first(patch)
+                done = main(*argv, "/dev/full", *more)
+            assert done.code == 5 and "cannot write /dev/full: No space left on device" in done.err
+            assert more or full_later == ("out was not written; go on with:" in done.err)
+            assert not (tmp_path / "out").exists()
     assert main(*argv, "log", "-resume").code == 0
     assert (tmp_path / "out").read_text("utf-8") == "ein\nü\n\nx y z\n"
 
@@ -94,6 +126,7 @@ def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp
     argv = ["-src", src, "-output", "out", "-log_file"]
     warning = "onmt_lite: warning: cannot write /dev/full: No space left on device\n"
     with pytest.MonkeyPatch.context() as patch:
+        say_nothing_first(patch)
         patch.setattr("onmt_lite.jobs.job.Run._log_end", lambda *args: None)
         done = main(*argv, "/dev/full")
     assert (done.code, done.err) == (0, warning)

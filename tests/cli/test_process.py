@@ -133,7 +133,7 @@ def test_a_signal_at_the_very_end_changes_nothing(run_program, tmp_path):
     )
     done = run_program(lines, 1)
     assert done.returncode == 0
-    assert re.fullmatch(rb"(PRED .*\n){2}", done.stderr)
+    assert done.stderr == b""
     assert (tmp_path / "out").read_bytes() == b"ein\n"
 
 

@@ -159,6 +159,8 @@ def load_marian(directory: Directory) -> Checkpoint:
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(f"{config.path}: forces tokens other than the end")
     never = {*banned_ids(config, len(tgt)), *([start] if start == pad else [])}
+    codes = [directory.tokenizer.text(f"{side}_lang", "") for side in ("source", "target")]
+    one_pair = all(codes) and not any(token.startswith(">>") for token in src.tokens)
     return checkpoint(
         directory,
         model,
@@ -170,6 +172,7 @@ def load_marian(directory: Directory) -> Checkpoint:
         missing=tuple(map(str, missing)),
         notes=(),
         toolkit="marian",
+        pair=Direction(*codes) if one_pair else Direction(),
     )
 
 

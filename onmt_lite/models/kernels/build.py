@@ -6,6 +6,7 @@ never loaded.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import logging
@@ -16,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -23,6 +25,19 @@ FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthre
 LIBRARIES = ("-lm",)
 PATIENCE = 300  # seconds that a compiler may take
 LOG = logging.getLogger("onmt_lite")
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The library; None if there is none, or this processor lacks its instructions."""
+    path = find_library()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    return library if library.supported() else None
 
 
 def find_library() -> Path | None:
@@ -76,14 +91,15 @@ def sound(folder: Path, name: str) -> Path | None:
 
 
 def compile_into(folder: Path, name: str, compiler: str) -> Path | None:
-    LOG.info("NOTE: compiling the kernels for this processor, once, which takes some seconds")
+    detail = {"detail": sys.stderr is None or not sys.stderr.isatty()}  # who waits may want to know
+    LOG.info("compiling the kernels for this processor, once, which takes seconds", extra=detail)
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         made = Path(aside) / "library.so"
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), *LIBRARIES]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         except (subprocess.SubprocessError, OSError):
-            LOG.info("NOTE: %s could not compile them; the model runs without", compiler)
+            LOG.info("%s could not compile them; the model runs without", compiler, extra=detail)
             return None
         path = folder / f"{name}-{digest(made.read_bytes())}.so"
         os.replace(made, path)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onmt_lite.models.kernels.build import find_library
+from onmt_lite.models.kernels.build import load_library
 
 PANEL = 32  # outputs whose weights lie side by side
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 4}
@@ -36,14 +36,8 @@ SIGNATURES = {
 @cache
 def kernels() -> Any:
     """The library, whose functions are those of `kernels.c`; None if this machine has none."""
-    path = find_library()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
-        return None
-    if not library.supported():
+    library = load_library()
+    if library is None:
         return None
     library.packed_size.argtypes, library.packed_size.restype = [_N, _N, c_int], _N
     for name, arguments in SIGNATURES.items():

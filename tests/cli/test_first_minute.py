@@ -1,0 +1,142 @@
+"""What somebody meets who tries the program for the first time."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from onmt_lite import OptionError, Translator, load_options
+from onmt_lite.config.options import PROGRAM
+from tests.cli.conftest import ROOT, SCRIPT
+
+FAMILIES = "tests/data/families"
+SURE, UNSURE = "Guten Morgen!", "Klicken Sie auf „Speichern“, um die Änderungen zu übernehmen."
+
+
+@pytest.fixture
+def run(tmp_path, env):
+    """run(*words) -> the process, with the shipped model and no terminal."""
+
+    def run(*words, **more):
+        command = [sys.executable, SCRIPT, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, **more
+        )
+
+    return run
+
+
+def test_a_plain_run_says_nothing_that_need_not_be_known(run):
+    done = run(input=f"{SURE}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Good morning!\n", "")
+
+
+def test_which_precision_runs_is_said_where_somebody_asks(run, tmp_path):
+    precision = Translator.from_pretrained().machine["precision"]
+    done = run("-verbose", "-log_file", "log", input=f"{SURE}\n")
+    assert done.stderr.startswith(f"precision {precision} on cpu\n")
+    assert f" INFO] precision {precision} on cpu\n" in (tmp_path / "log").read_text("utf-8")
+    assert f"\nprecision: auto  # default; here {precision}\n" in run("-print_config").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-model tests/data/checkpoints/hf/marian",
+        "-search fairseq",
+        "-model tests/data/families/m2m",
+    ],
+)
+def test_a_printed_configuration_says_which_precision_runs(words):
+    """As the model that is loaded has it."""
+    options, resolved = load_options(["-device", "cpu", *words.split()])
+    given = dict(options.given)
+    if "m2m" in words:
+        given["tgt_lang"] = "en"
+    machine = Translator.from_pretrained(**given).machine
+    assert PROGRAM.comments(resolved.values) == {"precision": f"here {machine['precision']}"}
+
+
+def test_of_another_kind_of_model_it_says_what_may_run():
+    _, resolved = load_options(["-device", "cpu", "-model", "data/toy.json"])
+    assert "fp32" in PROGRAM.comments(resolved.values)["precision"]
+    _, resolved = load_options(["-precision", "bf16"])
+    assert PROGRAM.comments(resolved.values) == {}
+
+
+def test_doubt_is_shown_without_asking(run, tmp_path):
+    """With the number and the text, once, at the end; not in a quiet job."""
+    lines = f"{SURE}\n{UNSURE}\n{SURE}\n"
+    done = run(input=lines)
+    first, quote = done.stderr.splitlines()
+    assert first == "unsure: 1 of 3 lines (2)"
+    text = done.stdout.splitlines()[1]
+    assert quote == f"    2: {UNSURE[:57]}... -> {text}"
+    quiet = run("-quiet", input=lines)
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+TEXTS = [
+    ["Guten", "Morgen!"],
+    ["-src", "Wie geht's dir?"],
+    ["-src", "Guten", "Morgen!"],
+    ["-beam_size", "2", "Das kostet 5 $HOME"],
+    ["-src", "Hallo"],
+]
+
+
+@pytest.mark.parametrize("words", TEXTS, ids=lambda words: " ".join(words))
+def test_a_text_in_the_place_of_options_is_answered_with_the_line_that_works(run, words, env):
+    done = run(*words)
+    text = " ".join(words[words[:1].count("-src") :]).removeprefix("-beam_size 2 ")
+    assert done.returncode == (5 if words[0] == "-src" and len(words) == 2 else 2)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    line = re.search(r"; to translate text: (echo .*)\n", done.stderr)[1]
+    shown = subprocess.run(line.partition(" | ")[0], shell=True, capture_output=True, text=True)
+    assert shown.stdout == f"{text}\n"
+    if words is TEXTS[0]:
+        typed = subprocess.run(line, shell=True, capture_output=True, text=True, env=env)
+        assert typed.stdout == "Good morning!\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-src", "no/such.de"], 5, "cannot read no/such.de: No such file or directory\n"),
+        (["-src", "input"], 5, "cannot read input: No such file or directory\n"),
+        ([str(SCRIPT)], 2, f"; to translate a file: {sys.executable} {SCRIPT} -src {SCRIPT}\n"),
+        (["input.de"], 2, f"; to translate a file: {sys.executable} {SCRIPT} -src input.de\n"),
+        (["-n_best", "2", "3"], 2, "takes one value, got 2: 2 3 (command line)\n"),
+        (["-src", str(SCRIPT), str(ROOT)], 2, f"got 2: {SCRIPT} {ROOT} (command line)\n"),
+    ],
+)
+def test_what_is_no_text_is_not_taken_for_one(run, words, code, said):
+    done = run(*words)
+    assert done.returncode == code and done.stderr.endswith(said)
+    assert done.stderr.count("\n") == 1 and "echo" not in done.stderr
+
+
+def test_several_wrong_options_have_a_line_each_with_few_guesses():
+    with pytest.raises(OptionError) as caught:
+        load_options("-s 1 -beam 2 -r -foo -t x -n 3".split())
+    problems = caught.value.problems
+    assert [problem.split("; ")[0] for problem in problems] == [
+        f"unknown option {name}" for name in ("s", "beam", "r", "foo", "t", "n")
+    ]
+    for problem in problems:
+        guesses = re.findall(r"(?:mean | or )(\w+)", problem)
+        assert len(guesses) <= 3 and {*guesses} <= {*PROGRAM.options}
+    assert "did you mean src or search or " in problems[0]  # the most used ones first
+
+
+@pytest.mark.parametrize("words", ["-tgt_lang fr", "-src_lang en -tgt_lang de", "-src_lang deu"])
+def test_a_language_that_the_model_cannot_give(run, words):
+    done = run(*words.split(), input=f"{SURE}\n")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the model translates from de to en only" in done.stderr
+
+
+def test_a_language_that_it_has_changes_nothing(run):
+    done = run("-src_lang", "de", "-tgt_lang", "EN", input=f"{SURE}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Good morning!\n", "")
