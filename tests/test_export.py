@@ -74,6 +74,8 @@ class TestOpenNMT:
             dict(activation="gelu", attn_bias=False),
             dict(gated_ffn=True, activation="silu", norm="rms", ffn_bias=False),
             dict(positions="fairseq", position_offset=2),
+            dict(positions="learned"),
+            dict(positions="learned", position_offset=2),
             dict(positions="none", scale_embedding=False, relative="alibi", kv_heads=2),
             dict(positions="none", scale_embedding=False, relative="rotary", rotary_dim=2),
             dict(dec_self_attn="average_ffn", norm_eps=1e-5),
@@ -132,7 +134,6 @@ class TestOpenNMT:
         [
             (POST_NORM, "norms after the sublayers; no norm on top"),
             (dict(embedding_norm=True), "a norm on the embeddings"),
-            (dict(positions="learned"), "learned positions"),
             (dict(max_positions=5001), "lines of more than 5000 tokens"),
             (dict(relative="alibi"), "beside relative positions"),
             (dict(positions="none", relative="alibi"), "scaled without"),

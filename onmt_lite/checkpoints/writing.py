@@ -254,7 +254,6 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         "no norm on top of encoder and decoder": not cfg.final_norm,
         "a norm on the embeddings": cfg.embedding_norm,
         "heads of a width of their own": cfg.head_width != 0,
-        "learned positions": cfg.positions == "learned",
         f"positions computed as {cfg.positions}": cfg.positions == "concat",
         f"lines of more than {MAX_POSITIONS} tokens": cfg.max_positions > MAX_POSITIONS,
         "position vectors beside relative positions": vectors and cfg.relative != "none",
@@ -343,9 +342,15 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
             theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
                 theirs[f"{DEC}.{i}.layer_norm_2.bias"] = torch.zeros(cfg.d_model)
-    if cfg.positions != "none":
-        rows = MAX_POSITIONS + cfg.position_offset
-        table = sinusoids(rows, cfg.d_model, cfg.positions)[cfg.position_offset :, None]
+    offset = cfg.position_offset
+    if cfg.positions == "learned":
+        for side, name in zip(("src", "tgt"), EMBEDDINGS.values()):
+            table = ours[f"{side}_embedding.position"][offset:]
+            # OpenNMT-py's tables have one size
+            rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
+            theirs[f"{name}.pe.pe"] = torch.cat([table, rest])[:, None]
+    elif cfg.positions != "none":
+        table = sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)[offset:, None]
         theirs |= {f"{name}.pe.pe": table for name in EMBEDDINGS.values()}
     return theirs
 
@@ -364,4 +369,6 @@ def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> 
     if checkpoint.never_ids:
         never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.never_ids)
         notes.append(f"OpenNMT-py does not forbid {never} in outputs, as is done here")
+    if cfg.positions == "learned":
+        notes.append(f"OpenNMT-py gives the position of token {cfg.max_positions} to all after it")
     return tuple(notes + [CAPITALS] * checkpoint.lower_capitals)
