@@ -66,7 +66,7 @@ def print_models(options: TranslateOptions) -> None:
     from onmt_lite.config.files import write_out
     from onmt_lite.inference.loading import fit, read_own
 
-    own = read_own(options)
+    own, options = read_own(options), options.with_models()
     models = [(fit(load_checkpoint(p), options, own), p) for p in model_paths(options.model.model)]
     write_out("\n".join(describe(model, str(path)) for model, path in models))
 

@@ -64,7 +64,7 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """Load the model that the options name."""
-        translator = cls.__new__(cls)
+        translator, options = cls.__new__(cls), options.with_models()
         alone = (options.n_workers or 1) == 1
         translator._use(Pipeline.load(options) if alone else Pool(options))
         return translator

@@ -21,6 +21,7 @@ settings.register_profile("onmt_lite", deadline=None, derandomize=True, database
 settings.load_profile("onmt_lite")
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+os.environ["HF_HUB_OFFLINE"] = "1"  # what looks like a name of the hub is not looked up
 # Blocked in what Ray starts, ignored under nohup or in the background of a script: jobs inherit it
 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 for signum in SIGNALS:

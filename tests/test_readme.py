@@ -211,7 +211,8 @@ def call_program(name: str, argv: list[str], typed: bytes, cwd: Path) -> int:
 
 
 @parametrize("sh", "bash")
-def test_commands_run(block, run):
+def test_commands_run(block, run, monkeypatch):
+    monkeypatch.setattr("onmt_lite.checkpoints.hub.NAME", re.compile("(?!)"))  # nothing is fetched
     for command in lines_of(block):
         if INSTALL in command:
             continue  # the tests of the two lines, below

@@ -8,11 +8,12 @@ from onmt_lite.checkpoints import fairseq, native
 from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.description import STARTS, by_name
+from onmt_lite.checkpoints.hub import fetched
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
-from onmt_lite.checkpoints.shipped import find_model, model_names
+from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.text.vocab import Vocab
@@ -40,8 +41,9 @@ def load_checkpoints(
 
 
 def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
-    """The model at a path, or the shipped one of that name where no such path exists."""
-    path = find_model(path)
+    """The model at a path; where nothing is at a text, the shipped model of that name, or that of
+    the hub."""
+    path = find_model(fetched(path) if isinstance(path, str) else path)
     try:
         for reader in READERS:
             if reader.recognises(path):
@@ -50,8 +52,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
                 return reader.load(path)
         raise CheckpointError(
             f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "
-            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py "
-            "or a table model's .json file"
+            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py, a table model's .json "
+            "file or TEAM/NAME of the Hugging Face hub"
         )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -67,8 +69,7 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        shipped = ", ".join(model_names()) or "none"
-        return f"there is no such file or directory (shipped are {shipped})"
+        return absent()
     if path.is_dir():
         if other := by_name(path):
             return f"the directory holds {other}, which is not read"

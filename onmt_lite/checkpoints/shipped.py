@@ -63,6 +63,11 @@ def model_names() -> list[str]:
     return sorted(path.name for path in DATA.glob("*") if path.is_dir() or path.suffix == ".json")
 
 
+def absent() -> str:
+    """Say that nothing is at a path, and which models there are."""
+    return f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
+
+
 def config_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onmt_lite.checkpoints import hub
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.checks import RULES
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
@@ -79,6 +80,15 @@ class TranslateOptions:
         """These options but for the given ones; what nobody gave may get another default."""
         return TranslateOptions.of(**{**self.given, **given})
 
+    def with_models(self) -> "TranslateOptions":
+        """These options with paths in the place of names of the hub, whose models are fetched.
+        Raises CheckpointError."""
+        paths = tuple(hub.fetched(name, self.jobs.quiet) for name in self.model.model)
+        if paths == self.model.model:
+            return self
+        model, given = replace(self.model, model=paths), {**self.given, "model": paths}
+        return replace(self, model=model, given=given)
+
 
 KINDS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if is_dataclass(f.type)}
 
@@ -105,6 +115,15 @@ def help_besides(name: str) -> str:
     return ". ".join(filter(None, sentences))
 
 
+def pinned_models(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The models of the hub at the commits that their names stand for, if an option depends on them
+    or they are printed.  Raises CheckpointError."""
+    printed = values["print_config"] or values["save_config"] is not None
+    if not printed and not PRESETS[values["search"]].asks_model:
+        return {}
+    return {"model": tuple(map(hub.pinned, values["model"]))}
+
+
 def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     """The defaults of the system whose search is asked for, then those that the model brings."""
     name = given.get("search", "opennmt")
@@ -116,6 +135,8 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
         defaults["max_length_ratio"] = 0.0
     own: list[tuple[Mapping[str, Any], str]] = []
     models, drawn = given.get("model", ()), given.get("do_sample")
+    if preset.asks_model:
+        models = tuple(map(hub.described, models))
     if preset.asks_model == "transformers":
         own = read_defaults(models, drawn, lambda n, value: check(OPTIONS[n], value))
     elif preset.asks_model == "marian":
@@ -131,7 +152,8 @@ def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
         return {"precision": "here bf16, or fp32 if the GPU lacks it"}
     if values["search"] != "opennmt" or load_library() is None:
         return {"precision": "here fp32"}
-    widths = [*map(width_of, map(find_model, model_paths(values["model"])))]
+    paths = model_paths(map(hub.described, values["model"]))
+    widths = [*map(width_of, map(find_model, paths))]
     known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
     return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
 
@@ -165,6 +187,7 @@ PROGRAM = Program(
     ours_too=OURS_TOO,
     foreign=of_opennmt,
     remark=lambda name: remark_on(name, OPTIONS),
+    settle=pinned_models,
     defaults=preset_defaults,
     comments=precision_here,
     quoted=True,

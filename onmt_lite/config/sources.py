@@ -50,6 +50,8 @@ class Program(Generic[T]):
     ours_too: Mapping[str, Foreign] = field(default_factory=dict)
     foreign: Callable[[], Mapping[str, Foreign]] = dict
     remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
+    # What given values stand for, such as the newest revision of a model
+    settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     # From the given values, defaults that depend on them and what they belong to; the last ones win
     defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
     # What a printed configuration says of values besides where they come from, by name
@@ -239,7 +241,9 @@ class Resolver:
             self.notes[name] = f"{name}{shown}: {known.says} ({origin})"
 
     def result(self) -> Resolved:
-        """Return all values, checked by the rules.  Raises OptionError with every problem."""
+        """Return all values, checked by the rules.  Raises OptionError with every problem, or what
+        settling values and reading defaults raise."""
+        self.values |= self.program.settle(self.values)
         given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
         for found, origin in self.program.defaults(given):
             for name in found.keys() - given.keys():

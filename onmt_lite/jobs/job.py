@@ -30,7 +30,7 @@ from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
 from onmt_lite.jobs.progress import Meter, log_machine, log_start, logging_to
-from onmt_lite.jobs.reports import LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
+from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
 
@@ -38,7 +38,8 @@ TRACED = 100  # lines whose search -dump_beam shows
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
 REFUSED = (OptionError, CheckpointError)  # as a rule another run would end in the same way
 
-Choose = Callable[[int | None], Engine]  # by the number of buckets; None: nobody knows it
+# By options and the number of buckets; None: nobody knows it
+Choose = Callable[[TranslateOptions, int | None], Engine]
 
 
 def run_job(
@@ -58,7 +59,7 @@ def run_job(
     run = Run(options, [options.data.src], resumable, progress)
     logged = logging_to(options.jobs, options.information.verbose)
     with logged if engine is None else contextlib.nullcontext():
-        return run.translate(lambda n_buckets: engine or choose_engine(options, n_buckets))
+        return run.translate(lambda *job: engine or choose_engine(*job))
 
 
 class Run:
@@ -104,10 +105,13 @@ class Run:
         with Output(options.data.output, jobs.report, self.resumable) as out:
             self.out = out
             lacks = wants_bleu(options) and not has_sacrebleu()
+            asked, options = options, options.with_models()  # once all else is in order
+            self.options = options
             job = fingerprint(options, inputs.files) if self.resumable else {}
             is_over = jobs.resume and out.is_complete(job, ranges)
             with log_behind() if is_over else contextlib.nullcontext():
                 log_start()
+                log_models(asked.model.model, options.model.model)
                 log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
                 if is_over:
                     LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
@@ -115,7 +119,7 @@ class Run:
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
             has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
-            with Engine() if has_all else choose(n_buckets) as engine:
+            with Engine() if has_all else choose(options, n_buckets) as engine:
                 log_notes(engine.notes)
                 log_machine(engine.machine)
                 out.begin(job, ranges, engine.machine)
@@ -357,6 +361,13 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
 def log_notes(notes: Iterable[str]) -> None:
     for note in notes:
         LOG.info("NOTE: %s", note)
+
+
+def log_models(names: Iterable[str], paths: Iterable[str]) -> None:
+    """Log where models of the hub are: the paths have their commits."""
+    for name, path in zip(names, paths):
+        if name != path:
+            LOG.info("%s: %s", name, path, extra=DETAIL)
 
 
 @contextlib.contextmanager

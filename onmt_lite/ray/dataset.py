@@ -61,7 +61,10 @@ def translate_dataset(
         compute=ActorPoolStrategy(size=actors),
         num_cpus=cpus_per_actor,
         num_gpus=gpus_per_actor,
-        fn_constructor_kwargs={"options": of_actors(given, cluster), "column": column},
+        fn_constructor_kwargs={
+            "options": of_actors(given.with_models(), cluster),
+            "column": column,
+        },
         **where_we_are(),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from onmt_lite.checkpoints.hub import described
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.files import check_paths
 from onmt_lite.config.options import TranslateOptions
@@ -36,7 +37,7 @@ def run_job(options: RayOptions) -> None:
     translation = replace(options.translation, data=data)
     check_inputs(paths, translation)
 
-    def choose(n_buckets: int | None) -> Engine:
+    def choose(_: TranslateOptions, n_buckets: int | None) -> Engine:
         return Cluster(ray, options.cluster, n_buckets) if n_buckets else Engine()
 
     with logging_to(translation.jobs):
@@ -64,7 +65,7 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     check_paths(read, files_written(options))
     if why := why_not_resumed(options):
         raise OptionError(why)
-    for model in model_paths(options.model.model):
+    for model in model_paths(map(described, options.model.model)):
         if not find_model(model).exists():
             raise CheckpointError(f"no model at {model}: there is no such file or directory")
     for path in paths:

@@ -11,7 +11,13 @@ from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import PROGRAM as TRANSLATION
-from onmt_lite.config.options import TranslateOptions, build_options, help_besides, preset_defaults
+from onmt_lite.config.options import (
+    TranslateOptions,
+    build_options,
+    help_besides,
+    pinned_models,
+    preset_defaults,
+)
 from onmt_lite.config.rules import Values, missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
 from onmt_lite.config.sources import Program, Resolved, notes_on
@@ -194,7 +200,7 @@ def placed(group: T) -> T:
 
 
 def whole(paths: Any) -> Any:
-    """Absolute paths of what exists; other names may be those of shipped models."""
+    """Absolute paths of what exists; other names may be those of shipped models or of the hub."""
     if isinstance(paths, tuple):
         return tuple(map(whole, paths))
     return os.path.abspath(paths) if os.path.lexists(paths) else paths
@@ -210,6 +216,7 @@ PROGRAM = Program(
     ours_too=OURS_TOO,
     foreign=of_opennmt,
     remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
+    settle=pinned_models,
     defaults=preset_defaults,
     quoted=True,
 )

@@ -174,10 +174,10 @@ def test_quiet_says_nothing_but_errors_and_logs_to_the_file(main, src, tmp_path)
 
 def test_print_config(main, tmp_path):
     (tmp_path / "a.yaml").write_text("beam_size: 3\n")
-    done = main("-print_config", "-config", "a.yaml", "-alpha", "0.5", "-model", "no/such")
+    done = main("-print_config", "-config", "a.yaml", "-alpha", "0.5", "-model", "no.such")
     assert (done.code, done.err) == (0, "")
     values = yaml.safe_load(done.out)
-    assert (values["beam_size"], values["alpha"], values["model"]) == (3, 0.5, ["no/such"])
+    assert (values["beam_size"], values["alpha"], values["model"]) == (3, 0.5, ["no.such"])
     assert "beam_size: 3  # a.yaml:1" in done.lines
     assert "alpha: 0.5  # command line" in done.lines
 
@@ -197,7 +197,7 @@ def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
     given = [("gpu", number) for number in (63, 300, 99999999999)]
     given += [("device", f"cuda:{number}") for number in ("63", "007", "99999999999")]
     for name, value in given:
-        done = main("-src", src, f"-{name}", value, "-model", "no/such")
+        done = main("-src", src, f"-{name}", value, "-model", "no.such")
         assert (done.code, done.out) == (2, b"")
         assert re.fullmatch(rf"onmt_lite: error: .*{name}.*\n", done.err)
     for asked in ({"device": "cuda:98"}, {"gpu": 98}):

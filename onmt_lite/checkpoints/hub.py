@@ -1,0 +1,213 @@
+"""Fetches models of the Hugging Face hub by name: TEAM/NAME, or TEAM/NAME@REVISION.
+
+The optional package huggingface_hub does the transfer.  Its environment variables set the address
+(HF_ENDPOINT), the cache (HF_HOME), the token (HF_TOKEN) and work without a network
+(HF_HUB_OFFLINE).  A path that exists is no name, nor is that of a shipped model.
+"""
+
+import contextlib
+import fnmatch
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from onmt_lite.checkpoints.description import by_name, read_json
+from onmt_lite.checkpoints.huggingface.kinds import refuse_unread
+from onmt_lite.checkpoints.shipped import absent, find_model
+from onmt_lite.errors import CheckpointError
+
+LOG = logging.getLogger("onmt_lite")
+COMMIT = re.compile("[0-9a-f]{40}")
+NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
+FILE = re.compile(r"[^@]*\.(pt|npz|json|bin)")  # rather a mistyped path
+# What readers look at besides the weights
+DESCRIPTIONS = (
+    *("config.json", "generation_config.json", "quant*_config.json", "quant_strategy.json"),
+    *("tokenizer_config.json", "tokenizer.json", "added_tokens.json", "tokenization_small100.py"),
+    *("vocab.json", "target_vocab.json", "*_vocabulary.json", "*_vocabulary.txt", "dict.*.txt"),
+    *("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "bpe.model", "*.spm"),
+    *("model.json", "decoder.yml", "*vocab*.yml"),
+)
+INDEX = ".index.json"  # lists the shards of weights
+# The first of these that a repository has is read
+WEIGHTS = (
+    *("weights.safetensors", "model.bin"),
+    *("model.safetensors", f"model.safetensors{INDEX}"),
+    *("pytorch_model.bin", f"pytorch_model.bin{INDEX}", "*.npz", "*.pt"),
+)
+
+
+def described(name: str) -> str:
+    """Return the folder of the cache that holds what describes a model of the hub, fetched unless
+    it is there; another path as it is.  Raises CheckpointError."""
+    if (parts := _parts(name)) is None:
+        return name
+    repository, revision = parts
+    wanted = dict(revision=revision, allow_patterns=DESCRIPTIONS, ignore_patterns="*/*")
+    with _library(name) as hub:
+        try:  # without an answer the rest would wait for ever
+            if not COMMIT.fullmatch(revision or ""):
+                patience = hub.constants.HF_HUB_ETAG_TIMEOUT
+                hub.model_info(repository, revision=revision, timeout=patience)
+        except hub.errors.RevisionNotFoundError:
+            raise
+        except Exception as error:
+            try:
+                path = hub.snapshot_download(repository, **wanted, local_files_only=True)
+            except hub.errors.LocalEntryNotFoundError:
+                raise error from None
+            if not hub.constants.HF_HUB_OFFLINE:
+                LOG.info("NOTE: %s is taken as the cache has it: %s", name, _shown(error))
+        else:
+            path = hub.snapshot_download(repository, **wanted)
+    return os.path.abspath(path)
+
+
+def pinned(name: str) -> str:
+    """Return the name with the commit that it stands for, TEAM/NAME@COMMIT; another path as it is.
+    Raises CheckpointError."""
+    folder = described(name)
+    return name if folder == name else f"{name.partition('@')[0]}@{Path(folder).name}"
+
+
+def fetched(name: str, quiet: bool = False) -> str:
+    """Return where a model of the hub lies, once all that is needed of it has been fetched; another
+    path as it is.  Raises CheckpointError."""
+    if (path := described(name)) == name:
+        return name
+    repository, folder = name.partition("@")[0], Path(path)
+    # Bars are for the weights: the rest is small, and comes at once if it is cached
+    with _library(name, known=True, bars=not quiet) as hub:
+        beside = [file.name for file in folder.glob("*")]
+        found = weights(beside, folder)
+        if not found:
+            beside = hub.list_repo_files(repository, revision=folder.name)
+            found = weights(beside, folder)
+        _check(f"{repository} at {folder.name}", folder, beside, found)
+        for file in found:
+            hub.hf_hub_download(repository, file, revision=folder.name)
+        for file in _shards(folder, found):
+            hub.hf_hub_download(repository, file, revision=folder.name)
+    is_file = found[-1].endswith(".pt") and not any(folder.glob("dict.*.txt"))
+    return str(folder / found[-1]) if is_file else path  # a .pt of OpenNMT-py
+
+
+def weights(names: Iterable[str], folder: Path) -> list[str]:
+    """Return those of these files that hold the weights, or list them, in the order to fetch."""
+    top = [name for name in names if "/" not in name]
+    found = next(filter(None, (sorted(fnmatch.filter(top, each)) for each in WEIGHTS)), [])
+    decoder = folder / "decoder.yml"
+    if found and found[0].endswith(".npz") and decoder.is_file():
+        named = re.findall(r"[\w.-]+\.npz", decoder.read_text(encoding="utf-8", errors="replace"))
+        return [name for name in found if name in named] or found
+    if found and found[0].endswith(".pt"):  # those of OpenNMT-py may have weights beside them
+        return [*fnmatch.filter(top, "*.safetensors"), *found]
+    return found
+
+
+def _shards(folder: Path, found: Iterable[str]) -> list[str]:
+    """Return the files that the indexes among these list."""
+    tables = [read_json(folder / name).get("weight_map") for name in found if name.endswith(INDEX)]
+    listed = {file for table in tables if isinstance(table, dict) for file in table.values()}
+    return sorted(file for file in listed if isinstance(file, str))  # the reader refuses others
+
+
+def _check(what: str, folder: Path, names: Iterable[str], found: list[str]) -> None:
+    """Raise CheckpointError unless these files are the weights of one model that is read."""
+    if not found:
+        other = next(filter(None, (by_name(Path(name)) for name in names)), "")
+        holds = f"only {other}, which is not read" if other else "no model of a kind that is read"
+        raise CheckpointError(f"{what}: the repository holds {holds}")
+    if len(models := [name for name in found if name.endswith((".pt", ".npz"))]) > 1:
+        raise CheckpointError(
+            f"{what}: the repository holds several models ({', '.join(models)[:200]}); download "
+            "one of them, and give its path"
+        )
+    if found[0].startswith(("model.safetensors", "pytorch_model.bin")):
+        refuse_unread(folder)
+
+
+def _parts(name: str) -> tuple[str, str | None] | None:
+    """Return repository and revision; None unless it is a name."""
+    found = NAME.fullmatch(name)
+    if found is None or FILE.fullmatch(name) or os.path.lexists(name):
+        return None
+    return None if find_model(name) != Path(name) else (found[1], found[2])
+
+
+@contextlib.contextmanager
+def _library(name: str, known: bool = False, bars: bool = False) -> Iterator[Any]:
+    """The package, which shows nothing but bars on a terminal, if they are wanted.  What is raised
+    within becomes a CheckpointError; `known`: the hub has the model."""
+    try:
+        import huggingface_hub as hub
+        import huggingface_hub.utils.logging
+    except ImportError:
+        repository, _, revision = name.partition("@")
+        wanted = f"{repository} --revision {revision}" if revision else repository
+        folder = repository.partition("/")[2]
+        raise CheckpointError(
+            f"{_absent(name)}; to fetch it from the Hugging Face hub: pip install huggingface_hub; "
+            f"or elsewhere: hf download {wanted} --local-dir {folder}, and give that folder"
+        ) from None
+    log = hub.utils.logging
+    level, shown = log.get_verbosity(), not hub.utils.are_progress_bars_disabled()
+    bars = bars and sys.stderr is not None and sys.stderr.isatty()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            log.set_verbosity_error()
+            if shown and not bars:
+                hub.utils.disable_progress_bars()
+            yield hub
+    except CheckpointError:
+        raise
+    except Exception as error:  # of whatever package does the transfer, too
+        raise CheckpointError(_reason(hub, name, error, known)) from None
+    finally:
+        log.set_verbosity(level)
+        if shown and not bars:
+            hub.utils.enable_progress_bars()
+
+
+def _reason(hub: Any, name: str, error: BaseException, known: bool) -> str:
+    """Say what an error of the package means, and what to do.  `known`: the hub has the model."""
+    if isinstance(error, hub.errors.LocalEntryNotFoundError):  # since the hub has not given it
+        error = error.__cause__ or error
+    errors, address, cache = hub.errors, hub.constants.ENDPOINT, hub.constants.HF_HUB_CACHE
+    repository, _, revision = name.partition("@")
+    absent = "" if known else f"{_absent(name)}, and "
+    token = "give a token that may read it (HF_TOKEN, or hf auth login)"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    gone = isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled))
+    if gone and hub.constants.HF_HUB_OFFLINE:
+        lacks = f"the cache ({cache}) does not hold all of such a model of the hub"
+        return f"{_absent(name)}, and {lacks}; unset HF_HUB_OFFLINE to fetch it"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repository} is gated: ask for access at {address}/{repository}, and {token}"
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
+        return f"{absent}{address} has no such model, or a private one: {token}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repository} has no revision {revision!r}; give another after the @, or none"
+    if status in (401, 403):
+        return f"{address} refuses access to {repository} ({status}); {token}"
+    if status:
+        return f"{absent}{address} answers with the error {status}; try again later"
+    if isinstance(error, OSError) and error.errno:
+        where = error.filename or cache
+        return f"cannot use {where}: {error.strerror}; HF_HOME names another place for the cache"
+    remedy = "try again: files that have arrived are kept" if known else "check name and network"
+    return f"{absent}{repository} cannot be fetched from {address}: {_shown(error)}; {remedy}"
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+
+
+def _absent(name: str) -> str:
+    return f"no model at {name}: {absent()}"
