@@ -51,8 +51,9 @@ class Translator:
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
-        """Load the model at `path`, of any kind that -model takes; by default the shipped one.
-        Several, an ensemble, are given as `model=[...]` instead.
+        """Load the model at `path`, of any kind that -model takes, TEAM/NAME of the Hugging Face
+        hub among them; by default the shipped one.  Several, an ensemble, are given as
+        `model=[...]` instead.
 
         `options` are the command line's and become the defaults of `translate`.  With `workers` the
         calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
@@ -64,9 +65,9 @@ class Translator:
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
         """Load the model that the options name."""
-        translator, options = cls.__new__(cls), options.with_models()
+        translator = cls.__new__(cls)
         alone = (options.n_workers or 1) == 1
-        translator._use(Pipeline.load(options) if alone else Pool(options))
+        translator._use(Pipeline.load(options) if alone else Pool(options.with_models()))
         return translator
 
     @property

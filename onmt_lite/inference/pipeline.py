@@ -126,6 +126,7 @@ class Pipeline:
         `placed`.  Raises OptionError or CheckpointError."""
         # A missing device is reported before anything is read
         device, precision = choose(options.speed, options.is_exact)
+        options = options.with_models()
         with computing(options.speed, device):
             checkpoint, own, phrases = read_parts(options, device, precision, release)
             return cls(checkpoint, options, own, phrases)
