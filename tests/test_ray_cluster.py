@@ -173,9 +173,11 @@ class TestSameAsTranslatePy:
     def test_what_the_model_makes_of_options_is_said_once(self, here, start):
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
         given = ["-bucket_lines", "1", "-model", TOY, "-precision", "bf16", "-beta", "1"]
+        given += ["-log_file", "log"]
         code, err = start("-src", "a.txt", "-output", "out", *given).end()
         assert code == 0 and err.count("NOTE: precision: without effect") == 1
         assert err.count("NOTE: beta: without effect") == 1 and "(command line)" in err
+        assert (here / "log").read_text("utf-8").count(" INFO] precision fp32 on cpu\n") == 1
 
 
 SLOW = ["-beam_size", "8", "-bucket_lines", "40", "-actors", "2"]

@@ -16,6 +16,7 @@ from onmt_lite.config.console import Interrupted, stop_on_signals
 from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
+from onmt_lite.jobs.progress import log_machine
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, InProcess, Task
@@ -93,11 +94,14 @@ class Cluster(Crew):
                 yield from self._taken(hand, *found)
         yield Hand(0), "progress", (0, 0, 0.0)  # time passes
 
-    def _taken(self, hand: Hand, done: Any, notes: list[str]) -> Iterator[Event]:
+    def _taken(self, hand: Hand, done: Any, notes: list[str], machine: Any) -> Iterator[Event]:
         """The result of a task, or its error."""
         if isinstance(done, OnmtLiteError):
             yield hand, "failed", done
             return
+        if self.machine is None:
+            self.machine = machine
+            log_machine(machine)
         for note in notes:
             if note not in self._said:
                 LOG.info("NOTE: %s", note)
@@ -179,14 +183,16 @@ class TranslateBucket:
     def begin(self) -> None:
         """It runs."""
 
-    def do(self, task: Task) -> tuple[Done | OnmtLiteError, list[str]]:
-        """The result of a task, or the error that ends the job; and notes on the options."""
+    def do(self, task: Task) -> tuple[Done | OnmtLiteError, list[str], dict[str, str] | None]:
+        """The result of a task, or the error that ends the job; notes on the options; what the
+        model runs on."""
         try:
             if self.engine is None:
                 self.engine = load(task)
-            return task.do(self.engine, lambda *added: None), self.engine.notes
+            done = task.do(self.engine, lambda *added: None)
+            return done, self.engine.notes, self.engine.machine
         except OnmtLiteError as error:
-            return error, []
+            return error, [], None
 
 
 def where_we_are() -> dict[str, Any]:
