@@ -74,9 +74,12 @@ class Selection:
         if self.moved is not None:
             to, old = self.moved
             if x.is_cpu:
-                taken = [by_sentence[i].clone() for i in old.tolist()]
-                for i, sentence in zip(to.tolist(), taken):
-                    by_sentence[i] = sentence
+                places, sources = to.tolist(), old.tolist()
+                taken = [by_sentence[i] for i in sources]
+                if not set(places).isdisjoint(sources):
+                    taken = [sentence.clone() for sentence in taken]
+                for place, sentence in zip(places, taken):
+                    by_sentence[place] = sentence
             else:
                 by_sentence[to] = by_sentence[old]
         if self.joined is not None and fresh is not None:
