@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
-from onmt_lite.config.options import TranslateOptions
+from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
+from onmt_lite.config.options import TranslateOptions, as_keywords, in_keywords
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.inference.pipeline import Pipeline
@@ -28,7 +29,7 @@ from onmt_lite.text.tokenizers import Tokenizer
 # Options that are fixed when the model is loaded
 FIXED = (
     *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision"),
+    *("device", "gpu", "precision", "workers"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 NOT_PER_CALL = "cannot be changed per call; pass it to from_pretrained()"
@@ -39,36 +40,83 @@ Phrases = str | Iterable[str | Sequence[str] | None] | None
 
 
 class Translator:
-    """A model with the options that its translations use unless told otherwise."""
+    """A model with the options that its translations use unless told otherwise.
+
+    `Translator.from_pretrained()` makes one of the shipped model; `translate` takes a text or many.
+    It stays in its process: to use it in others, make one in each.
+    """
 
     def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, **more: Any):
-        """Translate with a checkpoint that is loaded already; the arguments are a Pipeline's."""
-        self._use(Pipeline(checkpoint, options, **more))
+        """Translate with a checkpoint that is loaded already.
 
-    def _use(self, backend: Pipeline | Pool) -> None:
-        self.backend, self.options = backend, backend.options
+        Args:
+            checkpoint: of `load_checkpoint`.
+            options: of `TranslateOptions.of`, the defaults of all calls.
+            more: the other arguments of a Pipeline.
+
+        Raises:
+            OptionError: for options that the model does not take.
+        """
+        self._use(Pipeline(checkpoint, options, **more), type(checkpoint.model).__name__)
+
+    def _use(self, backend: Pipeline | Pool, name: str) -> None:
+        self.backend, self.options, self.name = backend, backend.options, name
         self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
-        """Load the model at `path`, of any kind that -model takes, TEAM/NAME of the Hugging Face
-        hub among them; by default the shipped one.  Several, an ensemble, are given as
-        `model=[...]` instead.
+        """Load a model.
 
-        `options` are the command line's and become the defaults of `translate`.  With `workers` the
-        calls are done by so many processes, until `close`.  Raises OptionError or CheckpointError.
+        Args:
+            path: str or Path, of any kind that -model takes, TEAM/NAME of the Hugging Face hub
+                among them; by default the shipped one.  An ensemble is given as `model=[...]`.
+            options: the command line's by name, the defaults of all calls.  Fixed from then on are
+                those of the model and its text, `device="auto"`, `precision="auto"` and `workers`,
+                a number of processes that do the calls, until `close`; by default there are none.
+                docs/options.md lists all.
+
+        Returns:
+            The Translator.
+
+        Raises:
+            OptionError: for options that are wrong, or that the model does not take.
+            CheckpointError: for a model that is missing, damaged or of no kind that is read.
+            MemoryExhausted: if the model does not fit into memory.
         """
         if path is not None:
             options["model"] = (str(path),)
-        return cls.load(TranslateOptions.of(**options))
+        with in_keywords():
+            return cls.load(TranslateOptions.of(**options))
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
-        """Load the model that the options name."""
+        """Load the model that options name.
+
+        Args:
+            options: of `TranslateOptions.of` or `load_options`.
+
+        Returns:
+            The Translator.
+
+        Raises:
+            OnmtLiteError: those of `from_pretrained`, in the words of the command line.
+        """
         translator = cls.__new__(cls)
         alone = (options.n_workers or 1) == 1
-        translator._use(Pipeline.load(options) if alone else Pool(options.with_models()))
+        backend = Pipeline.load(options) if alone else Pool(options.with_models())
+        translator._use(backend, " ".join(options.model.model or [DEFAULT_MODEL.name]))
         return translator
+
+    def __repr__(self) -> str:
+        n = self.options.n_workers or 1
+        parts = [repr(self.name), *(self.machine or {}).values(), *[f"workers={n}"] * (n > 1)]
+        return f"Translator({', '.join(parts)})"
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            f"{self!r} stays in its process and cannot be pickled or copied; call "
+            "Translator.from_pretrained() in the other process"
+        )
 
     @property
     def pipeline(self) -> Pipeline:
@@ -103,6 +151,18 @@ class Translator:
         """Device and precision of the model."""
         return self.backend.machine
 
+    @overload
+    def translate(
+        self,
+        lines: str,
+        prefixes: str | None = None,
+        progress: Progress | None = None,
+        force_words: str | Sequence[str] | None = None,
+        ban_words: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> Translation: ...
+
+    @overload
     def translate(
         self,
         lines: Iterable[str],
@@ -111,23 +171,50 @@ class Translator:
         force_words: Phrases = None,
         ban_words: Phrases = None,
         **options: Any,
-    ) -> list[Translation]:
-        """Translate all lines: one Translation per line, in order.
+    ) -> list[Translation]: ...
 
-        lines        any iterable of text
-        prefixes     the beginning of each translation, one per line
-        progress     called after each batch with the lines and target tokens that are done
-        force_words  phrases that translations are to hold: for all lines a text with TAB between
-                     them; or one such text, or a list of phrases, for each line
-        ban_words    the same of phrases that they may not hold
-        options      the command line's, by name
+    def translate(
+        self,
+        lines: str | Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
+        **options: Any,
+    ) -> Translation | list[Translation]:
+        """Translate one text, or all texts of an iterable.
 
-        Raises OptionError; TypeError for a line that is not text; DataError unless there are as
-        many prefixes and phrases as lines.
+        Args:
+            lines: one str, or any iterable of them.  Each is a line: breaks inside of it are read
+                as spaces, with the note `line-breaks`.
+            prefixes: the beginning of the translation: of one text a str, or else one per line.
+                By default there are none.
+            progress: called after each batch with the numbers of lines and of target tokens that
+                are done, both int.
+            force_words: phrases that translations must hold: a str with TAB between them for all
+                lines; or such a str, or a list of str, for each line.  For one text also a list
+                of phrases.  By default there are none.
+            ban_words: phrases that translations may not hold, likewise.
+            options: the command line's by name, such as `beam_size=5` or `n_best=1`; by default
+                those of `from_pretrained`.  docs/options.md lists all.
+
+        Returns:
+            One Translation for a str, or else a list with one for each line, in order.
+
+        Raises:
+            OptionError: for options that are wrong, or that a call cannot have.
+            TypeError: for a line that is not text.
+            DataError: if there are more or fewer prefixes or phrases than lines.
+            MemoryExhausted: for a line that does not fit into memory alone.
         """
-        parsed = self._options(options)
+        parsed, one = self._options(options), isinstance(lines, str)
+        if isinstance(lines, str):  # as a list of one
+            lines = [lines]
+            prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
+            force_words, ban_words = map(of_one, (force_words, ban_words))
         pairs = list(paired(lines, prefixes, force_words, ban_words))
-        return self._translated(pairs, parsed, totals(progress))
+        found = self._translated(pairs, parsed, totals(progress))
+        return found[0] if one else found
 
     def translate_stream(
         self,
@@ -138,11 +225,25 @@ class Translator:
         ban_words: Phrases = None,
         **options: Any,
     ) -> Generator[Translation, None, None]:
-        """Translate lines as they come, also without an end: the same Translations as `translate`.
+        """Translate lines as they come, also without an end.
 
         Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
-        have been taken, so that memory does not grow with the input.  Arguments and errors are
-        the same as those of `translate`.
+        have been taken, so that memory does not grow with the input.
+
+        Args:
+            lines: any iterable of str, as of `translate`.
+            prefixes: as of `translate`, one per line.
+            progress: as of `translate`.
+            force_words: as of `translate`.
+            ban_words: as of `translate`.
+            options: as of `translate`.
+
+        Returns:
+            A generator of the Translations that `translate` returns.
+
+        Raises:
+            OnmtLiteError: those of `translate`; wrong options at once, others at their line.
+            TypeError: for a line that is not text, when it comes.
         """
         parsed = self._options(options)
         pairs, tell = paired(lines, prefixes, force_words, ban_words), totals(progress)
@@ -154,35 +255,68 @@ class Translator:
     ) -> list[Translation]:
         lines = [line for line, _ in pairs]
         prefixes = [prefix for _, prefix in pairs if prefix is not None] or None
-        return self.backend.translate_lines(lines, None, options, progress, prefixes)
+        with in_keywords():
+            return self.backend.translate_lines(lines, None, options, progress, prefixes)
 
     def translate_file(
         self, src: str | Path, output: str | Path, progress: Progress | None = None, **options: Any
     ) -> Summary:
         """Translate a file as the command line does: `output` appears when it is complete.
 
-        `options` are those of `translate`, and tgt, tgt_file_prefix, output_format, with_score.
-        Returns what the command line counts: `n_lines`, in `notes` the lines with each note, and in
-        `untranslated` the lines that are blank because they could not be translated.
-        Raises the command line's errors; then an older `output` is as it was.
+        Args:
+            src: str or Path, the text to translate, one line each; gzip is unpacked.
+            output: str or Path, the file to write, or to replace.
+            progress: as of `translate`.
+            options: those of `translate`, and `tgt`, `tgt_file_prefix`, `output_format="text"`,
+                `with_score=False` and others of the formats.
+
+        Returns:
+            What the command line counts: `n_lines`, in `notes` the lines with each note, and in
+            `untranslated` the lines that are blank because they could not be translated.
+
+        Raises:
+            OptionError: for options that are wrong, or that a call cannot have.
+            DataError: for an input that is not text.
+            FileError: if reading or writing fails.  After any error an older `output` is as it was.
         """
         job = dict(src=src, output=output, quiet=True, verbose=False)
         parsed, backend = self._options(options, in_files=True).updated(**job), self.backend
         engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
-        return run_job(parsed, engine, progress)
+        with in_keywords():
+            return run_job(parsed, engine, progress)
 
-    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None if the source is blank or passed
-        through, the target is longer than the model takes, or the model returns NaN.
+    @overload
+    def score(self, src_lines: str, tgt_lines: str) -> float | None: ...  # type: ignore[overload-overlap]
 
-        In nats, the end token's included.  Raises TypeError for a line that is not text; DataError
-        unless both have as many lines.
+    @overload
+    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[float | None]: ...
+
+    def score(
+        self, src_lines: Iterable[str], tgt_lines: Iterable[str]
+    ) -> float | None | list[float | None]:
+        """Score translations that are given: teacher-forced log-probabilities.
+
+        Args:
+            src_lines: one str, or any iterable of them.
+            tgt_lines: their translations: one str, or as many as source lines.
+
+        Returns:
+            The log-probability of each target in nats, its end token included: one float for two
+            str, or else a list.  None if the source is blank or passed through, the target is
+            longer than the model takes, or the model returns NaN.
+
+        Raises:
+            TypeError: for a line that is not text.
+            DataError: unless both have as many lines.
         """
+        if isinstance(src_lines, str) and isinstance(tgt_lines, str):
+            return self.score([src_lines], [tgt_lines])[0]
         sources = list(from_texts(src_lines, "src_lines"))
         targets = list(from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
-        return self.backend.score_lines(sources, targets)
+        with in_keywords():
+            return self.backend.score_lines(sources, targets)
 
     def close(self) -> None:
         """End the processes of `workers`; at the end of the program that happens by itself."""
@@ -197,12 +331,16 @@ class Translator:
 
     def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
         """The options of a call.  OptionError for options that a call cannot have."""
-        if fixed := [name for name in given if name in FIXED]:
-            raise OptionError(f"{', '.join(fixed)}: {NOT_PER_CALL}")
         of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
-        outside = vars(self.options.jobs) | vars(self.options.information) | of_files
-        if names := [name for name in given if name in outside]:
-            raise OptionError(f"{', '.join(names)}: of the command line only")
+        outside = vars(self.options.jobs) | vars(self.options.information)
+        refused = {
+            NOT_PER_CALL: FIXED,
+            "of translate_file() and the command line only": {*of_files} - {"src", "output"},
+            "of the command line only": {*outside, "src", "output"},
+        }
+        for why, names in refused.items():
+            if found := [name for name in given if name in names]:
+                raise OptionError(f"{', '.join(found)}: {why}")
         options = self.options.updated(**given)
         # Another program's name, such as fp16, may stand for one of these
         before, after = self.options.given, options.given
@@ -215,7 +353,8 @@ class Translator:
         for note in (*options.notes, *self.backend.notes_on(options), *notes):
             if note not in self.warned:
                 self.warned.add(note)
-                warnings.warn(note, OptionWarning, stacklevel=3)  # reported at the line of the call
+                # Reported at the line of the call
+                warnings.warn(as_keywords(note), OptionWarning, stacklevel=3)
         return options
 
 
@@ -285,6 +424,11 @@ def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
     if not hasattr(phrases, "__iter__"):
         raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
     return (of_line(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
+
+
+def of_one(phrases: Any) -> Any:
+    """The phrases of one text as those of a list with this text."""
+    return phrases if isinstance(phrases, str | None) else [phrases]
 
 
 def of_line(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -5,21 +5,39 @@ from collections.abc import Iterator
 
 
 class OnmtLiteError(Exception):
-    """A problem the user can act on: what (where); what to do."""
+    """Base class of the errors that a user can act on.  The text is one line: what (where); what
+    to do.
+
+    Attributes:
+        exit_code: int, with which the command line ends.
+        goes_on: bool, whether the same command with -resume goes on from what is written.
+        kept: str, how far the work was, and what is left of it; "" if nothing was begun.
+    """
 
     exit_code = 1
-    goes_on = False  # whether the same command with -resume goes on from what is written
-    kept = ""  # how far the work was, and what is left of it
+    goes_on = False
+    kept = ""
 
 
 class OptionError(OnmtLiteError):
-    """Options or configuration.  `problems` lists every one found, not only the first."""
+    """Options or a configuration that cannot be.
+
+    Args:
+        problems: str, every problem found, not only the first; the text has a line for each.
+    """
 
     exit_code = 2
 
     def __init__(self, *problems: str):
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        super().__init__(*problems)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every problem found."""
+        return self.args
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 class OptionWarning(UserWarning):

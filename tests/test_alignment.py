@@ -197,7 +197,7 @@ class TestAlign:
             assert [h.score for h in one.hyps] == [h.score for h in other.hyps]
 
     def test_a_layer_that_is_not_there(self, translator):
-        with pytest.raises(OptionError, match="alignment_layer 2: the model's decoder has no"):
+        with pytest.raises(OptionError, match="alignment_layer=2: the model's decoder has no"):
             translator.translate(LINES, report_align=True, alignment_layer=2)
 
     def test_memory_that_is_short(self, translator, monkeypatch):

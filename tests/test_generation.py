@@ -77,7 +77,7 @@ class TestDefaults:
         translator = Translator.from_pretrained(
             copy, device="cpu", search="transformers", tgt_lang="en_XX"
         )
-        with pytest.warns(OptionWarning, match="num_return_sequences 3.*-n_best 3"):
+        with pytest.warns(OptionWarning, match="num_return_sequences 3.*n_best=3"):
             (found,) = translator.translate(["a"], max_length=4)
         assert len(found.hyps) == 1
 

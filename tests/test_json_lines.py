@@ -13,6 +13,7 @@ from onmt_lite.jobs.inputs import look_at_inputs
 from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.jobs.tasks import Reader
 from onmt_lite.text.lines import MAX_DEPTH, Line, kind_of, object_line
+from tests.test_lines import broken
 
 INVALID = Line(1, "", ("invalid-json",), "{}")
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
@@ -90,9 +91,10 @@ def test_a_line_is_the_text_of_its_field(text):
     if not isinstance(value, str):
         assert (line.text, line.notes) == ("", ("invalid-json",))
     elif value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") == value:
-        assert (line.text, line.notes) == (value, ())
+        assert (line.text, line.notes) == (value, broken(value))
     else:
-        assert len(line.text) == len(value) and line.notes == ("invalid-utf8",)
+        assert len(line.text) == len(value)
+        assert line.notes == ("invalid-utf8", *broken(line.text))
         assert all(a == b or b == "\ufffd" for a, b in zip(value, line.text))
 
 

@@ -3,6 +3,7 @@
 import gzip
 import math
 import os
+import re
 import threading
 import tracemalloc
 import zlib
@@ -31,6 +32,12 @@ ODD += [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xc0\xaf"]  # not 
 DATA = st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=3)), max_size=12).map(b"".join)
 
 
+def broken(text):
+    """The note of a text with line breaks inside."""
+    breaks = re.search("\\S[^\\S]*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\\s*\\S", text)
+    return ("line-breaks",) if breaks else ()
+
+
 def naive(data):
     """(text, notes) of each line."""
     parts = data.removeprefix(BOM).split(b"\n")
@@ -40,9 +47,10 @@ def naive(data):
     for part in parts:
         part = part[:-1] if part.endswith(b"\r") else part
         try:
-            found.append((part.decode("utf-8"), ()))
+            text, notes = part.decode("utf-8"), ()
         except UnicodeDecodeError:
-            found.append((part.decode("utf-8", "replace"), ("invalid-utf8",)))
+            text, notes = part.decode("utf-8", "replace"), ("invalid-utf8",)
+        found.append((text, notes + broken(text)))
     return found
 
 

@@ -286,7 +286,7 @@ class TestForced:
 
     def test_are_refused_where_no_search_has_them(self):
         for search in set(PRESETS) - {"opennmt"}:
-            with pytest.raises(OptionError, match=f"force_words: -search {search} has no such"):
+            with pytest.raises(OptionError, match=f"force_words: search={search} has no such"):
                 make_translator("pieces", EVEN).translate(["s0"], force_words="a", search=search)
         with pytest.raises(OptionError, match="force_words and drawing"):
             TranslateOptions.of(force_words="a", do_sample=True)

@@ -81,7 +81,7 @@ class TestEveryPreset:
 
     @pytest.mark.parametrize("name", sorted(set(PRESETS) - set(WITH)))
     def test_is_refused_by_searches_that_have_no_such_thing(self, name):
-        with pytest.raises(OptionError, match=f"prefixes: -search {name} has no"):
+        with pytest.raises(OptionError, match=f"prefixes: search={name} has no"):
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
 
 

@@ -1,9 +1,12 @@
 """The Python interface: what goes in, what comes out and when, and what is left alone."""
 
+import copy
+import inspect
 import io
 import itertools
 import json
 import logging
+import pickle
 import re
 import subprocess
 import sys
@@ -13,7 +16,17 @@ import pytest
 import torch
 
 import onmt_lite
-from onmt_lite import DataError, Hypothesis, OptionError, Translation, Translator, api, load_options
+from onmt_lite import (
+    CheckpointError,
+    DataError,
+    Hypothesis,
+    OptionError,
+    Translation,
+    Translator,
+    api,
+    load_options,
+)
+from onmt_lite.config.options import as_keywords
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
 from tests.support import tiny
@@ -75,8 +88,8 @@ class TestLines:
         kinds = {"one string": "der hund", "bytes": b"der hund", "NoneType": None, "int": 7}
         kinds |= {"dict": {"text": "der hund"}, "Table": Table(["text"])}
         for got, lines in kinds.items():
-            if lines is None and name == "prefixes":
-                continue
+            if lines is None and name == "prefixes" or (name, lines) == ("lines", "der hund"):
+                continue  # there are none, or there is one text
             with pytest.raises(TypeError, match=f"{name}: expected a list of lines, got {got}"):
                 call(translator, lines)
 
@@ -88,6 +101,58 @@ class TestLines:
             with pytest.raises(TypeError) as caught:
                 call(translator, ["a", "der", "", value, "a"])
             assert str(caught.value) == f"{name}[3]: expected a line of text, got {got}"
+
+
+class TestOneText:
+    """One text for a list with one: what is said of it is that of the list."""
+
+    @pytest.mark.parametrize(
+        ("more", "of_list"),
+        [
+            ({}, {}),
+            (dict(n_best=2, beam_size=3), dict(n_best=2, beam_size=3)),
+            (dict(prefixes="the"), dict(prefixes=["the"])),
+            (dict(force_words="a\tdog", ban_words=["the"]), dict(force_words=[["a", "dog"]],
+             ban_words=[["the"]])),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("text", ["der hund", "", "der\nhund"])
+    def test_has_one_translation(self, translator, text, more, of_list):
+        assert [translator.translate(text, **more)] == translator.translate([text], **of_list)
+
+    def test_has_one_score(self, translator):
+        assert [translator.score("der hund", "the dog")] == translator.score(
+            ["der hund"], ["the dog"]
+        )
+        assert translator.score("", "the dog") is None
+        for sides in (("der hund", ["the dog"]), (["der hund"], "the dog")):
+            with pytest.raises(TypeError, match="expected a list of lines, got one string"):
+                translator.score(*sides)
+
+    def test_has_one_prefix(self, translator):
+        with pytest.raises(DataError, match="more prefixes than lines"):
+            translator.translate("der hund", prefixes=["the", "a"])
+        with pytest.raises(TypeError, match="prefixes"):
+            translator.translate(["der hund"], prefixes="the")
+
+    def test_warnings_name_the_line_of_the_call(self, tiny_checkpoint):
+        translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
+        with pytest.warns(onmt_lite.OptionWarning) as caught:
+            translator.translate("der hund", n_best_unique=True)
+        assert caught[0].filename == __file__
+
+    def test_is_a_line_whatever_breaks_are_in_it(self, translator, tmp_path):
+        """The translation of the words with spaces; noted, and alike from Python and from files."""
+        plain = translator.translate("der hund sieht den see")
+        for char in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
+            text = f"{char} der hund sieht{char}den see{char}"
+            found = translator.translate(text)
+            assert (found.text, found.notes) == (plain.text, ("line-breaks", *plain.notes))
+            assert "line-breaks" not in translator.translate(f"{char}der hund{char}").notes
+            (tmp_path / "src").write_text(json.dumps({"text": text}), encoding="utf-8")
+            options = dict(output_format="jsonl", input_format="jsonl")
+            summary = translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
+            assert summary.notes["line-breaks"].n_lines == 1
 
 
 class TestStream:
@@ -267,6 +332,9 @@ class TestWhatBelongsToOthers:
     [
         (dict(num_beams=4), "unknown option num_beams; here it is beam_size"),
         (dict(data_type="img"), "data_type img: only text is translated"),
+        (dict(n_best=9, beam_size=4), "n_best=9 is more than beam_size=4"),
+        (dict(patience=2.0), "patience: search=opennmt has no such option"),
+        (dict(nothing=1), "unknown option nothing; onmt_translate -help all"),
     ],
 )
 def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
@@ -284,7 +352,9 @@ def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
 def test_a_translation_as_text_and_as_a_record(translator):
     blank, full = translator.translate(["", "der hund"], n_best=2)
     assert (blank.text, full.text) == ("", full.hyps[0].text)
-    assert Translation(0, "a").text == ""
+    assert Translation(0, "a").text == str(Translation(0, "a")) == ""
+    assert (str(blank), f"{full}") == ("", full.text)
+    assert list(map(str, full.hyps)) == [hyp.text for hyp in full.hyps]
     record = json.loads(json.dumps(full.to_dict()))
     assert record["src"] == "der hund"
     assert [h["text"] for h in record["hyps"]] == [h.text for h in full.hyps]
@@ -293,11 +363,86 @@ def test_a_translation_as_text_and_as_a_record(translator):
     assert "token" not in repr(full.hyps[0])
 
 
+class TestWords:
+    """Options in messages, as Python has them."""
+
+    @pytest.mark.parametrize(
+        ("message", "expected"),
+        [
+            ("give -gpu -1 for the CPU", "give gpu=-1 for the CPU"),
+            ("fewer -workers or a smaller -batch_size", "fewer workers= or a smaller batch_size="),
+            ("-do_sample, or -do_sample false", "do_sample=True, or do_sample=False"),
+            ("--search fairseq has, --alpha=0.5", "search=fairseq has, alpha=0.5"),
+            ("none; -print_model lists all", "none; onmt_translate -print_model lists all"),
+            ("beam_size 5 and max_length 4", "beam_size=5 and max_length=4"),
+            ("beam_size: at least 1 (iconv -f x -t y, min-length 5)", None),
+            ("the search of the model and its output 5", None),
+        ],
+    )
+    def test_of_the_command_line_become_keywords(self, message, expected):
+        found = as_keywords(message)
+        assert found == (message if expected is None else expected)
+        assert as_keywords(found) == found
+
+    def test_of_models(self):
+        with pytest.raises(CheckpointError, match=r"no model at nothing: .*; model= takes a model"):
+            Translator.from_pretrained("nothing")
+
+    def test_of_warnings(self, tiny_checkpoint):
+        translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
+        with pytest.warns(onmt_lite.OptionWarning, match="needs n_best=2 or more"):
+            translator.translate("a", n_best_unique=True)
+
+
+class TestTranslatorAsAValue:
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_says_what_it_is_and_stays_where_it_is(self, tiny_checkpoint, workers):
+        options = dict(device="cpu", precision="bf16", workers=workers)
+        with Translator.from_pretrained(tiny_checkpoint, **options) as translator:
+            many = ", workers=2" * (workers == 2)
+            assert repr(translator) == f"Translator({str(tiny_checkpoint)!r}, cpu, bf16{many})"
+            for take in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(
+                    TypeError, match=r"Translator\.from_pretrained\(\) in the other"
+                ):
+                    take(translator)
+            assert translator.translate("der hund").text
+
+    def test_names_the_shipped_model_and_one_that_is_loaded_already(self, translator):
+        assert repr(Translator.from_pretrained(precision="fp32", device="cpu")) == (
+            "Translator('de-en', cpu, fp32)"
+        )
+        other = Translator(translator.checkpoint, translator.options)
+        assert repr(other) == "Translator('Transformer', cpu, fp32)"
+
+
+def described(name):
+    """A function or class that has this name, and the methods that the class defines for its users:
+    for each its docstrings and the names of its parameters."""
+    thing = getattr(onmt_lite, name)
+    members = vars(thing) if isinstance(thing, type) else {}
+    init = members.get("__init__") if members else thing
+    methods = {n: getattr(m, "__func__", m) for n, m in members.items() if not n.startswith("_")}
+    yield name, [thing, init] if members else [thing], init
+    yield from ((f"{name}.{n}", [m], m) for n, m in methods.items() if inspect.isfunction(m))
+
+
 class TestNames:
     def test_all_are_there(self):
         for name in onmt_lite.__all__:
             assert getattr(onmt_lite, name) is not None
         assert set(onmt_lite.__all__) <= set(dir(onmt_lite))
+
+    @pytest.mark.parametrize("name", sorted({*onmt_lite.__all__} - {"__version__"}))
+    def test_describe_their_parameters(self, name):
+        """In a docstring, each parameter of the name itself and of its methods, in a list."""
+        for place, sources, call in described(name):
+            doc = "\n".join(inspect.getdoc(source) or "" for source in sources) + "\n"
+            listed = re.findall(r"^(?:Args|Attributes):\n((?:    .*\n|\n)*)", doc, re.M)
+            assert doc.strip(), place
+            for parameter in inspect.signature(call).parameters if call else ():
+                if parameter != "self" and parameter != "cls":
+                    assert re.search(rf"^    {parameter}: \S", "".join(listed), re.M), place
 
     def test_are_imported_without_a_word_from_other_packages(self):
         """torch warns where numpy is missing; -W error makes a warning an error."""

@@ -303,7 +303,7 @@ def test_python_runs(path, sandbox, monkeypatch, capfd):
         out, err = capfd.readouterr()
         if path.name == "python.md" and i == 0:  # the first example
             assert err == "" and "Guten Morgen! Good morning" in out
-            assert len(out.splitlines()) == 4 and out.splitlines()[3].startswith("A very ")
+            assert len(out.splitlines()) == 5 and out.splitlines()[4].startswith("A very ")
 
 
 @parametrize("yaml")

@@ -409,7 +409,7 @@ def test_numbers_of_amounts_are_not_dropped():
 
 
 def test_what_cannot_be_done_is_refused(tiny_checkpoint):
-    with pytest.raises(OptionError, match="unknown copy: needs lines that sentencepiece cuts"):
+    with pytest.raises(OptionError, match="unknown=copy: needs lines that sentencepiece cuts"):
         of_tiny(tiny_checkpoint, tokenizer="space", unknown="copy")
     source = tables.make_source({}, [0.0, 1.0])
     with pytest.raises(OptionError, match="unknown drop: needs lines that sentencepiece cuts"):

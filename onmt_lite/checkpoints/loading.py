@@ -41,8 +41,21 @@ def load_checkpoints(
 
 
 def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
-    """The model at a path; where nothing is at a text, the shipped model of that name, or that of
-    the hub."""
+    """Load a model of any kind that is read.
+
+    Args:
+        path: str or Path of a directory or file; where nothing is at a str, the name of a shipped
+            model or TEAM/NAME of the hub.
+        check: called with the languages of a directory before its weights are read, None if it
+            has none; what it raises is passed on.  By default it accepts all.
+
+    Returns:
+        The Checkpoint: a model with its vocabularies and tokenizers.
+
+    Raises:
+        CheckpointError: for a model that is missing, damaged or of no kind that is read.
+        MemoryExhausted: if it does not fit into memory.
+    """
     path = find_model(fetched(path) if isinstance(path, str) else path)
     try:
         for reader in READERS:

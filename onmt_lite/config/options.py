@@ -1,7 +1,9 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.checks import RULES
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
-from onmt_lite.config.option import META, Option, as_words, build, check, options_of
+from onmt_lite.config.option import META, NUMBER, Option, as_words, build, check, options_of
 from onmt_lite.config.rules import help_of
 from onmt_lite.config.search_options import (
     AttentionOptions,
@@ -21,6 +23,7 @@ from onmt_lite.config.search_options import (
 )
 from onmt_lite.config.sources import Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
+from onmt_lite.errors import OnmtLiteError
 from onmt_lite.models.kernels.build import load_library
 from onmt_lite.models.processor import LEAST_WIDTH
 from onmt_lite.search.model_defaults import read_decoder, read_defaults
@@ -42,7 +45,23 @@ PAGE += "output_format search device workers resume quiet".split()
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """All groups together.  Build it with `TranslateOptions.of(beam_size=4, ...)`."""
+    """All options, in groups.  Build them with `TranslateOptions.of(beam_size=4, ...)`.
+
+    Attributes:
+        model: which model, its precision and its languages.
+        text: how text is cut into tokens and joined again.
+        data: files, and the formats of input and output.
+        search: beam search, lengths and penalties.
+        sampling: drawing of tokens.
+        attention: alignments and reports of attention.
+        phrases: words that translations must, or must not, hold.
+        speed: device, precision, threads and batches.
+        jobs: workers, resuming, shards.
+        information: what is printed and logged.
+        given: the values by name that are not defaults.
+        notes: options without effect, each with the reason.
+        configs: the YAML files that were read.
+    """
 
     data: DataOptions
     model: ModelOptions
@@ -54,9 +73,9 @@ class TranslateOptions:
     speed: SpeedOptions
     jobs: JobOptions
     information: InformationOptions
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)  # not by default
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what has no effect, for the log
-    configs: tuple[str, ...] = field(default=(), compare=False)  # YAML files that were read
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    configs: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def n_workers(self) -> int | None:
@@ -70,14 +89,36 @@ class TranslateOptions:
 
     @classmethod
     def of(cls, **given: Any) -> "TranslateOptions":
-        """From keyword arguments.  Raises OptionError with every problem."""
+        """Build options from keyword arguments.
+
+        Args:
+            given: the command line's options by name, such as `beam_size=4`, with values as in
+                YAML; all others have their defaults.  docs/options.md lists all.
+
+        Returns:
+            The options, checked.
+
+        Raises:
+            OptionError: with every problem.
+        """
         resolver = Resolver(PROGRAM)
         for name, value in given.items():
             resolver.put(name, value, "keyword argument")
-        return build_options(resolver.result())
+        with in_keywords():
+            return build_options(resolver.result())
 
     def updated(self, **given: Any) -> "TranslateOptions":
-        """These options but for the given ones; what nobody gave may get another default."""
+        """Change some options.
+
+        Args:
+            given: as of `of`.
+
+        Returns:
+            These options but for the given ones; what nobody gave may get another default.
+
+        Raises:
+            OptionError: with every problem.
+        """
         return TranslateOptions.of(**{**self.given, **given})
 
     def with_models(self) -> "TranslateOptions":
@@ -193,3 +234,39 @@ PROGRAM = Program(
     quoted=True,
 )
 load_options = PROGRAM.load
+
+
+# -- messages for Python ---------------------------------------------------------------------------
+
+# An option, with or without a dash, and what may be its value
+NAMED = re.compile(
+    rf"(?<![\w-])(?<!onmt_translate )(-{{0,2}})\b({'|'.join(OPTIONS)})\b([ =][\w.+-]*\w)?"
+)
+
+
+def as_keywords(message: str) -> str:
+    """Write options as keyword arguments: `beam_size 5` and `-beam_size 5` become `beam_size=5`,
+    `-beam_size` alone `beam_size=`, and what only a command can do the command."""
+    return NAMED.sub(_as_keyword, message)
+
+
+def _as_keyword(found: re.Match[str]) -> str:
+    dash, option, rest = found[1], OPTIONS[found[2]], found[3] or ""
+    if option.group == InformationOptions.title:
+        return f"onmt_translate {found[0]}" if dash else found[0]
+    is_switch, is_number, value = option.kind is bool, option.kind in (int, float), rest[1:]
+    if value in (("true", "false") if is_switch else option.choices) or (
+        is_number and NUMBER.fullmatch(value)
+    ):
+        return f"{option.name}={value.capitalize() if is_switch else value}"
+    return f"{option.name}={'True' * is_switch}{rest}" if dash else found[0]
+
+
+@contextmanager
+def in_keywords() -> Iterator[None]:
+    """Let errors name options as keyword arguments, not as the command line has them."""
+    try:
+        yield
+    except OnmtLiteError as error:
+        error.args = tuple(as_keywords(str(arg)) for arg in error.args)
+        raise

@@ -63,7 +63,14 @@ class Program(Generic[T]):
     def load(self, argv: Sequence[str]) -> tuple[T, "Resolved"]:
         """Load a command line and the YAML files that it names.
 
-        Raises OptionError with every problem.
+        Args:
+            argv: list of str, the words after the command, such as `["-beam_size", "4"]`.
+
+        Returns:
+            The options, and the Resolved that says where each value came from.
+
+        Raises:
+            OptionError: with every problem.
         """
         resolver = Resolver(self)
         for name, words in split_argv(argv)[0]:

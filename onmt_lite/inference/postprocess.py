@@ -1,7 +1,8 @@
 """Postprocessing: a beam's hypotheses as text, and the notes on a line.
 
 The notes, in all; docs/jobs-reference.md says what each one means:
-  of the input: empty, invalid-utf8, truncated, capitals, unknown-tokens, unknown-script
+  of the input: empty, invalid-utf8, line-breaks, truncated, capitals
+  of its tokens: unknown-tokens, unknown-script
   of a line of JSONL: invalid-json, tgt-invalid-json
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
   of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned

@@ -8,10 +8,10 @@ from dataclasses import replace
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.inference.records import Example
-from onmt_lite.text.lines import CAPITALS, INVALID, Line, in_capitals
+from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, Line, in_capitals
 from onmt_lite.text.phrases import occurs
 from onmt_lite.text.placeholders import Extractor, Reading, UnknownRule
-from onmt_lite.text.tokenizers import LINE_BREAKS, SPACER
+from onmt_lite.text.tokenizers import SPACER
 from onmt_lite.text.vocab import Vocab
 
 # Notes that a reference or prefix may have too

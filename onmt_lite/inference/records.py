@@ -43,23 +43,41 @@ class Example:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation."""
+    """One of the n best translations of a line.
+
+    Attributes:
+        text: str, as it is to be read.
+        tokens: list of str, as the model made them, without start and end tokens.
+        score: float, by which hypotheses are ranked: nats, with penalties; higher is better.
+        log_prob: float, the plain sum of the model's log-probabilities in nats, the end token's
+            included.
+        token_log_probs: list of float in nats, one per token, and the end token's if `ended`.
+        ended: bool, False if max_length cut it off.
+        word_log_probs: list of float in nats, one per word of the text, the end token's not
+            counted; None unless asked for with `token_scores`.
+        align: list of (source, target) numbers of tokens from 0; None without `report_align`.
+        word_align: the same of words.
+        ids: tuple of int, the tokens' numbers in the vocabulary.
+        n_replaced: int, tokens that stand in place of unknown ones, with `replace_unk`.
+    """
 
     text: str
     tokens: list[str] = field(repr=False)
-    score: float  # what hypotheses are ranked by, penalties included
-    log_prob: float  # plain sum of the model's log-probabilities, the end token's included
-    token_log_probs: list[float] = field(repr=False)  # and the end token's, if `ended`
-    ended: bool  # False if max_length cut it off
-    # One per word of the text, the end token's not counted; None unless asked for
+    score: float
+    log_prob: float
+    token_log_probs: list[float] = field(repr=False)
+    ended: bool
     word_log_probs: list[float] | None = field(default=None, repr=False)
-    align: Pairs | None = field(default=None, repr=False)  # of tokens, with -report_align
-    word_align: Pairs | None = field(default=None, repr=False, compare=False)  # of words
-    ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # as the model made them
-    n_replaced: int = field(default=0, repr=False, compare=False)  # tokens in place of unknown ones
+    align: Pairs | None = field(default=None, repr=False)
+    word_align: Pairs | None = field(default=None, repr=False, compare=False)
+    ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    n_replaced: int = field(default=0, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Its part of the JSONL record."""
+        """Return its part of the JSONL record."""
         inner = ("word_align", "ids", "n_replaced")
         return {n: finite(v) for n, v in vars(self).items() if n not in inner and v is not None}
 
@@ -157,37 +175,61 @@ class Found:
 
 @dataclass(frozen=True)
 class Translation:
-    """The result of one line, best hypothesis first; a blank line has an empty hypothesis."""
+    """The translation of one line; `str()` of it is its text.
+
+    Attributes:
+        id: int, the number of the line, from 0.
+        src: str, the line as it was given, without its line feed.
+        hyps: list of Hypothesis, best first, at most `n_best`; of a blank line an empty one.
+        notes: tuple of str, what a reader should check; docs/jobs-reference.md lists all.
+        gold_log_prob: float, nats of the reference, the end token's included; None without one.
+        has_gold: bool, whether there is a reference.
+        n_src_tokens: int, tokens of the line as the model reads it.
+        n_unknown: int, those of them that the model does not know.
+        confidence: float from 0 to 1, the probability that the best hypothesis is right; None if
+            the model did not make it, or is not `calibrated`.
+        trace: the search, if it was watched; None if not.
+        calibrated: bool, whether the model can tell how sure it is.
+        fields: str, JSON: the other fields of a line of JSONL; None if there are none.
+        n_gold_tokens: int, tokens of the reference, the end token counted.
+        src_tokens: list of str, to which alignments refer; None if there are none.
+        gold_align: list of (source, target) numbers of tokens: alignment of the reference.
+        attn_table: tuple of str, attention of the best hypothesis, with `attn_debug`.
+        n_forced: int, phrases that the best hypothesis was to hold.
+        unmet: tuple of str, those that it does not hold.
+        gold_token_log_probs: list of float in nats, of the reference's tokens; None without one.
+    """
 
     id: int
     src: str
     hyps: list[Hypothesis] = field(default_factory=list)
-    notes: tuple[str, ...] = ()  # see `onmt_lite.inference.postprocess`
+    notes: tuple[str, ...] = ()
     gold_log_prob: float | None = None
     has_gold: bool = False
-    n_src_tokens: int = 0  # of the line as the model reads it
-    n_unknown: int = 0  # of these, tokens that the model does not know
-    # That the best hypothesis is right, from 0 to 1; None if the model did not make it, or cannot
-    # tell (not `calibrated`)
+    n_src_tokens: int = 0
+    n_unknown: int = 0
     confidence: float | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
     calibrated: bool = False
-    fields: str | None = None  # the other fields of a line of JSONL: an object, as JSON
-    n_gold_tokens: int = 0  # of the reference, the end token counted
-    src_tokens: list[str] | None = None  # to which alignments refer; None if there are none
+    fields: str | None = None
+    n_gold_tokens: int = 0
+    src_tokens: list[str] | None = None
     gold_align: Pairs | None = None
     attn_table: tuple[str, ...] = ()
-    n_forced: int = 0  # phrases that the best hypothesis was to hold
-    unmet: tuple[str, ...] = ()  # phrases that it does not hold
+    n_forced: int = 0
+    unmet: tuple[str, ...] = ()
     gold_token_log_probs: list[float] | None = None
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def text(self) -> str:
-        """The best hypothesis' text; empty if there is no hypothesis."""
+        """The best hypothesis' text; "" of a line that is blank or could not be translated."""
         return self.hyps[0].text if self.hyps else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSONL record, but for the `fields`."""
+        """Return the JSONL record, but for the `fields`."""
         record: dict[str, Any] = {
             "id": self.id,
             "src": self.src,

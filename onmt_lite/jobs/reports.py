@@ -13,7 +13,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
-from onmt_lite.text.tokenizers import LINE_BREAKS
+from onmt_lite.text.lines import LINE_BREAKS
 
 LOG = logging.getLogger("onmt_lite")
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone

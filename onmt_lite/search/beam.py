@@ -111,6 +111,10 @@ class Beam:
     places[t][k]     source token that row k of step t attended to most, if the plan aligns
     finished         finished hypotheses, in the order in which they finished
     note             what went wrong: NOT_A_NUMBER, SEARCH_EMPTY or nothing
+
+    Args:
+        plan: Plan of the search, which all sentences share.
+        limits: Limits of this sentence: steps, and tokens that are given.
     """
 
     def __init__(self, plan: Plan, limits: Limits):
@@ -145,7 +149,11 @@ class Beam:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
     def read(self, lines: list[list[float]]) -> None:
-        """Take over the rows of the steps since the last call, a line each, see `Transfer.read`."""
+        """Take over the rows of the steps since the last call.
+
+        Args:
+            lines: list of list of float, one for each step, see `Transfer.read`.
+        """
         k = self.plan.beam_size
         for line in lines:
             ids = list(map(int, line[k : 3 * k]))
@@ -157,7 +165,11 @@ class Beam:
                 self.places.append(list(map(int, line[-k:])))
 
     def advance(self, event: Event) -> None:
-        """Collect the hypotheses that this step finished, and decide whether the search is over."""
+        """Collect the hypotheses that a step finished, and decide whether the search is over.
+
+        Args:
+            event: what the device tells of the step.
+        """
         self.n_steps, candidates, rows, self.costs = event
         n, width = len(candidates.score) // len(self.pools), self.plan.width
         for i, pool in enumerate(self.pools):
@@ -228,10 +240,17 @@ class Beam:
         total: float | None = None,
         cost: float | None = None,
     ) -> Finished:
-        """A hypothesis of `step` tokens, scored with its length and coverage penalties.
+        """Score a hypothesis with its length and coverage penalties.
 
-        total, cost: the sum of its log-probabilities and its coverage penalty; None: those of the
-        last event.
+        Args:
+            candidates: its last token and others.
+            rank: int, which of them.
+            step: int, how many tokens it has.
+            total: float, the sum of its log-probabilities in nats; None: that of the last event.
+            cost: float, its coverage penalty in nats; None: that of the last event.
+
+        Returns:
+            The finished hypothesis.
         """
         plan, row, token = self.plan, int(candidates.row[rank]), int(candidates.token[rank])
         cost = self.costs[row] if cost is None else cost
@@ -293,7 +312,11 @@ class Beam:
         self.pools[0].add(self.complete(rows, k, step, rows.score[k], self.costs[k]))
 
     def rows(self, step: int) -> Candidates:
-        """The rows that `step` has made, from 1 on."""
+        """Return the rows that a step has made.
+
+        Args:
+            step: int, from 1 on.
+        """
         t = step - 1
         return Candidates(self.scores[t], self.prev_ks[t], self.next_ys[step], self.log_probs[t])
 
@@ -301,21 +324,29 @@ class Beam:
         """Called when the search is over and all its rows have been read."""
 
     def best(self) -> list[Finished]:
-        """All finished hypotheses, best first."""
+        """Return all finished hypotheses, best first."""
         finished = self.finished
         if self.plan.policy.ties == "later":
             finished.reverse()
         return sorted(finished, key=lambda hyp: -hyp.score)
 
     def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
-        """The tokens of a hypothesis and their log-probabilities, in order."""
+        """Return the tokens of a hypothesis and their log-probabilities in nats, in order.
+
+        Args:
+            hyp: one of `finished`.
+        """
         if hyp.step == 0:
             return [], []
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
 
     def alignment(self, hyp: Finished) -> list[int]:
-        """For each token of a hypothesis, the source token that was attended to most."""
+        """Return for each token of a hypothesis the source token that it attended to most.
+
+        Args:
+            hyp: one of `finished`.
+        """
         places, k = [], hyp.row
         for t in range(hyp.step - 1, -1, -1):
             places.append(self.places[t][k])
@@ -323,7 +354,12 @@ class Beam:
         return places[::-1]
 
     def get_hyp(self, step: int, k: int) -> tuple[list[int], list[float]]:
-        """Walk back from row k of `step`: its tokens and their log-probabilities, in order."""
+        """Walk back from a row: its tokens and their log-probabilities in nats, in order.
+
+        Args:
+            step: int, the step that made the row, from 1 on.
+            k: int, the row, from 0.
+        """
         tokens, log_probs = [], []
         for t in range(step, 0, -1):
             tokens.append(self.next_ys[t][k])

@@ -13,7 +13,7 @@ import select
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, NamedTuple, cast
 
 from onmt_lite.errors import DataError, FileError
@@ -27,6 +27,8 @@ BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
 GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"
+# Characters that some programs take for the end of a line
+LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CAPITALS = "capitals"  # the note of a line that was read in small letters
 INVALID = "invalid-json"  # the note of a line that is no object with a text
 
@@ -288,6 +290,18 @@ def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
 
 def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
     """Decode a line, without a byte order mark on line 0 and without a final carriage return."""
+    return with_breaks(decoded(raw, number, cut))
+
+
+def with_breaks(line: Line) -> Line:
+    """With a note if the text has several lines by itself; they are read as one."""
+    if not LINE_BREAKS.search(line.text.strip()):
+        return line
+    return replace(line, notes=(*line.notes, "line-breaks"))
+
+
+def decoded(raw: bytes, number: int, cut: bool) -> Line:
+    """As `to_line`, whatever the text holds."""
     if number == 0:
         raw = raw.removeprefix(BOM)
     raw = raw.removesuffix(b"\r")
@@ -303,7 +317,7 @@ def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
 def from_text(text: str, number: int) -> Line:
     """Make a line of a string.  Lone surrogates, which UTF-8 cannot encode, are replaced."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
-    return Line(number, valid, () if valid == text else ("invalid-utf8",))
+    return with_breaks(Line(number, valid, () if valid == text else ("invalid-utf8",)))
 
 
 def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
@@ -352,7 +366,7 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
     that are too large for a float or whole ones of more than 4,300 digits, which Python does not
     read.
     """
-    line = to_line(raw, number, cut)
+    line = decoded(raw, number, cut)
     text, fields = None, "{}"
     try:
         record = json.loads(line.text)
@@ -368,7 +382,7 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
         return Line(number, "", (*line.notes, INVALID), fields)
     whole = HALF_A_CHARACTER.sub("\ufffd", text)
     notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
-    return Line(number, whole, notes, fields)
+    return with_breaks(Line(number, whole, notes, fields))
 
 
 def depth(value: object) -> int:

@@ -9,9 +9,8 @@ import sentencepiece as spm
 
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.bpe import join_bpe
+from onmt_lite.text.lines import LINE_BREAKS
 
-# Characters that some programs take for the end of a line
-LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 LANGUAGE = re.compile(r">>[^<>\s]+<<")
 
 

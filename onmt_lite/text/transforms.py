@@ -23,7 +23,7 @@ from pathlib import Path
 import sentencepiece as spm
 import yaml
 
-from onmt_lite.text.tokenizers import LINE_BREAKS
+from onmt_lite.text.lines import LINE_BREAKS
 
 NEWLINE = "｟newline｠"  # a line break of the text inside a line
 
