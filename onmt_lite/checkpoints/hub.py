@@ -5,7 +5,6 @@ The optional package huggingface_hub does the transfer.  Its environment variabl
 (HF_HUB_OFFLINE).  A path that exists is no name, nor is that of a shipped model.
 """
 
-import contextlib
 import fnmatch
 import logging
 import os
@@ -13,6 +12,9 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError
 
 LOG = logging.getLogger("onmt_lite")
-COMMIT = re.compile("[0-9a-f]{40}")
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
 FILE = re.compile(r"[^@]*\.(pt|npz|json|bin)")  # rather a mistyped path
 # What readers look at besides the weights
@@ -42,59 +43,93 @@ WEIGHTS = (
 )
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A commit of a repository with its folder in the cache; `files`: none without an answer."""
+
+    repository: str
+    folder: Path
+    files: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.repository}@{self.folder.name}"
+
+
+SNAPSHOTS: dict[str, Snapshot] = {}  # by name with the commit, which stays what it is
+
+
 def described(name: str) -> str:
     """Return the folder of the cache that holds what describes a model of the hub, fetched unless
     it is there; another path as it is.  Raises CheckpointError."""
-    if (parts := _parts(name)) is None:
-        return name
-    repository, revision = parts
-    wanted = dict(revision=revision, allow_patterns=DESCRIPTIONS, ignore_patterns="*/*")
-    with _library(name) as hub:
-        try:  # without an answer the rest would wait for ever
-            if not COMMIT.fullmatch(revision or ""):
-                patience = hub.constants.HF_HUB_ETAG_TIMEOUT
-                hub.model_info(repository, revision=revision, timeout=patience)
-        except hub.errors.RevisionNotFoundError:
-            raise
-        except Exception as error:
-            try:
-                path = hub.snapshot_download(repository, **wanted, local_files_only=True)
-            except hub.errors.LocalEntryNotFoundError:
-                raise error from None
-            if not hub.constants.HF_HUB_OFFLINE:
-                LOG.info("NOTE: %s is taken as the cache has it: %s", name, _shown(error))
-        else:
-            path = hub.snapshot_download(repository, **wanted)
-    return os.path.abspath(path)
+    found = _find(name)
+    return str(found.folder) if found else name
 
 
 def pinned(name: str) -> str:
     """Return the name with the commit that it stands for, TEAM/NAME@COMMIT; another path as it is.
     Raises CheckpointError."""
-    folder = described(name)
-    return name if folder == name else f"{name.partition('@')[0]}@{Path(folder).name}"
+    found = _find(name)
+    return found.name if found else name
 
 
 def fetched(name: str, quiet: bool = False) -> str:
     """Return where a model of the hub lies, once all that is needed of it has been fetched; another
     path as it is.  Raises CheckpointError."""
-    if (path := described(name)) == name:
+    if (found := _find(name)) is None:
         return name
-    repository, folder = name.partition("@")[0], Path(path)
+    folder = found.folder
     # Bars are for the weights: the rest is small, and comes at once if it is cached
     with _library(name, known=True, bars=not quiet) as hub:
-        beside = [file.name for file in folder.glob("*")]
-        found = weights(beside, folder)
-        if not found:
-            beside = hub.list_repo_files(repository, revision=folder.name)
-            found = weights(beside, folder)
-        _check(f"{repository} at {folder.name}", folder, beside, found)
-        for file in found:
-            hub.hf_hub_download(repository, file, revision=folder.name)
-        for file in _shards(folder, found):
-            hub.hf_hub_download(repository, file, revision=folder.name)
-    is_file = found[-1].endswith(".pt") and not any(folder.glob("dict.*.txt"))
-    return str(folder / found[-1]) if is_file else path  # a .pt of OpenNMT-py
+        cached = [file.name for file in folder.glob("*")]
+        if not (needed := weights(cached, folder)):
+            files = found.files or hub.list_repo_files(found.repository, revision=folder.name)
+            needed = weights(files, folder)
+            _check(found.name, folder, files, needed)
+        for file in needed:
+            hub.hf_hub_download(found.repository, file, revision=folder.name)
+        for file in _shards(folder, needed):
+            hub.hf_hub_download(found.repository, file, revision=folder.name)
+    is_file = needed[-1].endswith(".pt") and not any(folder.glob("dict.*.txt"))
+    return str(folder / needed[-1] if is_file else folder)  # a .pt of OpenNMT-py
+
+
+def _find(name: str) -> Snapshot | None:
+    """Fetch what describes a model unless the cache has it.  None for what is not of the hub."""
+    if name in SNAPSHOTS or (parts := _parts(name)) is None:
+        return SNAPSHOTS.get(name)
+    repository, revision = parts
+    info, path, files = None, "", list[str]()
+    with _library(name) as hub:
+        look_up = partial(hub.snapshot_download, repository, revision=revision)
+        try:
+            patience = hub.constants.HF_HUB_ETAG_TIMEOUT  # what follows has none
+            info = hub.model_info(repository, revision=revision, timeout=patience)
+        except hub.errors.RevisionNotFoundError:
+            raise
+        except Exception as error:
+            with suppress(hub.errors.LocalEntryNotFoundError):
+                wanted = dict(allow_patterns=DESCRIPTIONS, ignore_patterns="*/*")
+                path = look_up(local_files_only=True, **wanted)
+            if not path:
+                raise
+            if not hub.constants.HF_HUB_OFFLINE:
+                LOG.info("NOTE: %s is taken as the cache has it: %s", name, _shown(error))
+    with _library(name, known=True) as hub:
+        path = path or look_up(allow_patterns=[])  # the cache notes the commit
+        folder = Path(path).absolute()
+        if info is not None:
+            files = [file.rfilename for file in info.siblings or ()]
+            files = files or hub.list_repo_files(repository, revision=folder.name)
+            # One by one, as a signal would wait for the threads of snapshot_download
+            for file in filter(is_description, files):
+                hub.hf_hub_download(repository, file, revision=folder.name)
+    found = Snapshot(repository, folder, files)
+    return SNAPSHOTS.setdefault(found.name, found)
+
+
+def is_description(file: str) -> bool:
+    return "/" not in file and any(fnmatch.fnmatch(file, each) for each in DESCRIPTIONS)
 
 
 def weights(names: Iterable[str], folder: Path) -> list[str]:
@@ -117,18 +152,18 @@ def _shards(folder: Path, found: Iterable[str]) -> list[str]:
     return sorted(file for file in listed if isinstance(file, str))  # the reader refuses others
 
 
-def _check(what: str, folder: Path, names: Iterable[str], found: list[str]) -> None:
+def _check(name: str, folder: Path, files: list[str], needed: list[str]) -> None:
     """Raise CheckpointError unless these files are the weights of one model that is read."""
-    if not found:
-        other = next(filter(None, (by_name(Path(name)) for name in names)), "")
+    if not needed:
+        other = next(filter(None, (by_name(Path(file)) for file in files)), "")
         holds = f"only {other}, which is not read" if other else "no model of a kind that is read"
-        raise CheckpointError(f"{what}: the repository holds {holds}")
-    if len(models := [name for name in found if name.endswith((".pt", ".npz"))]) > 1:
+        raise CheckpointError(f"{name}: the repository holds {holds}")
+    if len(models := [file for file in needed if file.endswith((".pt", ".npz"))]) > 1:
         raise CheckpointError(
-            f"{what}: the repository holds several models ({', '.join(models)[:200]}); download "
+            f"{name}: the repository holds several models ({', '.join(models)[:200]}); download "
             "one of them, and give its path"
         )
-    if found[0].startswith(("model.safetensors", "pytorch_model.bin")):
+    if needed[0].startswith(("model.safetensors", "pytorch_model.bin")):
         refuse_unread(folder)
 
 
@@ -140,7 +175,7 @@ def _parts(name: str) -> tuple[str, str | None] | None:
     return None if find_model(name) != Path(name) else (found[1], found[2])
 
 
-@contextlib.contextmanager
+@contextmanager
 def _library(name: str, known: bool = False, bars: bool = False) -> Iterator[Any]:
     """The package, which shows nothing but bars on a terminal, if they are wanted.  What is raised
     within becomes a CheckpointError; `known`: the hub has the model."""

@@ -274,6 +274,8 @@ def test_a_download_that_is_cut_off_goes_on_later(hub, run, src):
     assert (code, out) == (4, "") and err.count("\n") == 1
     assert err.startswith(f"onmt_lite: error: team/model cannot be fetched from {hub.address}: ")
     assert err.endswith("; try again: files that have arrived are kept\n")
+    code, _, err = run("-src", src, "-model", "team/model", HF_HUB_OFFLINE="1")
+    assert code == 4 and "does not hold all of such a model of the hub; unset" in err
     hub.cut, before = None, hub.files_asked().count("vocab.json")
     assert run("-src", src, "-model", "team/model")[0] == 0
     assert hub.files_asked().count("vocab.json") == before
@@ -301,13 +303,14 @@ def test_without_the_package_two_commands_are_told(main, src, monkeypatch):
         )
 
 
-def test_a_signal_ends_a_download(hub, process, src, env, until):
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_signal_ends_a_download(hub, process, src, env, until, file):
     hub.add("team/model", marian())
-    hub.stalls = "model.safetensors"
+    hub.stalls = file
     job = process("-src", src, "-output", "out", "-model", "team/model", env=env)
-    until(lambda: "model.safetensors" in hub.files_asked())
+    until(lambda: file in hub.files_asked())
     job.send_signal(signal.SIGINT)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=30)
     assert job.returncode == 130
     assert err.startswith(
         b"onmt_lite: stopped by SIGINT before the first line; out was not written"

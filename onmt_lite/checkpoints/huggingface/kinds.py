@@ -7,7 +7,7 @@ from onmt_lite.checkpoints.description import described
 from onmt_lite.errors import CheckpointError
 from onmt_lite.search.model_defaults import FAMILIES
 
-KNOWN = ("marian", *FAMILIES)
+KNOWN = tuple(dict.fromkeys(("marian", *FAMILIES)))
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
