@@ -65,7 +65,9 @@ def run(tmp_path, monkeypatch, capfd):
         places = {"model": str(TRAINED), "src": "src.txt"}
         Path("a.yaml").write_text(yaml.safe_dump({**places, **values}), encoding="utf-8")
         code = translate.main(["-config", "a.yaml", *argv])
-        return code, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        # The model's words hold digits, so that its translations say other numbers
+        return code, out, re.sub(r"(?m)^(numbers|    \d+): .*\n", "", err)
 
     yield run_once
     logging.getLogger("onmt_lite").handlers.clear()

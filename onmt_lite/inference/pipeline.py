@@ -13,7 +13,7 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.alignment import Aligner, own_tokens
 from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
 from onmt_lite.inference.paragraphs import Paragraphs
-from onmt_lite.inference.postprocess import Renderer, model_notes, notes_of, total, unmet
+from onmt_lite.inference.postprocess import Renderer, judged, model_notes, notes_of, total, unmet
 from onmt_lite.inference.preprocess import ExampleMaker, check_pair, choose_languages
 from onmt_lite.inference.records import NOTHING, Added, Example, Found, Translation
 from onmt_lite.inference.runner import Runner, over_groups
@@ -191,7 +191,8 @@ class Pipeline:
             copies = Copies(examples, config.copies_are_equal, paragraphs.counting(progress))
         with computing(options.speed, self.device):
             made = self._translations(copies, config, tgt_lines is not None)
-        return paragraphs.joined(copies.of_all(made))
+        whole = paragraphs.joined(copies.of_all(made))
+        return [judged(each, self.checkpoint, direction) for each in whole]
 
     def _translations(
         self, copies: Copies, config: SearchConfig, has_references: bool

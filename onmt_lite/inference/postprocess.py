@@ -7,7 +7,7 @@ The notes, in all; docs/jobs-reference.md says what each one means:
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
   of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned
   of the options: min-length-over-limit
-  of the best hypothesis: unfinished, unsure, not-a-number, search-empty, repeats
+  of the best hypothesis: unfinished, unsure, not-a-number, search-empty, repeats, numbers
 """
 
 import math
@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.preprocess import read_tag
 from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Translation
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
+from onmt_lite.text.numbers import differing
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, put_back
 from onmt_lite.text.tokenizers import word_log_probs
@@ -187,6 +189,17 @@ def times_running(text: str) -> int:
             if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
                 best = run // size + 1
     return best
+
+
+def judged(translation: Translation, checkpoint: Checkpoint, direction: Direction) -> Translation:
+    """With the note `numbers` if the best hypothesis says other ones than the line."""
+    hyp = translation.hyps[0] if translation.hyps else NOTHING
+    if not hyp.token_log_probs:  # the model did not make it
+        return translation
+    text, direction = read_tag(translation.src, checkpoint.languages, direction)
+    codes = direction if any(direction) else checkpoint.pair
+    differs = differing(text, hyp.text, *codes)
+    return replace(translation, notes=(*translation.notes, "numbers")) if differs else translation
 
 
 def total(gold: list[float] | None) -> float | None:
