@@ -176,7 +176,11 @@ class TestStored:
         weights.setdefault("lm_head.weight", table)
         if name == "nllb":
             weights["model.encoder.embed_positions.weights"] = torch.zeros(66, 16)
-            weights["model.decoder.version"] = torch.tensor([3])
+        if prefix:
+            weights |= {f"model.{s}.version": torch.tensor([3.0]) for s in ("encoder", "decoder")}
+        else:
+            bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+            weights[bias] = torch.zeros(8, 2)
         torch.save(weights, path / "pytorch_model.bin")
         (path / "model.safetensors").unlink()
         self.same(name, path)

@@ -1,11 +1,18 @@
 """What generation_config.json of a Hugging Face model says is a default of transformers' searches,
-and what is no model that we read is refused in words."""
+and what is no model that we read is refused in words.
+
+`data/families/defaults.json` holds what `generate` of transformers 4.46.3 and 5.23.0 returns with
+nothing but a model's own defaults, see `peers/make_defaults.py`.
+"""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import safetensors
@@ -14,6 +21,8 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
 from onmt_lite.search import model_defaults
+from tests.peers.make_defaults import settle
+from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parent / "data" / "families"
 
@@ -27,12 +36,41 @@ def change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
 
 
-def resolved(path, *words):
-    return load_options(["-model", str(path), "-search", "transformers", *words])[1]
+MARIAN = Path(__file__).parent / "data" / "checkpoints" / "hf" / "marian"
+TABLES = ("generation_config", "tokens", "unsupported", "of_old_files")
+ROWS = json.loads((ROOT / "defaults.json").read_text("utf-8"))
+CASES = {
+    f"{row['model']}-{i}-{search}": (row, search)
+    for i, row in enumerate(ROWS)
+    for search in ("transformers", "transformers-5")
+}
 
 
-def test_all_families_but_marian_bring_defaults():
-    assert {*model_defaults.FAMILIES, "marian"} == {*reader.FAMILIES}
+def resolved(path, *words, search="transformers"):
+    return load_options(["-model", str(path), "-search", search, *words])[1]
+
+
+def test_all_families_bring_defaults():
+    assert {*model_defaults.FAMILIES} == {*reader.FAMILIES}
+
+
+@pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::4]), ids=CASES)
+def test_defaults_alone_give_what_generate_returns(row, search, tmp_path):
+    settle(row, tmp_path)
+    given = dict(tokenizer="space") if row["model"] == "marian" else {}
+    given |= dict(device="cpu", precision="fp32", threads=1, search=search)
+    if isinstance(row[search], str):  # it refuses them
+        with pytest.raises(CheckpointError, match="num_beam_groups"):
+            Translator.from_pretrained(tmp_path, **given)
+        return
+    translator = Translator.from_pretrained(tmp_path, **given)
+    eos, n_forced = translator.checkpoint.eos_id, translator.checkpoint.n_forced("")
+    for translation, ids in zip(translator.translate(row["lines"]), row[search], strict=True):
+        found, returned = translation.hyps[0], ids[1 + n_forced :]
+        ended = eos in returned
+        returned = returned[: returned.index(eos)] if ended else returned
+        assert found.tokens == translator.checkpoint.tgt_vocab.decode(returned)
+        assert found.ended == ended
 
 
 class TestDefaults:
@@ -66,11 +104,49 @@ class TestDefaults:
         assert resolved(copy, "-beam_size", "2").values["beam_size"] == 2
         assert resolved(copy, "-search", "opennmt").values["beam_size"] == 5
 
-    def test_the_model_description_counts_where_the_other_file_is_silent(self, copy):
+    @pytest.mark.parametrize(
+        "search, beams, length, file",
+        [
+            ("transformers", 7, 50, "config.json"),
+            ("transformers-5", 1, 60, "generation_config.json"),
+        ],
+    )
+    def test_the_file_that_counts(self, copy, search, beams, length, file):
         change(copy / "config.json", num_beams=7, max_length=50)
-        change(copy / "generation_config.json", max_length=60)
-        values = resolved(copy).values
-        assert (values["beam_size"], values["max_length"]) == (7, 60)
+        change(copy / "generation_config.json", max_length=60)  # made of the other, as it says
+        found = resolved(copy, search=search)
+        assert (found.values["beam_size"], found.values["max_length"]) == (beams, length)
+        assert found.origins["max_length"] == f"default of {copy / file}"
+        (copy / "generation_config.json").unlink()
+        assert resolved(copy, search=search).values["beam_size"] == 7
+
+    def test_what_no_option_sets_is_a_comment_with_its_file(self, copy):
+        path = copy / "generation_config.json"
+        change(path, bad_words_ids=[[5], [7, 8]], renormalize_logits=True)
+        printed = resolved(copy).to_yaml()
+        assert f"# bad_words_ids: [[5], [7, 8]]  # default of {path}\n" in printed
+        assert f"# forced_eos_token_id: 2  # default of {path}\n" in printed
+        assert "bad_words_ids" not in yaml.safe_load(printed)
+        change(path, _from_model_config=False, forced_bos_token_id=94)
+        assert "# forced_bos_token_id: 94" in resolved(copy).to_yaml()
+        assert "forced_bos" not in resolved(copy, "-tgt_lang", "de_DE").to_yaml()
+        path.unlink()  # transformers 4 has a default of its own for mBART
+        change(copy / "config.json", forced_eos_token_id=2)
+        config = json.loads((copy / "config.json").read_text("utf-8"))
+        config.pop("forced_eos_token_id")
+        (copy / "config.json").write_text(json.dumps(config))
+        assert "# forced_eos_token_id: 2  # default of transformers\n" in resolved(copy).to_yaml()
+        assert "forced_eos" not in resolved(copy, search="transformers-5").to_yaml()
+
+    def test_a_limit_that_no_file_sets_is_noted(self, copy):
+        (note,) = resolved(copy, "-tgt_lang", "en_XX").notes
+        assert note.startswith("max_length 20 cuts") and "give max_length" in note
+        assert resolved(copy, search="transformers-5").values["max_length"] == 21
+        for words in (["-max_length", "20"], ["-search", "opennmt"]):
+            assert resolved(copy, *words).notes == ()
+        change(copy / "generation_config.json", max_length=30)
+        assert resolved(copy).notes == ()
+        assert load_options(["-search", "transformers"])[1].values["beam_size"] == 5
 
     def test_a_number_of_outputs_is_not_taken_over_and_a_note_says_so(self, copy):
         change(copy / "generation_config.json", num_return_sequences=3, num_beams=3)
@@ -81,11 +157,12 @@ class TestDefaults:
             (found,) = translator.translate(["a"], max_length=4)
         assert len(found.hyps) == 1
 
-    def test_marian_models_keep_the_defaults_of_the_search(self, tmp_path):
-        marian = Path(__file__).parent / "data" / "checkpoints" / "hf" / "marian"
-        copy = shutil.copytree(marian, tmp_path / "copy")
-        change(copy / "generation_config.json", num_beams=7)
-        assert resolved(copy).values["beam_size"] == 5
+    def test_a_number_of_outputs_is_told_for_marian_too(self, tmp_path):
+        copy = shutil.copytree(MARIAN, tmp_path / "copy")
+        (copy / "generation_config.json").unlink()
+        change(copy / "config.json", num_return_sequences=2, num_beams=4, max_length=5)
+        assert any("-n_best 2" in note for note in load_checkpoint(copy).notes)
+        assert resolved(copy).values["beam_size"] == 4
 
     @pytest.mark.parametrize(
         "said",
@@ -94,7 +171,9 @@ class TestDefaults:
             dict(exponential_decay_length_penalty=[5, 1.1]),
             dict(guidance_scale=1.5),
             dict(forced_decoder_ids=[[1, 5]]),
-            dict(renormalize_logits=True),
+            dict(begin_suppress_tokens=[5]),
+            dict(encoder_no_repeat_ngram_size=2),
+            dict(max_time=1.5),
             dict(num_beams="5"),
             dict(num_beams=0),
             dict(max_length=1.5),
@@ -108,15 +187,68 @@ class TestDefaults:
         assert next(iter(said)) in str(caught.value) and "generation_config" in str(caught.value)
 
     def test_who_draws_must_say_so(self, copy):
-        change(copy / "generation_config.json", do_sample=True, temperature=0.5)
+        change(copy / "generation_config.json", do_sample=True, temperature=0.5, typical_p=1.0)
         with pytest.raises(OptionError, match="do_sample"):
             resolved(copy)
         assert resolved(copy, "-do_sample", "false").values["random_sampling_temp"] == 1.0
         assert resolved(copy, "-do_sample").values["random_sampling_temp"] == 0.5
+        change(copy / "generation_config.json", typical_p=0.5)
+        with pytest.raises(CheckpointError, match="typical_p"):
+            resolved(copy, "-do_sample")
+        assert resolved(copy, "-do_sample", "false").values["do_sample"] is False
+
+    def test_groups_and_normalising_again_are_refused_together(self, copy):
+        said = dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.5, renormalize_logits=True)
+        change(copy / "generation_config.json", **said)
+        found = Translator.from_pretrained(copy, search="transformers", tgt_lang="en_XX")
+        with pytest.raises(OptionError, match="renormalize_logits"):
+            found.translate(["a"])
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            *(dict(bad_words_ids=x) for x in (5, [5], [[]], [["5"]], [[-1]], [[10**9]], {"a": 1})),
+            *(dict(suppress_tokens=x) for x in (5, [[5]], [True], [10**9])),
+            *(dict(forced_eos_token_id=x) for x in (5, [2, 5], "2")),
+            dict(forced_eos_token_id=2, suppress_tokens=[2]),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_token_is_refused(self, copy, said):
+        change(copy / "generation_config.json", **said)
+        with pytest.raises(CheckpointError, match=f"{next(iter(said))}|forces"):
+            load_checkpoint(copy)
+
+    @settings(max_examples=150)
+    @given(
+        st.sampled_from([n for table in TABLES for n in model_defaults.names_of(table)]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        ),
+    )
+    def test_any_value_is_taken_or_refused_in_one_line(self, tmp_path_factory, name, value):
+        path = tmp_path_factory.mktemp("any")
+        (path / "config.json").write_text('{"model_type": "marian"}')
+        (path / "generation_config.json").write_text(json.dumps({name: value}))
+        try:
+            printed = resolved(path).to_yaml()
+        except (CheckpointError, OptionError) as error:
+            assert "\n" not in str(error)
+        else:
+            assert yaml.safe_load(printed)["search"] == "transformers"
+
+    def test_an_ensemble_produces_no_token_that_one_of_its_models_may_not(self, copy, tmp_path):
+        other = shutil.copytree(copy, tmp_path / "other")
+        change(copy / "generation_config.json", bad_words_ids=[[5], [7, 8]])
+        change(other / "generation_config.json", bad_words_ids=[[6]], renormalize_logits=True)
+        both = Translator.from_pretrained(model=[copy, other], tgt_lang="en_XX").checkpoint
+        assert both.rules_of("transformers-5").banned == ((5,), (6,), (7, 8))
+        assert not both.rules_of("transformers-5").renormalize  # as the first model says
 
     def test_banned_tokens_are_never_produced(self, copy):
-        change(copy / "generation_config.json", bad_words_ids=[[5]], suppress_tokens=[7])
-        assert load_checkpoint(copy).never_ids == (5, 7)
+        change(copy / "generation_config.json", bad_words_ids=[[5], [2]], suppress_tokens=[7])
+        assert load_checkpoint(copy).never_ids == (5, 7)  # the end is no bad word
 
 
 def test_wrong_languages_are_found_before_weights_are_read(copy):

@@ -6,6 +6,8 @@ as JSON (- where there was no such option), the class, and a value that asks for
 T  works; that it does is tested where the option is
 C  has nothing to do here: one line on stderr names it, and the output is the same
 N  is not for translating text: refused, with a reason
+
+`data/opennmt/eole.tsv` has the options of Eole's predict, 0.6.4, and their defaults.
 """
 
 import csv
@@ -18,7 +20,7 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite.config.foreign import of_opennmt
+from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, remark_on
 from onmt_lite.config.help import markdown_table
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.errors import OptionError
@@ -28,6 +30,8 @@ from tests.support.sweeps import swept
 TABLE = Path(__file__).parent / "data" / "opennmt" / "options.tsv"
 with open(TABLE, encoding="utf-8", newline="") as table:
     ROWS = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
+with open(TABLE.with_name("eole.tsv"), encoding="utf-8", newline="") as table:
+    EOLE = dict(list(csv.reader(table, delimiter="\t", quoting=csv.QUOTE_NONE))[1:])
 NAMES = [row["option"] for row in ROWS]
 BY_CLASS = {c: [row["option"] for row in ROWS if row["class"] == c] for c in "TCN"}
 ASKS = {row["option"]: json.loads(row["asks"]) for row in ROWS if row["asks"] != "-"}
@@ -77,11 +81,47 @@ def test_the_table_is_whole():
     assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
     assert set(NAMES) <= {*OPTIONS, *of_opennmt()}
     # 2.2 to 3.0, and a name of training
-    assert set(of_opennmt()) - set(NAMES) == {"src_feats", "fp16"}
+    assert set(of_opennmt()) - set(NAMES) - set(EOLE) == {"src_feats", "fp16"}
     assert set(ASKS) == {*BY_CLASS["C"], *BY_CLASS["N"], "precision"}
     for name in ASKS:
         row = ROWS[NAMES.index(name)]
         assert ASKS[name] not in [json.loads(row[d]) for d in ("d18", "d35") if row[d] != "-"]
+
+
+@pytest.mark.parametrize("name", sorted(EOLE))
+def test_every_option_of_eole_is_answered(name, tmp_path):
+    """As one of ours, as one without effect, or with ours in words."""
+    if name not in OPTIONS and name not in of_opennmt():
+        problem = f"unknown option {name}; {remark_on(name, OPTIONS)} (command line)"
+        with pytest.raises(OptionError) as caught:
+            load_options([f"-{name}", "1"])
+        assert caught.value.problems == (problem,) and "None" not in problem
+    elif EOLE[name] != "-" and name != "output":
+        path = tmp_path / "a.yaml"
+        path.write_text(f"{name}: {EOLE[name]}\n", encoding="utf-8")
+        assert load_options(["-config", str(path)])[0].notes in ((), *BATCHES)
+
+
+BATCHES = [("batch_size 30 counts tokens, which is slow; for sentences: -batch_type sents",)]
+
+
+def test_a_call_of_eole_is_answered(tmp_path):
+    words = "-model_path m -compute_dtype fp16 -engine ct2 -ref r -trackio true -task translate"
+    words = ["predict", "-c", "a.yaml", *words.split(), "-hf_token", "secret"]
+    with pytest.raises(OptionError) as caught:
+        load_options(words)
+    answers = [problem.removesuffix(" (command line)") for problem in caught.value.problems]
+    assert answers == [
+        "'predict' belongs to no option; leave it out: this program only translates",
+        "unknown option c; here it is config",
+        "unknown option model_path; here it is model",
+        "unknown option compute_dtype; here it is precision",
+        "unknown option engine; here it is search, ctranslate2 for what its ct2 gives",
+        f"unknown option ref; {NOTHING}",
+        f"unknown option trackio; {FOR_TRAINING}",
+        "unknown option hf_token; the environment variable HF_TOKEN gives it; leave it out",
+        "task translate: only text is translated; leave it out",
+    ]
 
 
 @pytest.mark.parametrize("version", ["d18", "d35"])

@@ -1,4 +1,4 @@
-"""Names of CTranslate2, fairseq, Marian and transformers: refused with ours, and in README.md."""
+"""Names of CTranslate2, Eole, fairseq, Marian and transformers: refused with ours."""
 
 import re
 
@@ -29,7 +29,8 @@ allow-unk ban_unk_token; weights model_weights; quiet-translation quiet;
 num_beams beam_size; num_return_sequences n_best; max_new_tokens max_length;
 min_new_tokens min_length; top_k random_sampling_topk; top_p random_sampling_topp;
 num_beam_groups beam_groups; diversity_penalty diversity_rate; bad_words_ids ban_words;
-force_words_ids force_words; forced_bos_token_id tgt_prefix; output_scores token_scores
+force_words_ids force_words; forced_bos_token_id tgt_prefix; output_scores token_scores;
+model_path model; compute_dtype precision; c config; engine search
 """
 PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
 TOOLS, OTHERS = table()["tools"], table()["others"]
@@ -69,6 +70,7 @@ def test_every_name_leads_to_one_option_that_exists():
     assert [name for name, several in found.items() if len(several) > 1] == []
     assert set().union(*found.values()) <= set(OPTIONS)
     others = {*table()["nothing"].split(), *table()["training"].split()}
+    others |= {name for names in table()["says"].values() for name in names.split()}
     assert not {*found, *others} & set(of_opennmt()) and not set(found) & set(OPTIONS) - {"n_best"}
     assert not set(found) & others
 

@@ -16,6 +16,7 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted
 from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.search.model_defaults import TokenRules
 from onmt_lite.text.vocab import Vocab
 
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
@@ -136,10 +137,16 @@ def combine(
         model=Ensemble(models, weights, of_probs, src_ids),
         src_vocab=src_vocab,
         never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
+        rules={version: _merged(checkpoints, version) for version in first.rules},
         sums_to_one=of_probs,
         confidence=None,  # fitted to the scores of one model
         pair=first.pair if len({c.pair for c in checkpoints}) == 1 else Direction(),
     )
+
+
+def _merged(checkpoints: Sequence[Checkpoint], version: str) -> TokenRules:
+    rules = [checkpoint.rules_of(version) for checkpoint in checkpoints]
+    return replace(rules[0], banned=tuple(sorted({word for r in rules for word in r.banned})))
 
 
 def _difference(a: Checkpoint, b: Checkpoint) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.table import TableModel
+from onmt_lite.search.model_defaults import TokenRules
 from onmt_lite.text.phrases import Surfaces
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.tokenizers import Tokenizer
@@ -119,6 +120,8 @@ class Checkpoint:
     # An output that reaches its limit ends there with the end token, at no cost, in the searches
     # that do so (transformers' forced_eos_token_id)
     forced_eos: bool = False
+    # Rules about tokens that count instead of these, by the search that asks for them
+    rules: Mapping[str, TokenRules] = field(default_factory=dict)
     sums_to_one: bool = True  # logits, to be normalised; False: scores, which count as they are
     languages: Languages | None = None  # of a model that has several; None: nobody can choose
     pair: Direction = Direction()  # of a model that has one each, if its files say which
@@ -126,6 +129,11 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what of the model's files has no effect here
     toolkit: str = "onmt_lite"  # whose model it is
     version: str = ""  # of the toolkit or its format, as far as the files tell
+
+    def rules_of(self, version: str | None) -> TokenRules:
+        """The rules about tokens under a search that asks for those of this version."""
+        usual = TokenRules(tuple((i,) for i in self.never_ids), self.forced_eos)
+        return self.rules.get(version or "", usual)
 
     def frame(self, direction: Direction) -> Frame:
         """What stands around a line of these languages and its translation."""

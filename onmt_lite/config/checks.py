@@ -303,6 +303,13 @@ RULES: tuple[Rule, ...] = (
     needs("upper_corpus_ratio", one_of("transforms", "uppercase")),
     # Search: lengths and hypotheses
     needs("n_best_unique", at_least("n_best", 2)),
+    note(
+        lambda v: (
+            v.max_length == preset(v).of_models.get("max_length") and "max_length" not in v.given
+        ),
+        "max_length {max_length} cuts longer outputs off, as generate() does if the model's files "
+        "set no limit; give max_length",
+    ),
     needs("length_penalty", {"-alpha": lambda v: v.alpha or plain_average(v)}),
     idle(
         "alpha",

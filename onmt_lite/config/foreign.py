@@ -1,5 +1,5 @@
-"""Options of other programs: those of OpenNMT-py's `translate.py`, 2018 to 3.5.1, that do nothing
-here, and names from other tools, which are refused with ours.  peers.yaml holds both.
+"""Options of other programs: those of OpenNMT-py's `translate.py`, 2018 to 3.5.1, and Eole that do
+nothing here, and names from other tools, which are refused with ours.  peers.yaml holds both.
 
 Values that ask for nothing are taken without a word, so that configurations work as they stand.
 Other values get a note, or are refused if the output would not be what was asked for.
@@ -90,8 +90,9 @@ def remark_on(name: str, options: Container[str]) -> str | None:
         for theirs, ours in names.items():
             if theirs.replace("-", "_") == name:
                 return f"here it is {ours}" if option_of(ours) in options else NOTHING
-    if name in peers["nothing"].split():
-        return NOTHING
+    for answer, others in (*peers["says"].items(), (NOTHING, peers["nothing"])):
+        if name in others.split():
+            return answer
     return FOR_TRAINING if name in peers["training"].split() else None
 
 

@@ -175,13 +175,13 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
     if preset.one_limit and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
     own: list[tuple[Mapping[str, Any], str]] = []
-    models, drawn = given.get("model", ()), given.get("do_sample")
+    models = given.get("model", ())
     if preset.asks_model:
         models = tuple(map(hub.described, models))
-    if preset.asks_model == "transformers":
-        own = read_defaults(models, drawn, lambda n, value: check(OPTIONS[n], value))
-    elif preset.asks_model == "marian":
+    if preset.asks_model == "marian":
         own = read_decoder(models, lambda n, value: check(OPTIONS[n], value))
+    elif preset.asks_model is not None:
+        own = read_defaults(models, name, preset, given, lambda n, v: check(OPTIONS[n], v))
     return [(defaults, f"of {name}"), *own]
 
 

@@ -88,6 +88,7 @@ class Resolved:
     values: dict[str, Any]
     origins: dict[str, str]  # default, FILE:LINE, command line, keyword argument
     notes: tuple[str, ...] = ()  # options without effect, and what became of foreign ones
+    fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # what no option sets
 
     def build(self, group: type[Group]) -> Group:
         return build(group, self.values)
@@ -99,15 +100,14 @@ class Resolved:
 
     def to_yaml(self, comments: Mapping[str, str] | None = None) -> str:
         """A configuration that gives these values again, the origins as comments of one line, and
-        further `comments` by name."""
-        lines = {name: " ".join(origin.split()) for name, origin in self.origins.items()}
+        further `comments` by name; what no option sets is a comment itself."""
+        rows = [(n, self.values[n], origin) for n, origin in self.origins.items()]
+        rows = [row for row in rows if row[0] not in META_NAMES]
+        rows += [(f"# {name}", *row) for name, row in self.fixed.items()]
+        lines = {name: " ".join(origin.split()) for name, _, origin in rows}
         for name, comment in (comments or {}).items():
             lines[name] += f"; {comment}"
-        return "".join(
-            f"{name}: {dump(self.values[name])}  # {line}\n"
-            for name, line in lines.items()
-            if name not in META_NAMES
-        )
+        return "".join(f"{name}: {dump(value)}  # {lines[name]}\n" for name, value, _ in rows)
 
 
 def notes_on(
@@ -173,6 +173,8 @@ class Resolver:
         given, stray = split_argv(argv)
         if stray:
             hint = line_that_works(stray) if self.program.takes_text else "-help lists the options"
+            if stray == ["predict"]:  # Eole's command
+                hint = "leave it out: this program only translates"
             self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
         configs: list[str] = []
         for name, words in given:
@@ -252,9 +254,13 @@ class Resolver:
         settling values and reading defaults raise."""
         self.values |= self.program.settle(self.values)
         given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
+        fixed: dict[str, tuple[Any, str]] = {}
         for found, origin in self.program.defaults(given):
-            for name in found.keys() - given.keys():
-                self.values[name], self.origins[name] = found[name], f"default {origin}"
+            for name in [name for name in found if name not in given]:
+                if name in self.options:
+                    self.values[name], self.origins[name] = found[name], f"default {origin}"
+                else:
+                    fixed[name] = found[name], f"default {origin}"
         for name, (known, words, origin) in self.asked.items():
             excused = known.transform and known.transform in self.values["transforms"]
             if known.refused and not excused:
@@ -265,7 +271,7 @@ class Resolver:
         if self.problems:
             raise OptionError(*self.problems)
         said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
-        return Resolved(self.values, self.origins, tuple(said))
+        return Resolved(self.values, self.origins, tuple(said), fixed)
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:

@@ -96,13 +96,16 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     blocks = sampling is None or sampling.blocks_ngrams
     of_n_best = sampling is not None and sampling.chains == "n_best"
     policy, stop = choose_policy(options, preset, sampling, greedy_apart)
-    never, banned = checkpoint.never_ids, tuple[int, ...]()
+    rules = checkpoint.rules_of(preset.asks_model)
+    if rules.renormalize and search.beam_groups > 1:
+        raise OptionError("renormalize_logits of the model and beam_groups exclude each other")
+    never, banned = rules.never_ids, tuple[int, ...]()
     if checkpoint.never_in_softmax:
         never, banned = banned, never
     if search.ban_unk_token and vocab.unk_id is not None:
         banned = (*banned, vocab.unk_id)
     force_end = "paid" if policy.at_max == "end" else "no"
-    if preset.free_end and checkpoint.forced_eos:
+    if preset.free_end and rules.forced_eos:
         force_end = "free"
     exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
     return Plan(
@@ -122,6 +125,8 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         patience=1.0 if greedy_apart else search.patience or 1.0,
         never_ids=never,
         banned_ids=banned,
+        banned_phrases=tuple(word for word in rules.banned if len(word) > 1),
+        renormalizes=rules.renormalize,
         sees_start=(preset.sees_start, *[n_given > 0] * n_forced),
         n_given=n_given,
         prefix_counts=preset.prefix_counts,

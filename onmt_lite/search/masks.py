@@ -4,7 +4,7 @@ n-grams, penalties, and the log-probabilities of targets that are known.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,13 @@ class Masks:
         self.banned = ids(banned) if banned else None
         self.never = ids(plan.never_ids) if on_logits and plan.never_ids else None
         self.blocks_ngrams = plan.block_ngram_repeat > (0 if plan.policy.ngrams_of_one else 1)
-        self.needs_history = self.blocks_ngrams or plan.repetition_penalty != 1.0
+        by_length: dict[int, list[tuple[int, ...]]] = {}
+        for phrase in plan.banned_phrases:
+            by_length.setdefault(len(phrase), []).append(phrase)
+        self.phrases = [torch.tensor(p, device=device) for p in by_length.values()]  # (N, L) each
+        self.needs_history = (
+            self.blocks_ngrams or plan.repetition_penalty != 1.0 or bool(self.phrases)
+        )
         if self.blocks_ngrams:
             exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
             exempt[list(plan.exempt_ids)] = True
@@ -87,7 +93,9 @@ class Masks:
         self.columns = sorted({plan.eos_id, *plan.banned_ids, *plan.never_ids})
         # Whether it counts as the model's own log-probability, unless it is forced
         self.keeps_log_probs = (
-            self.keeps_values and not on_logits and not plan.sampling and plan.beam_groups == 1
+            self.keeps_values
+            and not (on_logits or plan.renormalizes or plan.sampling)
+            and plan.beam_groups == 1
         )
 
     def score(
@@ -130,6 +138,8 @@ class Masks:
         scored = Scored(values, norm, slope, sums.maxima if sums and single else None)
         if rules.forced is not None and before is not None:
             scored = self._force(scored, rules.forced, before)
+        if plan.renormalizes:
+            scored = replace(scored, norm=normaliser(scored.values))
         if temperature == "log_probs":
             values, norm = scored.values / plan.temperature, scored.norm / plan.temperature
             scored = Scored(values, norm, scored.slope)
@@ -147,6 +157,9 @@ class Masks:
             self._note(early, values)
         if self.banned is not None:
             values.index_fill_(1, self.banned, -math.inf)
+        for phrases in self.phrases:
+            self._ban_last(values, history, phrases)
+        if self.banned is not None or self.phrases:
             self._note("this token is banned", values)
         if rules.held is not None:
             rules.held.forbid(values, norm)
@@ -156,6 +169,19 @@ class Masks:
             n = self.plan.block_ngram_repeat
             repeated = "a token" if n == 1 else f"{n} tokens in a row"
             self._note(f"it would repeat {repeated} (block_ngram_repeat)", values)
+
+    def _ban_last(self, values: Tensor, history: Tensor, phrases: Tensor) -> None:
+        """Forbid the last token of each phrase (N, L) after the others.
+
+        As in transformers, the first start token is none of these.
+        """
+        n = phrases.size(1)
+        if history.size(1) < n:
+            return
+        ending, before = history[:, history.size(1) - n + 1 :], history[:, -n]  # (R, L-1), (R,)
+        follows = (ending[:, None] == phrases[:, :-1]).all(2) & (before >= 0)[:, None]  # (R, N)
+        spare = values.size(1) - 1
+        values.scatter_(1, phrases[:, -1].where(follows, spare), -math.inf)
 
     def _note(self, why: str, values: Tensor) -> None:
         if self.plan.watched:

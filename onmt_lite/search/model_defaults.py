@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import yaml
 
 from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.search.policy import Preset
+from onmt_lite.search.presets import SWITCHES
 
-# Those that `onmt_lite.checkpoints.huggingface.reader` reads, Marian's aside
-FAMILIES = ("m2m_100", "mbart", "t5", "mt5")
-FILES = ("config.json", "generation_config.json")  # the last one wins
+# Those that `onmt_lite.checkpoints.huggingface.reader` reads
+FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+VERSIONS = ("transformers-4", "transformers-5")  # whose `generate` read these files differently
 TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
 # Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
@@ -37,33 +41,114 @@ def names_of(table: str) -> dict[str, Any]:
     return tables[table]
 
 
-def read_defaults(
-    models: tuple[str, ...], drawn: bool | None, check: Callable[[str, Any], Any]
-) -> list[tuple[Mapping[str, Any], str]]:
-    """Options by name, and the file that sets them, for each file of the first model.
+@dataclass(frozen=True)
+class TokenRules:
+    """Rules about single tokens that no option sets."""
 
-    drawn: whether tokens are sampled; None: not given; check: returns an option's value or raises
-    ValueError.  Raises CheckpointError for an invalid value and for a setting that is not
-    supported; OptionError if the file samples and `drawn` is None.
+    banned: tuple[tuple[int, ...], ...] = ()  # tokens, the last of which may not follow the others
+    forced_eos: bool = False  # the last token of an output that reaches its limit is the end
+    renormalize: bool = False  # what rules leave of the probabilities sums to 1 again
+
+    @property
+    def never_ids(self) -> tuple[int, ...]:
+        """Tokens that are banned anywhere."""
+        return tuple(word[0] for word in self.banned if len(word) == 1)
+
+
+def token_rules(table: Mapping[str, Any], path: Path, eos: int, vocab_size: int) -> TokenRules:
+    """The rules that settings of Hugging Face ask for.  CheckpointError for what is no token."""
+    words, more = (table.get(name) or [] for name in ("bad_words_ids", "suppress_tokens"))
+    are_lists = isinstance(words, list) and isinstance(more, list)
+    # `generate` takes the end token alone for a mistake
+    words = [*(w for w in words if w != [eos]), *([token] for token in more)] if are_lists else [0]
+    if not all(_is_phrase(word, vocab_size) for word in words):
+        raise CheckpointError(
+            f"{path}: bad_words_ids or suppress_tokens is not a list of the model's tokens"
+        )
+    forced = table.get("forced_eos_token_id")
+    if forced not in (None, eos, [eos]):
+        raise CheckpointError(f"{path}: forces tokens other than the end")
+    if forced is not None and eos in more:
+        raise CheckpointError(f"{path}: forced_eos_token_id is one of suppress_tokens")
+    return TokenRules(
+        tuple(sorted(set(map(tuple, words)))),
+        forced is not None,
+        table.get("renormalize_logits") is True,
+    )
+
+
+def _is_phrase(word: Any, vocab_size: int) -> bool:
+    is_list = isinstance(word, list) and len(word) > 0
+    return is_list and all(type(i) is int and 0 <= i < vocab_size for i in word)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a setting is a number, or numbers in lists that are not nested without end."""
+    lists = value if isinstance(value, list) else [value]
+    return all(isinstance(i, int) for x in lists for i in (x if isinstance(x, list) else [x]))
+
+
+def effective(
+    own: Mapping[str, Any], said: Mapping[str, Any] | None, version: str
+) -> tuple[dict[str, Any], str]:
+    """The settings that `generate` takes, and the name of their file.
+
+    own: config.json; said: generation_config.json, None if there is none, which alone counts.  But
+    transformers 4 prefers a config.json with settings of its own to a file that was made of one.
     """
-    found: list[tuple[Mapping[str, Any], str]] = []
-    tables = {Path(models[0]) / name: _read(Path(models[0]) / name) for name in FILES if models}
-    if not tables or next(iter(tables.values())).get("model_type") not in FAMILIES:
+    old = version == "transformers-4"
+    usual = names_of("of_family").get(str(own.get("model_type")), {}) if old else {}
+    own = {**usual, **own}
+    if said is not None and not (old and said.get("_from_model_config")):
+        return dict(said), GENERATION
+    changed = (
+        own.get(name) not in (None, value)
+        for name, value in (names_of("of_old_files") | usual).items()
+    )
+    return (dict(own), CONFIG) if said is None or any(changed) else (dict(said), GENERATION)
+
+
+def read_defaults(
+    models: tuple[str, ...],
+    search: str,
+    preset: Preset,
+    given: Mapping[str, Any],
+    check: Callable[[str, Any], Any],
+) -> list[tuple[Mapping[str, Any], str]]:
+    """Defaults of a Hugging Face directory, the first model: options by name, those of `generate`
+    itself first, and settings that no option sets; each with where they are from.
+
+    check: returns an option's value or raises ValueError.  Raises CheckpointError for an invalid
+    value and for a setting that is not supported; OptionError if the model samples and nobody says
+    whether to.
+    """
+    folder, drawn = Path(models[0] if models else ""), given.get("do_sample")
+    own = _read(folder / CONFIG) or {}
+    if not models or own.get("model_type") not in FAMILIES:
         return []
-    for path, table in tables.items():
-        if table.get("do_sample") and drawn is None:
-            raise OptionError(
-                f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
-                "to search for the best"
+    said = _read(folder / GENERATION)
+    table, name = effective(own, said, preset.asks_model or "")
+    path, of_file = folder / name, (own if name == CONFIG else said) or {}
+    if table.get("do_sample") and drawn is None:
+        raise OptionError(
+            f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
+            "to search for the best"
+        )
+    neutral = names_of("unsupported") | (names_of("unsupported_drawing") if drawn else {})
+    names = names_of("generation_config") | (names_of("drawing") if drawn else {})
+    lacking = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
+    neutral |= {n: [names_of("of_old_files")[n]] for n in lacking}
+    for key, values in neutral.items():
+        if table.get(key) is not None and table[key] not in values:
+            raise CheckpointError(
+                f"{path}: {key} changes what the model says, which -search {search} does not "
+                "support; remove it there, or give another -search"
             )
-        for name, neutral in names_of("unsupported").items():
-            if table.get(name) is not None and table[name] not in neutral:
-                raise CheckpointError(f"{path}: {name} changes what the model says; not supported")
-        names = names_of("generation_config") | (names_of("drawing") if drawn else {})
-        options = _options(path, table, names, check)
-        if options:
-            found.append((options, f"of {path}"))
-    return found
+    options = _options(path, table, {n: o for n, o in names.items() if n not in lacking}, check)
+    fixed = {n: table.get(n) for n, o in names_of("tokens").items() if o not in given}
+    options |= {n: value for n, value in fixed.items() if n in of_file and _is_plain(value)}
+    usual = {n: value for n, value in fixed.items() if n not in of_file and value is not None}
+    return [({**preset.of_models, **usual}, f"of {search}"), (options, f"of {path}")]
 
 
 def read_decoder(
@@ -77,7 +162,7 @@ def read_decoder(
         return []
     model = Path(models[0])
     path = (model if model.is_dir() else model.parent) / "decoder.yml"
-    table = _read(path)
+    table = _read(path) or {}
     if not model.is_dir() and model.name not in file_names(table.get("models"), "models", path):
         return []
     options = _options(path, table, names_of("decoder"), check)
@@ -112,15 +197,15 @@ def _options(
     return options
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The table in a file; empty if it is none: the model's reader raises the error."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """The table in a file; None if it is none: the model's reader raises the error."""
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)
         table = parse_yaml(data) if path.suffix == ".yml" else json.loads(data)
     except (OSError, ValueError, RecursionError):
-        return {}
-    return table if isinstance(table, dict) else {}
+        return None
+    return table if isinstance(table, dict) else None
 
 
 def parse_yaml(data: bytes) -> Any:

@@ -79,6 +79,8 @@ class Plan:
     # Control tokens.  Masked after the softmax, so their probability mass is lost
     never_ids: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()  # other tokens that may not be produced
+    banned_phrases: tuple[tuple[int, ...], ...] = ()  # whose last token may not follow the others
+    renormalizes: bool = False  # probabilities that rules leave are normalised again
     sees_start: tuple[bool, ...] = (False,)  # whether penalties for repetition see each start token
     n_given: int = 0  # start tokens that count in the length of a hypothesis
     prefix_counts: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`

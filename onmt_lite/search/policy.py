@@ -170,7 +170,8 @@ class Preset:
     # Models
     mean_sums_to_one: bool = False  # the mean of several models' log-probabilities is normalised
     # Whose models bring defaults: generation_config.json, or Marian's decoder.yml
-    asks_model: Literal["transformers", "marian"] | None = None
+    asks_model: Literal["transformers-4", "transformers-5", "marian"] | None = None
+    of_models: Mapping[str, Any] = field(default_factory=dict)  # what such models need not say
     # A beam of one is a loop of its own, which ends with the first end token, whatever the stop
     # rule, and applies the penalty for repetition to logits
     greedy_apart: bool = False

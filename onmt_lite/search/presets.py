@@ -59,9 +59,11 @@ OF_TRANSFORMERS: dict[str, Any] = dict(
     sampling_defaults=dict(random_sampling_topk=50),
     free_end=True,
     sees_start=True,
-    asks_model="transformers",
     greedy_apart=True,
     counts_forced=True,
+)
+OF_TRANSFORMERS_4 = OF_TRANSFORMERS | dict(
+    asks_model="transformers-4", of_models=dict(beam_size=1, max_length=20)
 )
 
 # What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
@@ -168,7 +170,7 @@ PRESETS = {
         {"early_stopping=true": Full(), "": Bound("candidates", "now")},
         options=frozenset(TRANSFORMERS),
         sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
-        **OF_TRANSFORMERS,
+        **OF_TRANSFORMERS_4,
     ),
     "transformers": Preset(
         "transformers 4.46.3",
@@ -181,7 +183,7 @@ PRESETS = {
         options=frozenset(TRANSFORMERS_4 | GROUPS),
         prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", keep=2),
-        **OF_TRANSFORMERS,
+        **OF_TRANSFORMERS_4,
     ),
     "transformers-5": Preset(
         "transformers 5.23.0",
@@ -194,6 +196,8 @@ PRESETS = {
         options=frozenset(TRANSFORMERS_4),
         prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
+        asks_model="transformers-5",
+        of_models=dict(beam_size=1, max_length=21),
         **OF_TRANSFORMERS,
     ),
     # The first k to finish win

@@ -283,12 +283,13 @@ def draw(
     values, v = scored.values, scored.values.size(1)
     for name, limit in plan.filters:
         values = KEEP[name](values, limit, sampling.keep)
+    norm = values.logsumexp(1) if plan.renormalizes else scored.norm  # (R,)
     # That of the tokens does not depend on how many words others copy
     noise = gumbel(seeds, steps, k * v)  # (B, K*W)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = of_tokens.view(b, k, n_tokens), of_words.view(b, v - n_tokens, k).transpose(1, 2)
     noise = torch.cat(parts, 2).flatten(1)
-    log_probs = (scored.values - scored.norm[:, None]).view(b, k, v)  # (B, K, W)
+    log_probs = (scored.values - norm[:, None]).view(b, k, v)  # (B, K, W)
     totals = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*W)
     if sampling.draws == "rows":
         token = (values.double() + noise.view(-1, v)).argmax(1).view(b, k)  # (B, K)

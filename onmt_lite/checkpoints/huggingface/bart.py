@@ -6,6 +6,7 @@ starts with.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ from onmt_lite.checkpoints.huggingface.directory import (
     ACTIVATIONS,
     Directory,
     Words,
-    banned_ids,
     checkpoint,
     default_language,
     language_ids,
@@ -67,6 +67,7 @@ def read_transformer(
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
     ours |= read_stacks(weights, "model.")
+    weights.drop(r"model\.(encoder|decoder)\.version")  # old files have it
     model = finished(
         ours,
         weights,
@@ -158,22 +159,21 @@ def load_marian(directory: Directory) -> Checkpoint:
         cutters["sentencepiece"] = MarianTokenizer(*pieces)
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(f"{config.path}: forces tokens other than the end")
-    never = {*banned_ids(config, len(tgt)), *([start] if start == pad else [])}
     codes = [directory.tokenizer.text(f"{side}_lang", "") for side in ("source", "target")]
     one_pair = all(codes) and not any(token.startswith(">>") for token in src.tokens)
-    return checkpoint(
+    found = checkpoint(
         directory,
         model,
         (src, tgt),
         cutters,
         start,
-        never_ids=tuple(sorted(never)),
         never_in_softmax=True,
         missing=tuple(map(str, missing)),
-        notes=(),
         toolkit="marian",
         pair=Direction(*codes) if one_pair else Direction(),
     )
+    never = {*found.never_ids, *([start] if start == pad else [])}
+    return replace(found, never_ids=tuple(sorted(never)))
 
 
 def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
@@ -306,7 +306,7 @@ def _load(
             positions="learned", embedding_norm=True, max_positions=rows
         )
     else:
-        weights.drop(r"model\.(encoder|decoder)\.(embed_positions\.weights|version)")
+        weights.drop(r"model\.(encoder|decoder)\.embed_positions\.weights")
         rows = min(config.number("max_position_embeddings", 1024), MAX_POSITIONS)
         switches = dict(positions="fairseq", max_positions=rows)
     model = read_transformer(

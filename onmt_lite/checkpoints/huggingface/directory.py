@@ -28,12 +28,20 @@ from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.model_defaults import names_of
+from onmt_lite.search.model_defaults import (
+    CONFIG,
+    GENERATION,
+    VERSIONS,
+    TokenRules,
+    effective,
+    names_of,
+    token_rules,
+)
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
 LanguageCheck = Callable[[Languages | None], object]
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     "relu": "relu",
@@ -43,10 +51,6 @@ ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     **dict.fromkeys(("gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     "quick_gelu": "gelu_sigmoid",
 }
-IDS = (
-    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
-    *("bad_words_ids", "suppress_tokens"),
-)
 # What a family's description need not say
 OF_FAIRSEQ: dict[str, Any] = dict(eos_token_id=2, pad_token_id=1)
 USUAL: dict[str, dict[str, Any]] = {
@@ -73,7 +77,7 @@ class Directory:
         said = {name: v for name, v in self.generation.values.items() if v is not None}
         usual = USUAL.get(self.family, {})
         # A default would stand in for a name that is misspelt
-        for name in (*usual, *names_of("generation_config"), *IDS):
+        for name in (*usual, *names_of("generation_config"), *names_of("tokens")):
             self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
 
@@ -104,6 +108,12 @@ class Directory:
         if set(tensors) != set(where):
             raise CheckpointError(f"{file}: its shards do not hold what it lists")
         return Weights(tensors, self.path)
+
+    def rules(self, version: str, eos: int, vocab_size: int) -> TokenRules:
+        """The rules about single tokens that a version of transformers takes from the files."""
+        said = self.generation.values if self.generation.path.is_file() else None
+        table, name = effective(self.model.values, said, version)
+        return token_rules(table, self.path / name, eos, vocab_size)
 
     def check_special_tokens(self, *names: str) -> None:
         """CheckpointError where the two configurations differ in one of these ids."""
@@ -143,13 +153,11 @@ def checkpoint(
     if not 0 <= start < len(tgt):
         raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
     eos = token_id(config, "eos_token_id")
-    forced: Any = config.get("forced_eos_token_id")
-    if forced not in (None, eos, [eos]):
-        raise CheckpointError(f"{config.path}: forces tokens other than the end")
-    n = directory.generation.number("num_return_sequences", 1)
-    note = f"num_return_sequences {n} of {GENERATION}: without effect; -n_best {n} gives them"
+    rules = token_rules(config.values, config.path, eos, len(tgt))
+    n = config.number("num_return_sequences", 1)
+    note = f"num_return_sequences {n} of {directory.path}: without effect; -n_best {n} gives them"
     usual = dict(
-        never_ids=banned_ids(config, len(tgt)),
+        never_ids=rules.never_ids,
         notes=(note,) if n > 1 else (),
         toolkit="transformers",
     )
@@ -160,25 +168,11 @@ def checkpoint(
         tokenizers={**cutters, "space": SpaceTokenizer()},
         start_id=start,
         src_end=(eos,),
-        forced_eos=forced is not None,
+        forced_eos=rules.forced_eos,
+        rules={v: directory.rules(v, eos, len(tgt)) for v in VERSIONS},
         version=config.label("transformers_version"),
         **{**usual, **others},
     )
-
-
-def banned_ids(config: Description, vocab_size: int) -> tuple[int, ...]:
-    """What `bad_words_ids` and `suppress_tokens` list.  CheckpointError for more than tokens."""
-    words: list[Any] = []
-    for name in ("bad_words_ids", "suppress_tokens"):
-        listed = config.get(name) or []
-        if not isinstance(listed, list):
-            raise CheckpointError(f"{config.path}: {name} is not a list")
-        words += listed if name == "bad_words_ids" else [[token] for token in listed]
-    for word in words:
-        single = isinstance(word, list) and len(word) == 1 and type(word[0]) is int
-        if not single or not 0 <= word[0] < vocab_size:
-            raise CheckpointError(f"{config.path}: bad_words_ids with more than single tokens")
-    return tuple(sorted({token for (token,) in words}))
 
 
 def _read_part(path: Path) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ from onmt_lite.checkpoints.description import described
 from onmt_lite.errors import CheckpointError
 from onmt_lite.search.model_defaults import FAMILIES
 
-KNOWN = tuple(dict.fromkeys(("marian", *FAMILIES)))
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
@@ -24,10 +23,10 @@ def refuse_unread(path: Path) -> None:
         what = "a quantised model; give the one it was made from"
     elif small or (path / "tokenization_small100.py").is_file():  # M2M100 by its type
         what = "SMaLL-100, which wants the target language before the source"
-    elif family not in KNOWN:
+    elif family not in FAMILIES:
         what = f"a model of type {family[:50]!r}, which is not read"
     if what:
         raise CheckpointError(
-            f"{model.path}: {what}; of Hugging Face, models of type {', '.join(KNOWN)} are read, "
-            "in float32, float16 or bfloat16"
+            f"{model.path}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "
+            "read, in float32, float16 or bfloat16"
         )
