@@ -34,6 +34,7 @@ READINGS = [
     ("Es kostet € 52,42, nicht 3,- €!", "Es kostet 14, nicht 17!", ["€ 52,42", "3,- €"]),
     ("Ich habe kein €, nur US€ 1.234,50", "Ich habe kein, nur Tom", ["€", "US€ 1.234,50"]),
     ("Bei 180 °C und 120 km/h, 4°", "Bei 14 und 17, Tom", ["180 °C", "120 km/h", "4°"]),
+    ("Bei -5 °C, 10-20 € die B-6 €", "Bei 14, 17 die B-Tom", ["-5 °C", "10-20 €", "6 €"]),
     ("Guten Morgen 😀!", "Guten Morgen!", ["😀"]),
     ("👍🏽 Familie 👨‍👩‍👧 und 🇩🇪", "Familie und ", ["👍🏽", "👨‍👩‍👧", "🇩🇪"]),
     ("Klicken Sie <b>hier</b>.", "Klicken Sie hier.", ["<b>", "</b>"]),
@@ -439,3 +440,31 @@ def test_the_shipped_model():
     quiet = ["ich bin müde und hungrig", *["die straße ist groß."] * 2]
     for found, expected in zip(translator.translate(loud), translator.translate(quiet)):
         assert found.text == expected.text.upper() and "capitals" in found.notes
+
+
+FRAMES = {
+    "9/4/2000 09/04/2000 31/12/99 2000/04/09 9/4": (
+        *("Ich wurde am {} geboren.", "Wir treffen uns am {} um acht Uhr.", "Heute ist der {}."),
+        *("Bitte antworten Sie bis zum {}.", "Seit dem {} wohne ich in Köln.", "{}: Zahnarzt"),
+        *("Der Termin wurde auf den {} verschoben.", "WIR HABEN AM {} GESCHLOSSEN.", "Datum: {}"),
+    ),
+    "€_52,42 52,42_€ 249,90_€ 899,00_€ 3,-_€ $_5.20 5,20_$ £12 -5_°C": (
+        *("Das Buch kostet {}.", "Ich habe {} bezahlt.", "Die Miete beträgt {} im Monat."),
+        *("Können Sie mir {} leihen?", "Der Preis: {}", "{} sind zu viel."),
+        *("Gib mir bitte {} zurück!", "Wir mussten {} für die Reparatur zahlen."),
+    ),
+    "[[x]] [[count]] [x] [USER] <<x>> {x} {{x}} %{x} %s /home/haus/hund a/b.txt": (
+        *("Hallo {}!", "Du hast {} neue Nachrichten.", "{} hat dich eingeladen.", "Fehler in {}"),
+        *("Klicken Sie auf {}, um fortzufahren.", "Der Wert von {} ist zu groß."),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", FRAMES)
+def test_what_comes_out_of_the_shipped_model_as_it_went_in(words):
+    translator = Translator.from_pretrained(device="cpu")
+    items = [item.replace("_", " ") for item in words.split()]
+    lines = [frame.replace("{}", item) for item in items for frame in FRAMES[words]]
+    wanted = [item for item in items for _ in FRAMES[words]]
+    found = translator.translate(lines)
+    assert [t.text for t, item in zip(found, wanted) if t.text.count(item) != 1] == []

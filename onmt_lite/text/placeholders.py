@@ -77,14 +77,14 @@ PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY}|{CHECKBOX})|(?P<word>{WORD_PATTE
 HINT = re.compile(r"[<&{%$@_=#\\~|[/]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
 
 # Patterns of unknown items in a line given as classes of characters: a known letters, d known
-# digits, U unknown letters and digits, m unknown accents and joiners, o unknown operators, c
-# unknown currencies and degrees, x other unknown characters, _ spaces.  Repetitions are bounded, as
-# time would grow with the square.
-NUMERAL = "(?<![adU])d+(?:\\.d+){0,9}"
-UNIT = "(?:(?:\\.\\.)?_?ca?|_?a{1,5}oa)"  # 3,- €, 180 °C, 120 km/h
-AMOUNT = f"(?:(?<![adU])a{{1,3}})?c_?{NUMERAL}(?![adU])|{NUMERAL}{UNIT}(?![adU])"
+# digits, - a known hyphen, U unknown letters and digits, m unknown accents and joiners, o unknown
+# operators, c unknown currencies and degrees, x other unknown characters, _ spaces.  Repetitions
+# are bounded, as time would grow with the square.
+NUMERAL = "(?<![adU])d+(?:[.-]d+){0,9}"
+UNIT = "(?:(?:[.]-)?_?ca?|_?a{1,5}oa)"  # 3,- €, 180 °C, 120 km/h
+AMOUNT = f"(?:(?<![adU])a{{1,3}})?c_?{NUMERAL}(?![adU])|(?:(?<![adU])-)?{NUMERAL}{UNIT}(?![adU])"
 # A number, also with letters, or one letter; powers may follow it
-OPERAND = "(?<![adU])(?:(?=[ad]{0,9}d)[ad]+|a)(?:\\.d+){0,9}o{0,4}(?![adU])"
+OPERAND = "(?<![adU])(?:(?=[ad]{0,9}d)[ad]+|a)(?:[.-]d+){0,9}o{0,4}(?![adU])"
 FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+(?:o[ad]+)*"  # 2x + 3 = y², 9/4/2000, 98/6/EG
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
 # Without stand-ins the number of an amount stays
@@ -318,7 +318,7 @@ class Extractor:
         if char.isspace():
             return "_"
         if self.knows(char):
-            return "d" if char.isdigit() else "a" if char.isalnum() else "."
+            return "d" if char.isdigit() else "a" if char.isalnum() else "-" if char == "-" else "."
         if category[0] == "M" or category == "Cf":
             return "m"
         if category == "Sc" or char == "°":
