@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -27,8 +28,9 @@ import yaml
 
 import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
-from benchmarks.report import chart_of, headline, tables_of, write_pages
-from onmt_lite import OnmtLiteError, Translator
+from benchmarks.report import chart_of, headline, ratios, tables_of, write_pages
+from benchmarks.systems import OURS
+from onmt_lite import OnmtLiteError, OptionError, Translator
 from onmt_lite.config import foreign
 from onmt_lite.config.help import markdown_table
 from onmt_lite.config.options import OPTIONS, load_options
@@ -165,7 +167,14 @@ def run_by_shell(command: str, cwd: Path) -> str:
 
 
 def run_here(command: str, cwd: Path, capfdbinary) -> str | None:
-    """`[echo WORDS |] PROGRAM OPTIONS [< FILE] [> FILE]`; None for any other command."""
+    """What `[echo WORDS |] PROGRAM OPTIONS [< FILE] [> FILE]` prints; None for other commands."""
+    done = ended_here(command, cwd, capfdbinary)
+    assert done is None or done[0] == 0, done[2]
+    return None if done is None else done[1]
+
+
+def ended_here(command: str, cwd: Path, capfdbinary) -> tuple[int, str, str] | None:
+    """The same with the exit code before, and what stderr has after it."""
     words = words_of(command)
     typed, output = b"", None
     if words[0] == "echo" and words.count("|") == 1:
@@ -181,11 +190,10 @@ def run_here(command: str, cwd: Path, capfdbinary) -> str | None:
     capfdbinary.readouterr()
     code = call_program(*found, typed, cwd)
     out, err = capfdbinary.readouterr()
-    assert code == 0, err.decode("utf-8")
     if output is not None:
         (cwd / output).write_bytes(out)
-        return ""
-    return out.decode("utf-8")
+        out = b""
+    return code, out.decode("utf-8"), err.decode("utf-8")
 
 
 def call_program(name: str, argv: list[str], typed: bytes, cwd: Path) -> int:
@@ -242,6 +250,8 @@ def test_the_first_lines_are_what_they_say():
     english = out.split("\n")
     assert [bool(line) for line in english] == [bool(line) for line in german]
     assert "Good morning" in english[0] and "14:35" in out
+    (torch,) = re.findall("torch==.*", (ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    assert f" {torch} --index-url" in BLOCKS[3].body
     assert second.strip() == f"{INSTALL} -r tests/requirements.txt && python -m pytest"
     assert re.fullmatch(r"Good morning[.!]\n", run_by_shell(third, ROOT))
 
@@ -260,6 +270,13 @@ def assert_numbers_alike(printed: str, shown: str) -> None:
     assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
     numbers = [float(x) for x in NUMBER.findall(printed)]
     assert numbers == pytest.approx([float(x) for x in NUMBER.findall(shown)], abs=2e-2)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_in_tables_are_valid(path):
+    rows = re.findall(r"^\|.*\|$", prose_of(path), re.M)
+    for command in re.findall(r"`(?:[^`]*\| )?python (translate.py [^`]*)`", "\n".join(rows)):
+        load_options(words_of(command)[1:])
 
 
 @parametrize("console")
@@ -310,11 +327,36 @@ def test_python_runs(path, sandbox, monkeypatch, capfd):
 def test_yaml_loads(block, tmp_path):
     path = tmp_path / "example.yaml"
     path.write_text(block.body, encoding="utf-8")
+    if block.mark == "refused":  # a file of another tool, see below
+        return
     load = load_train_options if "train" in yaml.safe_load(block.body) else load_options
     options, resolved = load(["-config", str(path)])
     assert any(origin != "default" for origin in resolved.origins.values())
     if "transforms" in block.body:  # the one of OpenNMT-py says how lines become tokens
         assert options.text.performed == ("sentencepiece", "prefix", "suffix")
+
+
+def test_three_files_are_one_job(sandbox, run):
+    """OpenNMT-py's is taken as it stands; Eole's says what each of its names is here."""
+    blocks = [b for b in BLOCKS if (b.page, b.kind) == ("docs/coming-from.md", "yaml")]
+    printed, instead = set(), "-model data/de-en -gpu -1 -precision fp32 -search opennmt-3"
+    for block in blocks:
+        text = block.body
+        if block.mark == "refused":
+            (sandbox / "job.yaml").write_text(text, encoding="utf-8")
+            with pytest.raises(OptionError) as refused:
+                load_options(["-config", "job.yaml"])
+            told = [
+                re.match(r"unknown option (\w+); here it is (\w+)\b", problem)
+                for problem in refused.value.problems
+            ]
+            assert len(told) >= 2
+            for theirs, ours in (found.groups() for found in told):
+                text = text.replace(f"{theirs}:", f"{ours}:")
+        (sandbox / "job.yaml").write_text(text, encoding="utf-8")
+        assert run(f"python translate.py -config job.yaml {instead}") == ""
+        printed.add((sandbox / "output.en").read_bytes())
+    assert len(printed) == 1 and len(blocks) == 3
 
 
 # Names and links
@@ -360,10 +402,30 @@ def test_the_pages_are_short_and_the_front_page_leads_to_all():
     """Words, as wc counts them, of the front page and docs/."""
     front, *others = (path.read_text(encoding="utf-8") for path in PAGES)
     docs = [text for path, text in zip(PAGES[1:], others) if path.parent.name == "docs"]
-    assert sum(len(text.split()) for text in (front, *docs)) < 17_500
-    assert len(front.split("\n")) <= 150
+    assert len(front.split()) <= 800
+    assert sum(len(text.split()) for text in (front, *docs)) < 17_800
     for path in PAGES[1:]:
-        assert f"]({path.relative_to(ROOT)})" in front
+        assert f"]({path.relative_to(ROOT)}" in front
+
+
+def test_the_promises_have_the_figures_of_the_pages():
+    pages = ("README.md", "docs/searches.md", "docs/jobs-reference.md", "docs/text.md")
+    front, searches, jobs, text = ((ROOT / n).read_text(encoding="utf-8") for n in pages)
+    equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", between(searches, "exactness"))))
+    trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", between(jobs, "kit"), re.M))
+    stopped = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
+    noted = re.search(r"(\d+) of 2,000 .*? (\d+) of 1,000 .*? hand, (\d+) rightly", text, re.S)
+    test, others, right = map(int, noted.groups())
+    names = sum(map(len, foreign.table()["tools"].values()))
+    base = median(ratios(SPEED["workloads"]["base"], OURS, "seconds"))
+    promised = re.findall(r"^- \*\*.*?\*\* ([\d,.]+) (?:of ([\d,]+) )?", front, re.M)
+    assert promised == [
+        (f"{equal:,}", f"{equal:,}"),
+        (f"{base:.2f}", ""),
+        (f"{stopped:,}", ""),
+        (f"{right}", f"{test + others}"),
+        (f"{names:,}", ""),
+    ]
 
 
 # Tables
@@ -510,8 +572,8 @@ def test_the_design_says_how_much_code_there_is():
 SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
 GENERATED = {  # what stands between comments -> the page that has it, and what makes it
     "options": (ROOT / "docs" / "options.md", lambda: markdown_table(OPTIONS)),
-    "names": (ROOT / "README.md", names_table),
-    "exactness": (ROOT / "README.md", exactness_table),
+    "names": (ROOT / "docs" / "coming-from.md", names_table),
+    "exactness": (ROOT / "docs" / "searches.md", exactness_table),
     "measured": (ROOT / "docs" / "speed.md", lambda: tables_of(SPEED)),
     "speed": (ROOT / "README.md", lambda: headline(SPEED)),
 }
@@ -529,6 +591,24 @@ def test_the_chart_of_speed_shows_what_was_measured():
     shipped = SPEED["workloads"]["shipped"]
     for name in ("transformers float32", "CTranslate2 float32"):  # as our searches of their names
         assert shipped["systems"][name]["equal"] == shipped["lines"]
+
+
+def test_the_pictures_show_what_this_code_prints(tmp_path, monkeypatch, capfdbinary):
+    """`python docs/pictures.py` draws them anew."""
+    pictures, session = runpy.run_path(str(ROOT / "docs" / "pictures.py")), []
+    monkeypatch.chdir(make_sandbox(tmp_path))
+    (tmp_path / "input.de").write_text(pictures["INPUT"], encoding="utf-8")
+    for command in pictures["SESSION"]:
+        done = ended_here(command, tmp_path, capfdbinary)
+        printed = run_by_shell(command, tmp_path) if done is None else "".join(done[1:])
+        session.append((command, printed))
+    drawn = {
+        "terminal.svg": pictures["picture_of_terminal"](session),
+        "search.svg": pictures["picture_of_search"](),
+    }
+    for name, text in drawn.items():
+        assert_numbers_alike(text, (ROOT / "docs" / name).read_text(encoding="utf-8"))
+        assert f"](docs/{name})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 # Writing the generated parts

@@ -53,8 +53,8 @@ def to_html(traces: Sequence[Trace]) -> str:
             result, body = fill("result", best=trace.endings[0]), body_of(trace)
         parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
         lines.append(fill("line", open=" open" * (i == 0), **parts))
-    style = Html(BLOCKS["style"] + "\n" + DRAWING_STYLE)
-    return fill("page", style=style, lines=lines, script=Html(BLOCKS["script"])) + "\n"
+    style = "\n".join(BLOCKS[name] for name in ("colours", "style", "drawing style"))
+    return fill("page", style=Html(style), lines=lines, script=Html(BLOCKS["script"])) + "\n"
 
 
 # -- blocks ---------------------------------------------------------------------------------------
@@ -96,7 +96,6 @@ _, *PARTS = re.split(
     files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8"),
 )
 BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
-DRAWING_STYLE = BLOCKS["drawing style"]
 
 
 # -- one line -------------------------------------------------------------------------------------
