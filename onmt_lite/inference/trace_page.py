@@ -197,14 +197,15 @@ def way_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
 
 def node_of(trace: Trace, t: int, k: int, rank: int | None, kind: str, **place: object) -> Html:
     """A row; `rank`, from 0, of the hypothesis that ends with it."""
-    row, score, told = trace.steps[t][k], trace.steps[t][k].score, list[str]()
+    row, told = trace.steps[t][k], list[str]()
+    score = shown(row.score)
     if t:
         told.append(f"from row {row.parent + 1}")
     if row.why:
         told.append(row.why)
     if rank is not None:
         ending, kind = trace.endings[rank], f"{kind} ranked"
-        score = Html(f"#{rank + 1} {shown(ending.score)}")
+        score = f"#{rank + 1} {shown(ending.score)}"
         end = "finished" if ending.ended else "cut off"
         told.append(f"{end}, rank {rank + 1} with the score {shown(ending.score)}")
     told += {"best": ["on the winning path"], "pale": ["dropped"]}.get(kind.split()[0], [])
