@@ -55,8 +55,9 @@ every_option = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def main(capfdbinary):
-    """main(program, words) -> (exit code, stdout, stderr)"""
+def main(capfdbinary, monkeypatch):
+    """main(program, words) -> (exit code, stdout, stderr), started as translate.py"""
+    monkeypatch.setattr("sys.argv", ["translate.py"])  # of a process of pytest-xdist it is "-c"
 
     def run(program, *argv):
         code = MAINS[program](list(argv))
