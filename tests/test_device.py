@@ -156,10 +156,10 @@ class TestTheSimulation:
     def test_bytes_written(self):
         simulated = SimulatedDevice()
         with simulated.running():
-            x = torch.zeros(10, 4, device=DEVICE)
+            x, rows = torch.zeros(10, 4, device=DEVICE), torch.ones(3, 4, device=DEVICE)
             simulated.events.clear()
             x[2:4] = 1
-            x[torch.tensor([1, 2, 3], device=DEVICE)] = 5.0
+            x[torch.tensor([1, 2, 3], device=DEVICE)] = rows
             x.index_select(0, torch.tensor([1, 2], device=DEVICE))
         names = ("fill_", "copy_", "index_put_", "index_select")
         written = [e.n_bytes for e in simulated.events if e.kind == "launch" and e.name in names]
