@@ -112,8 +112,9 @@ def test_a_model_of_one_pair_refuses_other_languages(pair, workers):
         assert str(refused.value).startswith(f"{asked}: ")
     with (
         Translator.from_pretrained(pair, **given, src_lang="de") as translator,
-        warnings.catch_warnings(action="error"),
+        warnings.catch_warnings(),
     ):
+        warnings.simplefilter("error")
         (usual,) = translator.translate(["der hund"])
         with pytest.raises(OptionError, match=ONLY.format("de", "en")):
             translator.translate(["der hund"], tgt_lang="fr")
