@@ -19,7 +19,7 @@ WAITLESS = ("cpu",)  # devices whose numbers the host reads without waiting
 
 
 class KeyValueCache:
-    """Self-attention keys and values, of each layer both (B, H, capacity, d).
+    """Self-attention keys and values, both (L, B, H, capacity, d), of all layers.
 
     Each step writes K entries per sentence, which stay where they are: when hypotheses change
     places, only the mask changes, which says whose past an entry is.  The K queries of a sentence
@@ -44,8 +44,7 @@ class KeyValueCache:
         self.born = [0] * n  # n_written when each sentence joined
         self.n_written = 0  # entries of a sentence ever written
         self.own = self.like  # (K, K): the mask of the newest entries
-        self.keys = [self.like] * self.n_layers
-        self.values = [self.like] * self.n_layers
+        self.keys = self.values = self.like
         # (B, 1, K, capacity): 0 on the past of a hypothesis, -inf elsewhere
         self.masks = self.like.new_empty(n, 1, 1, 0)
         # (B, capacity): the position of each entry in its sentence, if a relation needs it
@@ -94,7 +93,7 @@ class KeyValueCache:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v of a step (B, H, K, d) -> all keys (B, H, d, N), values (B, H, N, d)."""
-        keys, values = self.keys[layer][: len(k)], self.values[layer][: len(v)]
+        keys, values = self.keys[layer, : len(k)], self.values[layer, : len(v)]
         self._write(keys, 2, k)
         self._write(values, 2, v)
         return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
@@ -109,7 +108,7 @@ class KeyValueCache:
     ) -> Tensor:
         """`append` and attention to a row's own past in one kernel: queries, keys and values
         (B, K, (H + 2G) d) -> context (B, K, H d)."""
-        keys, values = self.keys[layer][: len(parts)], self.values[layer][: len(parts)]
+        keys, values = self.keys[layer, : len(parts)], self.values[layer, : len(parts)]
         newest = self.length - self.beam_size
         return kernels.look_back(parts, keys, values, newest, past, heads)
 
@@ -167,13 +166,13 @@ class KeyValueCache:
         self.n_places = selection.n_places or len(self.born)
         if self.places is not None:
             self.places = selection.of_sentences(self.places)
-        for buffers in (self.keys, self.values):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = with_room(buffer, 0, self.n_places)
-                entries = buffers[layer][:, :, : self.length]  # (B, H, N, d)
-                selection.of_sentences(entries)
-                if selection.joined is not None:  # a sentence that left may have had NaN there
-                    entries.index_fill_(0, selection.joined[0], 0.0)
+        self.keys = with_room(self.keys, 1, self.n_places)
+        self.values = with_room(self.values, 1, self.n_places)
+        for buffer in (self.keys, self.values):
+            entries = buffer[..., : self.length, :]
+            selection.of_sentences(entries, dim=1)
+            if selection.joined is not None:  # a sentence that left may have had NaN there
+                entries.index_fill_(1, selection.joined[0], 0.0)
 
     def _new_mask(self) -> Tensor:
         """Masks by which all entries so far are everybody's past."""
@@ -192,26 +191,21 @@ class KeyValueCache:
         order = self._kept() if self.length else None  # (B, n)
         n = self.length = 0 if order is None else order.size(1)
         self.capacity = self._room_beside(n)
-        sizes = self.n_places, self.heads, self.capacity, self.width
+        sizes = self.n_layers, self.n_places, self.heads, self.capacity, self.width
         # A GPU attends to entries that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
-        self.masks = self._new_mask()
+        self.keys, self.values, self.masks = new_buffer(sizes), new_buffer(sizes), self._new_mask()
         if self.has_places:
             self.places = self.like.new_zeros(self.n_places, self.capacity, dtype=torch.long)
-        if order is not None:
-            # Whole entries (d,) by their numbers: four times as fast as `gather` on a CPU
-            firsts = old.capacity * torch.arange(b * self.heads, device=order.device)  # (B * H,)
-            numbers = (firsts.view(b, -1, 1) + order[:, None]).flatten()  # (B * H * n,)
-        # Layer after layer, so that no more than one has both buffers at a time
-        for buffers in (self.keys, self.values):
-            for layer in range(self.n_layers):
-                buffer = new_buffer(sizes)
-                if order is not None:
-                    entries = buffers[layer].view(-1, self.width).index_select(0, numbers)
-                    buffer[:b, :, :n] = entries.view(b, self.heads, n, self.width)
-                buffers[layer] = buffer
         if order is None:
             return
+        # Whole entries (d,) by their numbers in a layer: four times as fast as `gather` on a CPU
+        firsts = old.capacity * torch.arange(b * self.heads, device=order.device)  # (B * H,)
+        numbers = (firsts.view(b, -1, 1) + order[:, None]).flatten()  # (B * H * n,)
+        for old_layer, new_layer in [*zip(old.keys, self.keys), *zip(old.values, self.values)]:
+            entries = old_layer.view(-1, self.width).index_select(0, numbers)
+            new_layer[:b, :, :n] = entries.view(b, self.heads, n, self.width)
+            del entries  # or it lives until the next layer's are there
         by_row = order[:, None, None].expand(-1, 1, self.beam_size, -1)  # (B, 1, K, n)
         self.masks[:b, ..., :n] = old.masks[:b].gather(3, by_row)
         if self.places is not None and old.places is not None:
