@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from onmt_lite import OptionError
 from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, option_of, table
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
 from onmt_lite.ray.options import load_ray_options
+from tests.support.peers import problem_of, problems_of, spellings
 
 # What each name must lead to, from the documentation of the tools
 EXPECTED = """
@@ -36,29 +36,12 @@ PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
 TOOLS, OTHERS = table()["tools"], table()["others"]
 
 
-def problem_of(load) -> str:
-    with pytest.raises(OptionError) as caught:
-        load()
-    (problem,) = caught.value.problems
-    return problem
-
-
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
-    """With hyphens and with underscores, but for what is a name of ours."""
-    path = tmp_path / "a.yaml"
-    for name in {theirs.replace("-", "_"), theirs.replace("_", "-")} - set(OPTIONS):
-        path.write_text(f"{name}: 2\n", encoding="utf-8")
-        sources = [
-            lambda name=name: load_options([f"-{name}", "2"]),
-            lambda name=name: load_options([f"--{name}", "2"]),
-            lambda name=name: load_options([f"--{name}=2"]),
-            lambda: load_options(["-config", str(path)]),
-            lambda name=name: TranslateOptions.of(**{name: 2}),
-        ]
-        for load in sources:
-            said = rf"unknown option {name}; here it is {ours}\b"
-            assert re.match(said, problem := problem_of(load)), problem
+    for name in spellings(theirs, OPTIONS):
+        by_keyword = problem_of(lambda name=name: TranslateOptions.of(**{name: 2}))
+        for problem in (*problems_of(name, load_options, tmp_path / "a.yaml"), by_keyword):
+            assert re.match(rf"unknown option {name}; here it is {ours}\b", problem), problem
     assert any(option_of(names.get(theirs, "")) == ours for names in TOOLS.values())
 
 

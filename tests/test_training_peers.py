@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from onmt_lite.config.foreign import NOTHING, option_of, table
-from onmt_lite.errors import OptionError
 from onmt_lite.train.options import OPTIONS, load_train_options
+from tests.support.peers import problem_of, problems_of, spellings
 
 # What each name must lead to, from the documentation of the tools
 EXPECTED = {
@@ -47,21 +47,15 @@ PAIRS = [pair.split() for names in EXPECTED.values() for pair in names.split(";"
 NEEDED = "-train a.tsv -output run -train_steps 9".split()
 
 
-def problem_of(words):
-    with pytest.raises(OptionError) as caught:
-        load_train_options([*NEEDED, *words])
-    (problem,) = caught.value.problems
-    return problem
+def load(words):
+    return load_train_options([*NEEDED, *words])
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
-    path = tmp_path / "a.yaml"
-    for name in {theirs.replace("-", "_"), theirs.replace("_", "-")} - set(OPTIONS):
-        path.write_text(f"{name}: 2\n", encoding="utf-8")
-        for words in ([f"-{name}", "2"], [f"--{name}=2"], ["-config", str(path)]):
-            said = rf"unknown option {name}; here it is {ours}\b"
-            assert re.match(said, problem := problem_of(words)), problem
+    for name in spellings(theirs, OPTIONS):
+        for problem in problems_of(name, load, tmp_path / "a.yaml"):
+            assert re.match(rf"unknown option {name}; here it is {ours}\b", problem), problem
 
 
 @pytest.mark.parametrize(
@@ -80,7 +74,8 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
     ],
 )
 def test_a_name_without_a_counterpart_gets_none_of_another_meaning(name, said):
-    assert problem_of([f"-{name}", "1"]) == f"unknown option {name}; {said} (command line)"
+    problem = problem_of(lambda: load([f"-{name}", "1"]))
+    assert problem == f"unknown option {name}; {said} (command line)"
 
 
 def test_every_answer_names_an_option_and_every_name_has_one_answer():

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onmt_lite.config.environment import threads_wanted, usable_cores, worker_room
 from onmt_lite.config.options import TranslateOptions
@@ -22,9 +22,6 @@ from onmt_lite.jobs.tasks import Engine, InProcess
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
-
-if TYPE_CHECKING:
-    pass
 
 MAX_WORKERS = 256  # as -workers takes
 # Of a call, for each worker: who is done early takes another; four take 1.03 times as long

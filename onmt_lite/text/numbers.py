@@ -375,8 +375,10 @@ def without_copies(numbers: Iterable[Number], other: str) -> list[Number]:
 def is_missed(number: Number, other: str, code: str) -> bool:
     """Whether a number is missing on the other side, in the language `code`, where no other number
     takes its place."""
-    if number.kind == "weak" or code and words_of(code).known:
-        return number.kind != "weak"
+    if number.kind == "weak":
+        return False
+    if code and words_of(code).known:
+        return True
     # The other side may say it in a word that is not known
     value = number.values[0]
     small = value.isdigit() and len(value) < 3 and int(value) <= SMALL
