@@ -1,12 +1,12 @@
 """What `python -m tests.gpu.counts` counts, beside sums by hand."""
 
-from onmt_lite.models.cache import FIRST_CAPACITY
 from tests.gpu.counts import BEAM, middle_step
 
 
 def test_operations_of_products_and_transfers():
     layers, d, d_ff, heads, v = sizes = (2, 16, 40, 4, 300)
-    n, n_src, n_own = 6, 32, FIRST_CAPACITY * BEAM  # a source of 24 tokens is padded
+    # A source of 24 tokens is padded, and so is the room of a cache, to a power of 2 in steps
+    n, n_src, n_own = 6, 32, 16 * BEAM
     step, rows = middle_step(sizes, n), 6 * BEAM
     weights = layers * (3 * d * d + d * d + 2 * d * d + 2 * d * d_ff) + v * d
     attention = layers * 2 * d * (n_own + n_src)  # scores and weighted sums of all heads

@@ -234,15 +234,15 @@ def test_keys_and_values_stay_where_they_were_written():
     past, n = rows.state.past, rows.state.past.length
 
     def written(b: int) -> list[torch.Tensor]:
-        return [past.keys[:, b, :, :n].clone(), past.values[:, b, :, :n].clone()]
+        return [buffer[:, b, :, :n].clone() for buffer in (*past.keys, *past.values)]
 
     def same(b: int, before: list[torch.Tensor]) -> bool:
         return all(map(torch.equal, written(b), before))
 
     first = [written(b) for b in range(3)]
-    places = past.keys.data_ptr(), past.values.data_ptr()
+    places = [buffer.data_ptr() for buffer in (*past.keys, *past.values)]
     rows.select([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
     assert all(map(same, range(3), first))
     rows.select([[8, 9, 10, 11], [5, 4, 6, 7]])  # the last moves into the place of the first
     assert same(0, first[2]) and same(1, first[1])
-    assert (past.keys.data_ptr(), past.values.data_ptr()) == places
+    assert [buffer.data_ptr() for buffer in (*past.keys, *past.values)] == places

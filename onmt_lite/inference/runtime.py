@@ -256,8 +256,7 @@ class Budget:
         """The batch that is fast, or the half, a quarter ... of it that takes at most n_bytes.
 
         With the kernels in C 32 to 128 sentences at once take the same time (tiny; the shipped
-        model is 3 % slower with 48 than with 64 to 128).  Two workers hold 511, 545 and 748 MB
-        with 48, 64 and 128 (tiny).
+        model is 3 % slower with 48 than with 64 to 128).  Two workers of tiny hold 500 MB with 64.
         """
         most = Limit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
         while most != LEAST and most.bytes(self.size, beam_size) > self.n_bytes:

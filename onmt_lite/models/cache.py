@@ -13,13 +13,14 @@ from torch import Tensor
 from onmt_lite.models.base import Selection, with_room
 from onmt_lite.models.kernels import calls as kernels
 
-FIRST_CAPACITY = 16  # steps
+FIRST_CAPACITY = 12  # steps
 CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more
 WAITLESS = ("cpu",)  # devices whose numbers the host reads without waiting
 
 
 class KeyValueCache:
-    """Self-attention keys and values, both (L, B, H, capacity, d), of all layers.
+    """Self-attention keys and values, both (L, B, H, capacity, d): of all layers in one buffer on a
+    GPU, and of each in its own on a CPU, where no more than one has two while buffers grow.
 
     Each step writes K entries per sentence, which stay where they are: when hypotheses change
     places, only the mask changes, which says whose past an entry is.  The K queries of a sentence
@@ -44,7 +45,9 @@ class KeyValueCache:
         self.born = [0] * n  # n_written when each sentence joined
         self.n_written = 0  # entries of a sentence ever written
         self.own = self.like  # (K, K): the mask of the newest entries
-        self.keys = self.values = self.like
+        self.in_one = self.n_layers if self.fixed else 1  # layers
+        self.keys = [self.like] * (self.n_layers // self.in_one)
+        self.values = [*self.keys]
         # (B, 1, K, capacity): 0 on the past of a hypothesis, -inf elsewhere
         self.masks = self.like.new_empty(n, 1, 1, 0)
         # (B, capacity): the position of each entry in its sentence, if a relation needs it
@@ -93,7 +96,7 @@ class KeyValueCache:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v of a step (B, H, K, d) -> all keys (B, H, d, N), values (B, H, N, d)."""
-        keys, values = self.keys[layer, : len(k)], self.values[layer, : len(v)]
+        keys, values = self._of_layer(layer, len(k))
         self._write(keys, 2, k)
         self._write(values, 2, v)
         return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
@@ -108,9 +111,14 @@ class KeyValueCache:
     ) -> Tensor:
         """`append` and attention to a row's own past in one kernel: queries, keys and values
         (B, K, (H + 2G) d) -> context (B, K, H d)."""
-        keys, values = self.keys[layer, : len(parts)], self.values[layer, : len(parts)]
+        keys, values = self._of_layer(layer, len(parts))
         newest = self.length - self.beam_size
         return kernels.look_back(parts, keys, values, newest, past, heads)
+
+    def _of_layer(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of b sentences, both (b, H, capacity, d)."""
+        i, own = divmod(layer, self.in_one)
+        return self.keys[i][own, :b], self.values[i][own, :b]
 
     def _write(self, x: Tensor, dim: int, new: Tensor) -> None:
         """Write the newest entries of x, along `dim`."""
@@ -166,13 +174,13 @@ class KeyValueCache:
         self.n_places = selection.n_places or len(self.born)
         if self.places is not None:
             self.places = selection.of_sentences(self.places)
-        self.keys = with_room(self.keys, 1, self.n_places)
-        self.values = with_room(self.values, 1, self.n_places)
-        for buffer in (self.keys, self.values):
-            entries = buffer[..., : self.length, :]
-            selection.of_sentences(entries, dim=1)
-            if selection.joined is not None:  # a sentence that left may have had NaN there
-                entries.index_fill_(1, selection.joined[0], 0.0)
+        for buffers in (self.keys, self.values):
+            for i, buffer in enumerate(buffers):
+                buffers[i] = with_room(buffer, 1, self.n_places)
+                entries = buffers[i][..., : self.length, :]
+                selection.of_sentences(entries, dim=1)
+                if selection.joined is not None:  # a sentence that left may have had NaN there
+                    entries.index_fill_(1, selection.joined[0], 0.0)
 
     def _new_mask(self) -> Tensor:
         """Masks by which all entries so far are everybody's past."""
@@ -191,21 +199,26 @@ class KeyValueCache:
         order = self._kept() if self.length else None  # (B, n)
         n = self.length = 0 if order is None else order.size(1)
         self.capacity = self._room_beside(n)
-        sizes = self.n_layers, self.n_places, self.heads, self.capacity, self.width
+        sizes = self.in_one, self.n_places, self.heads, self.capacity, self.width
         # A GPU attends to entries that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
-        self.keys, self.values, self.masks = new_buffer(sizes), new_buffer(sizes), self._new_mask()
+        self.masks = self._new_mask()
         if self.has_places:
             self.places = self.like.new_zeros(self.n_places, self.capacity, dtype=torch.long)
         if order is None:
+            self.keys = [new_buffer(sizes) for _ in self.keys]
+            self.values = [new_buffer(sizes) for _ in self.values]
             return
         # Whole entries (d,) by their numbers in a layer: four times as fast as `gather` on a CPU
         firsts = old.capacity * torch.arange(b * self.heads, device=order.device)  # (B * H,)
         numbers = (firsts.view(b, -1, 1) + order[:, None]).flatten()  # (B * H * n,)
-        for old_layer, new_layer in [*zip(old.keys, self.keys), *zip(old.values, self.values)]:
-            entries = old_layer.view(-1, self.width).index_select(0, numbers)
-            new_layer[:b, :, :n] = entries.view(b, self.heads, n, self.width)
-            del entries  # or it lives until the next layer's are there
+        for buffers in (self.keys, self.values):
+            for i, buffer in enumerate(buffers):
+                buffers[i] = new_buffer(sizes)
+                for old_layer, new_layer in zip(buffer, buffers[i]):
+                    entries = old_layer.view(-1, self.width).index_select(0, numbers)
+                    new_layer[:b, :, :n] = entries.view(b, self.heads, n, self.width)
+                    del entries  # or it lives until the next layer's are there
         by_row = order[:, None, None].expand(-1, 1, self.beam_size, -1)  # (B, 1, K, n)
         self.masks[:b, ..., :n] = old.masks[:b].gather(3, by_row)
         if self.places is not None and old.places is not None:
