@@ -8,6 +8,7 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,33 +51,52 @@ def model(tiny_checkpoint, tmp_path):
 
 
 def test_the_curve_is_logistic():
-    curve = Confidence(3.0, 6.0)
-    for log_probs in ([-0.5, -0.5], [-0.1, -0.2, -0.3], [-900.0]):
-        mean = sum(log_probs) / len(log_probs)
-        odds = math.exp(3.0 + 6.0 * mean)
-        assert curve.of(hyp(*log_probs)) == pytest.approx(odds / (1 + odds), abs=1e-12)
-    assert curve.of(hyp(curve.threshold)) == pytest.approx(0.5)
-    assert curve.of(Hypothesis("", [], 0.0, 0.0, [], False)) is None
+    """In the mean over all tokens and in the logarithm of their number, of one text or several."""
+    curve = Confidence(3.0, 6.0, 0.5)
+    for texts in ([[-0.5, -0.5]], [[-0.1, -0.2, -0.3]], [[-900.0]], [[-0.1], [-0.9, -0.2], []]):
+        log_probs = [x for text in texts for x in text]
+        mean, n_tokens = sum(log_probs) / len(log_probs), len(log_probs)
+        odds = math.exp(3.0 + 6.0 * mean) * math.sqrt(n_tokens)
+        found = curve.of([hyp(*text) for text in texts])
+        assert found == pytest.approx(odds / (1 + odds), abs=1e-12)
+        assert curve.at(curve.threshold(n_tokens), n_tokens) == pytest.approx(0.5)
+    assert curve.of([Hypothesis("", [], 0.0, 0.0, [], False)]) is None
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**6))
-def test_no_curve_near_the_fitted_one_is_likelier(seed):
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.8, -0.4]))
+def test_no_curve_near_the_fitted_one_is_likelier(seed, per_log_token):
     rng = random.Random(seed)
-    points = [Point(m := rng.uniform(-2, 0), rng.random() < 1 / (1 + math.exp(-3 - 5 * m)))
-              for _ in range(300)]  # fmt: skip
 
-    def likelihood(a: float, b: float) -> float:
-        return sum(math.log(p if right else 1 - p) for mean, right in points
-                   for p in [1 / (1 + math.exp(-a - b * mean))])  # fmt: skip
+    def chance(a: float, b: float, c: float, mean: float, n: int) -> float:
+        return 1 / (1 + math.exp(-a - b * mean - c * math.log(n)))
+
+    points = []
+    for _ in range(300):
+        mean, n = rng.uniform(-2, 0), rng.randint(2, 40)
+        points.append(Point(mean, n, rng.random() < chance(3, 5, per_log_token, mean, n)))
+
+    def likelihood(a: float, b: float, c: float) -> float:
+        each = ((chance(a, b, c, mean, n), right) for mean, n, right in points)
+        return sum(math.log(p if right else 1 - p) for p, right in each) - c * c / 2
 
     curve = fit(points)
-    best = likelihood(curve.at_zero, curve.per_nat)
-    for da, db in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05), (0.05, 0.05)):
-        assert likelihood(curve.at_zero + da, curve.per_nat + db) < best
+    fitted = (curve.at_zero, curve.per_nat, curve.per_log_token)
+    best = likelihood(*fitted)
+    for i in range(3):
+        for change in (-0.05, 0.05):
+            assert likelihood(*(x + change * (i == j) for j, x in enumerate(fitted))) < best
 
 
-RIGHT, WRONG = (lambda x: Point(x, True)), (lambda x: Point(x, False))
+def test_lines_of_one_length_say_nothing_about_length():
+    """Of many curves that are alike there, one is found."""
+    rng = random.Random(1)
+    means = [rng.uniform(-2, 0) for _ in range(300)]
+    curve = fit([Point(mean, 9, rng.random() < math.exp(mean)) for mean in means])
+    assert abs(curve.per_log_token) < 1 and curve.per_nat > 1
+
+
+RIGHT, WRONG = (lambda x: Point(x, 5, True)), (lambda x: Point(x, 5, False))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +118,18 @@ def test_points_that_are_nearly_apart():
     """One wrong translation among the right ones: Newton's step goes too far."""
     points = [*map(RIGHT, (-0.09, -0.429, -0.384, -0.451, -0.174)), WRONG(-5.537), WRONG(-0.45)]
     curve = fit(points)
-    assert -0.46 < curve.threshold < -0.43 and curve.per_nat > 100
+    assert -0.46 < curve.threshold(5) < -0.43 and curve.per_nat > 100
+
+
+def test_a_length_that_sets_points_apart_is_not_taken_at_its_word():
+    """Wrong translations that happen to be shorter than all the right ones."""
+    points = [
+        Point(-0.3, 9, True),
+        Point(-0.5, 8, True),
+        Point(-0.4, 4, False),
+        Point(-1, 3, False),
+    ]
+    assert 0 < fit(points).per_log_token < 3
 
 
 def test_marks_that_hardly_any_line_has():
@@ -159,9 +190,13 @@ def test_the_shipped_model_says_it():
     (found,) = Translator.from_pretrained(device="cpu").translate(["Guten Morgen!"])
     mean = found.hyps[0].log_prob / len(found.hyps[0].token_log_probs)
     odds = curve["at_zero"] + curve["per_nat"] * mean
+    odds += curve.get("per_log_token", 0) * math.log(len(found.hyps[0].token_log_probs))
     assert found.confidence == pytest.approx(1 / (1 + math.exp(-odds)))
     card = open(f"{SHIPPED}/README.md", encoding="utf-8").read()
-    assert f"1 / (1 + exp(-({curve['at_zero']} + {curve['per_nat']} s)))" in card
+    terms = "{at_zero} + {per_nat} s".format(**curve)
+    if "per_log_token" in curve:
+        terms += f" + {curve['per_log_token']} log(n)"
+    assert f"1 / (1 + exp(-({terms})))" in card
 
 
 def changed(path, **values):
@@ -176,6 +211,7 @@ def changed(path, **values):
         *({"confidence": x} for x in ({"at_zero": 1.0}, {"at_zero": "1", "per_nat": 1.0})),
         {"confidence": {"at_zero": 1.0, "per_nat": 0.0}},
         {"confidence": {"at_zero": float("nan"), "per_nat": 1.0}},
+        {"confidence": {"at_zero": 1.0, "per_nat": 1.0, "per_log_token": True}},
         *({"confidence": [1.0, 2.0]}, {"unknown": "copy"}, {"split_longer": -1}),
         *({"unknown": x} for x in ({"rules": "copy"}, {"rule": "keep"})),
         *({"unknown": {"rule": "copy", "names": x}} for x in ("Tom", ["Tom", 3])),
@@ -216,7 +252,8 @@ class TestCalibrate:
         shutil.copytree(tiny_checkpoint, path)
         weights = (path / native.WEIGHTS).read_bytes()
         lines = [f"{a} {b}" for a in "der die das ein".split() for b in "hund katze kind".split()]
-        made = Translator.from_pretrained(path, device="cpu").translate(lines)
+        translator = Translator.from_pretrained(path, device="cpu")
+        made = translator.translate(lines)
         means = [t.hyps[0].log_prob / len(t.hyps[0].token_log_probs) for t in made]
         order = sorted(range(len(lines)), key=lambda i: -means[i])
         right = {*order[:5], order[7]}
@@ -226,10 +263,23 @@ class TestCalibrate:
             f"-model {path} -valid {tmp_path}/valid.tsv -unknown copy -names Tom Ann -words &=und"
         )
         run(load_calibrate_options(argv.split())[0])
-        assert f"{len(lines)} lines, 6 of them right" in capfd.readouterr().out
+        # And of neighbours, joined
+        refs = [pair.strip().split("\t")[1] for pair in pairs]
+        made += translator.translate([f"{a} {b}" for a, b in zip(lines[::2], lines[1::2])])
+        refs += [f"{a} {b}" for a, b in zip(refs[::2], refs[1::2])]
+        points = []
+        for t, ref in zip(made, refs, strict=True):
+            n_tokens = len(t.hyps[0].token_log_probs)
+            is_right = sacrebleu.sentence_chrf(t.text, [ref]).score >= 50
+            points.append(Point(t.hyps[0].log_prob / n_tokens, n_tokens, is_right))
+        assert [p.right for p in points[: len(lines)]] == [i in right for i in range(len(lines))]
         checkpoint = native.load(path)
-        expected = fit([Point(mean, i in right) for i, mean in enumerate(means)])
-        assert checkpoint.confidence == expected
+        assert checkpoint.confidence == fit(points)
+        n_right = sum(p.right for p in points)
+        out = capfd.readouterr().out
+        assert out.startswith(
+            f"confidence: 12 lines, 6 joined; {n_right} of 18 are right, half of "
+        )
         assert checkpoint.unknown == Unknown("copy", ("Tom", "Ann"), (), {"&": "und"})
         assert (path / native.WEIGHTS).read_bytes() == weights
         # What is not given stays
@@ -264,7 +314,7 @@ class TestCalibrate:
 
     def test_the_table(self):
         """Ten bins, those without lines left out."""
-        points = [Point(0.0, True), Point(0.0, False), Point(-1.0, False)]
+        points = [Point(0.0, 1, True), Point(0.0, 1, False), Point(-1.0, 1, False)]
         rows = table(points, Confidence(math.log(3), 3.0)).split("\n")
         assert rows[2] == "| 0.1 to 0.2 | 1 | 13% | 0% |"
         assert rows[3] == "| 0.7 to 0.8 | 2 | 75% | 50% |"

@@ -72,8 +72,10 @@ def test_a_line_is_its_sentences(model, options):
     assert short.hyps == parts[0].hyps and whole.src == LINE
     assert whole.n_src_tokens == sum(part.n_src_tokens for part in parts)
     curve, best = model.checkpoint.confidence, whole.hyps[0]
-    mean = sum(best.token_log_probs) / len(best.token_log_probs)
-    assert whole.confidence == pytest.approx(curve.at(mean))
+    n_tokens = len(best.token_log_probs)
+    assert whole.confidence == pytest.approx(
+        curve.at(sum(best.token_log_probs) / n_tokens, n_tokens)
+    )
     for hyp, *own in zip(whole.hyps, *(part.hyps for part in parts), strict=True):
         assert hyp.text == " ".join(h.text for h in own)
         assert hyp.tokens == [token for h in own for token in h.tokens]

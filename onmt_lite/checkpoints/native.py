@@ -164,10 +164,10 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("unknown: rule or rare is none")
     if manifest.get("confidence") is not None:
         confidence = Confidence(**manifest["confidence"])
-        curve = (confidence.at_zero, confidence.per_nat)
+        curve = dataclasses.astuple(confidence)
         numbers = {*map(type, curve)} <= {int, float} and all(map(math.isfinite, curve))
-        if not numbers or curve[1] <= 0:
-            raise ValueError("confidence: at_zero and per_nat are no rising curve")
+        if not numbers or confidence.per_nat <= 0:
+            raise ValueError("confidence: at_zero, per_nat and per_log_token are no rising curve")
     split_longer = manifest.get("split_longer", 0)
     if type(split_longer) is not int or split_longer < 0:
         raise ValueError("split_longer is below 0 or no number")

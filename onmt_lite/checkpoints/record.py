@@ -1,7 +1,7 @@
 """What every reader returns: a model and all that is needed to feed it text; and its summary."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
@@ -65,33 +65,36 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Confidence:
-    """How probable it is that a translation is right, by its mean log-probability per token: a
-    logistic curve, fitted to translations of held-out text by `onmt_lite.train.calibrate`.
+    """How probable it is that a translation is right, by its mean log-probability per token and
+    its length: a logistic curve, which `onmt_lite.train.calibrate` fits to translations of
+    held-out text.
 
-    at_zero   log-odds where the mean is 0
-    per_nat   by how much they grow with each nat more, above 0
+    at_zero         log-odds of one token whose log-probability is 0
+    per_nat         by how much they grow with each nat more of the mean, above 0
+    per_log_token   by how much they grow if there are e times as many tokens: the same mean says
+                    more of a long translation than of a short one
     """
 
     at_zero: float
     per_nat: float
+    per_log_token: float = 0.0
 
-    def of(self, hyp: Any) -> float | None:
-        """From 0 to 1; None for a text that the model did not make."""
-        return self.at(mean_log_prob(hyp)) if hyp.token_log_probs else None
+    def of(self, hyps: Sequence[Any]) -> float | None:
+        """From 0 to 1, of the text that the hypotheses make up; None if no token is the model's."""
+        n_tokens = sum(len(hyp.token_log_probs) for hyp in hyps)
+        if not n_tokens:
+            return None
+        return self.at(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
 
-    def at(self, mean: float) -> float:
-        odds = self.at_zero + self.per_nat * mean
+    def at(self, mean: float, n_tokens: int) -> float:
+        """From 0 to 1, by the mean in nats per token and the number of tokens, end tokens
+        included."""
+        odds = self.at_zero + self.per_nat * mean + self.per_log_token * math.log(n_tokens)
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
-    @property
-    def threshold(self) -> float:
-        """The mean log-probability from which on a translation is more probably right than not."""
-        return -self.at_zero / self.per_nat
-
-
-def mean_log_prob(hyp: Any) -> float:
-    """In nats per token, the end token included."""
-    return hyp.log_prob / len(hyp.token_log_probs)
+    def threshold(self, n_tokens: int) -> float:
+        """The mean from which on a translation of so many tokens is probably right."""
+        return -(self.at_zero + self.per_log_token * math.log(n_tokens)) / self.per_nat
 
 
 @dataclass(frozen=True)

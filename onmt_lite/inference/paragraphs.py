@@ -5,7 +5,6 @@ lines of sixteen test sentences each, the shipped one translated 61 % of the wor
 one by one 96 % (BLEU 55.7).
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -123,7 +122,8 @@ def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Tran
     second of each, and so on, from its last if it has fewer."""
     n_best = max(len(part.hyps) for part in parts)
     summed = config.options.search.length_penalty == "none"
-    confidence = joined_confidence(parts)
+    curve = config.checkpoint.confidence
+    confidence = None if curve is None else curve.of([part.hyps[0] for part in parts])
     is_sure = confidence is not None and confidence >= 0.5
     notes = dict.fromkeys(chain(*(part.notes for part in parts)))
     tokens = [part.src_tokens for part in parts if part.src_tokens is not None]
@@ -140,20 +140,6 @@ def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Tran
         src_tokens=[*chain(*tokens)] if tokens else None,
         attn_table=tuple(chain(*(part.attn_table for part in parts))),
     )
-
-
-def joined_confidence(parts: Sequence[Translation]) -> float | None:
-    """What the curve of `Confidence` has for the whole: its odds' logarithm is linear in the mean
-    log-probability per token, so that of the whole is the mean of the parts' by their tokens."""
-    sure = [
-        (min(max(part.confidence, 1e-15), 1 - 1e-15), len(part.hyps[0].token_log_probs))
-        for part in parts
-        if part.confidence is not None
-    ]
-    if not sure:
-        return None
-    odds = sum(n * math.log(p / (1 - p)) for p, n in sure) / sum(n for _, n in sure)
-    return 1 / (1 + math.exp(-odds))
 
 
 def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:

@@ -284,7 +284,7 @@ class Pipeline:
     ) -> Translation:
         """All that is known about one line."""
         curve = self.checkpoint.confidence if found.hyps else None
-        confidence = None if curve is None else curve.of(found.hyps[0])
+        confidence = None if curve is None else curve.of(found.hyps[:1])
         unsure = confidence is not None and confidence < 0.5
         gold_log_prob, forced = total(found.gold), example.line.forced
         gold = found.gold if gold_log_prob is not None else None

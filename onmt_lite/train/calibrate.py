@@ -3,15 +3,18 @@
 The model's own translations of the sources give two fields of its description:
 
 confidence  the probability that a translation is right, as a logistic curve of its mean
-            log-probability per token; a translation is right if its chrF is 50 or more
+            log-probability per token and its length; a translation is right if its chrF is 50 or
+            more.  Fitted to the lines and to neighbours joined, for longer text
 attention   the decoder's head that finds most of the words that source and translation share, by
             which placeholders are put back in their places
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction, mean_log_prob
+from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, Option, opt, options_of
@@ -137,22 +140,29 @@ def calibrate(options: CalibrateOptions) -> None:
         raise CheckpointError(f"{path}: not a model of our format; only such can be calibrated")
     import sacrebleu  # optional
 
-    pairs = [pair for file in options.valid for pair in read_pairs(file)]
+    files = [read_pairs(file) for file in options.valid]
+    pairs, joined = [*chain(*files)], [*chain(*map(neighbours, files))]
     checkpoint = with_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
     config, n_found, n_shared = best_attention(pipeline, made)
+    made += pipeline.translate_lines(list(from_texts((src for src, _ in joined), "lines")))
     points = [
-        Point(mean_log_prob(t.hyps[0]), sacrebleu.sentence_chrf(t.text, [ref]).score >= RIGHT)
-        for t, (_, ref) in zip(made, pairs)
-        if t.hyps[0].token_log_probs
+        Point(
+            hyp.log_prob / len(hyp.token_log_probs),
+            len(hyp.token_log_probs),
+            sacrebleu.sentence_chrf(t.text, [ref]).score >= RIGHT,
+        )
+        for t, (_, ref) in zip(made, pairs + joined)
+        if (hyp := t.hyps[0]).token_log_probs
     ]
     curve = fit(points)
     described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.pair)
     native.describe(path, config, *described)
     write_out(
-        f"confidence: {len(points)} lines, {sum(p.right for p in points)} of them right; half of "
-        f"the lines at {curve.threshold:.3f} per token are right\n{table(points, curve)}"
+        f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
+        f"{len(points)} are right, half of those of ten tokens at {curve.threshold(10):.3f} per "
+        f"token\n{table(points, curve)}"
         f"attention: {config or 'unchanged'}; finds {n_found} of {n_shared} words that both sides "
         "share\n"
     )
@@ -193,16 +203,23 @@ def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
 
 
 class Point(NamedTuple):
-    """Mean log-probability per token of a translation, and whether it is right."""
+    """Mean log-probability per token of a translation, its tokens, and whether it is right."""
 
     mean: float
+    n_tokens: int
     right: bool
 
 
-def fit(points: Sequence[Point]) -> Confidence:
-    """Fit the curve of maximum likelihood by Newton's method.
+def neighbours(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join the pairs two and two."""
+    return [(f"{a} {b}", f"{x} {y}") for (a, x), (b, y) in zip(pairs[::2], pairs[1::2])]
 
-    Raises OptionError if the points do not determine one: all are right, all are wrong, or a
+
+def fit(points: Sequence[Point]) -> Confidence:
+    """Fit the curve of maximum likelihood by Newton's method, with a normal prior of variance 1 on
+    `per_log_token`, so that a few lines of a few lengths do not decide it.
+
+    Raises OptionError if the points do not determine a curve: all are right, all are wrong, or a
     threshold separates the two.
     """
     rights = [p.mean for p in points if p.right]
@@ -212,17 +229,20 @@ def fit(points: Sequence[Point]) -> Confidence:
             f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not "
             "determine a curve; give more pairs"
         )
-    inputs = torch.tensor([[1.0, p.mean] for p in points], dtype=torch.float64)  # (N, 2)
+    columns = [[1.0, p.mean, math.log(p.n_tokens)] for p in points]
+    inputs = torch.tensor(columns, dtype=torch.float64)  # (N, 3)
     targets = torch.tensor([float(p.right) for p in points], dtype=torch.float64)  # (N,)
+    prior = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
 
     def cost(weights: Tensor) -> float:
-        return binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum").item()
+        unlikely = binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum")
+        return unlikely.item() + (prior * weights**2).sum().item() / 2
 
-    weights = torch.zeros(2, dtype=torch.float64)
+    weights = torch.zeros(3, dtype=torch.float64)
     for _ in range(100):
         p = torch.sigmoid(inputs @ weights)  # (N,)
-        slope = inputs.T @ (targets - p)  # (2,)
-        curvature = (inputs.T * (p * (1 - p))) @ inputs  # (2, 2)
+        slope = inputs.T @ (targets - p) - prior * weights  # (3,)
+        curvature = (inputs.T * (p * (1 - p))) @ inputs + torch.diag(prior)  # (3, 3)
         if torch.linalg.det(curvature) <= 0:
             break
         step = torch.linalg.solve(curvature, slope)
@@ -232,17 +252,17 @@ def fit(points: Sequence[Point]) -> Confidence:
         weights = weights + size * step
         if step.abs().max() < 1e-10:
             break
-    at_zero, per_nat = weights.tolist()
+    at_zero, per_nat, per_log_token = (round(weight, 4) for weight in weights.tolist())
     if per_nat <= 0:
         raise OptionError("valid: better scores do not mean better translations here")
-    return Confidence(round(at_zero, 4), round(per_nat, 4))
+    return Confidence(at_zero, per_nat, per_log_token)
 
 
 def table(points: Sequence[Point], curve: Confidence) -> str:
     """Compare predicted with observed shares in ten bins, as Markdown."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
-    for mean, right in points:
-        p = curve.at(mean)
+    for mean, n_tokens, right in points:
+        p = curve.at(mean, n_tokens)
         bins[min(9, int(10 * p))].append((p, right))
     rows = ["| confidence | lines | predicted right | observed right |", "|---|---|---|---|"]
     for i, found in enumerate(bins):
