@@ -5,10 +5,12 @@ import math
 import random
 import shutil
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import sacrebleu
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +22,11 @@ from onmt_lite.checkpoints.record import Confidence
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import quoted, to_jsonl
+from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.train.calibrate import (
     Point,
+    attended,
     best_attention,
     fit,
     load_calibrate_options,
@@ -311,6 +315,26 @@ class TestCalibrate:
         monkeypatch.setattr("onmt_lite.train.calibrate.attended", lambda *_: [[[0, 0]]])
         config = {"align_layer": 1, "align_head": 0, "align_late": False}
         assert best_attention(pipeline, [made]) == (config, 1, 1)
+
+    def test_where_each_head_of_each_layer_looks(self):
+        """Of a model of several layers, with kernels that return weights where they are wanted."""
+        pipeline = Translator.from_pretrained(device="cpu", threads=1).pipeline
+        (example,) = (pipeline.examples.make(Line(0, "Tom wohnt mit Maria in Boston.")),)
+        tokens = ["▁Tom", "▁lives", "▁in", "▁Boston"]
+        found = attended(pipeline, example, tokens)
+        cfg = pipeline.model.cfg
+        assert len(found) == cfg.dec_layers and {*map(len, found)} == {cfg.heads}
+        # As the model attends in float32, by torch's own products
+        plain = native.load(Path(SHIPPED))
+        ids = [plain.start_id, *plain.tgt_vocab.encode(tokens)]
+        with torch.inference_mode():
+            src = torch.tensor([example.src_ids])
+            memory = plain.model.encode(src, torch.tensor([src.size(1)]))
+            for layer, heads in enumerate(found):
+                weights = plain.model.layer_attention(memory, torch.tensor([ids]), layer)[0]
+                for own, exact in zip(heads, weights, strict=True):
+                    highest = exact[:, : len(example.src_tokens)].amax(-1)
+                    assert (exact[range(len(ids)), own] > highest - 0.05).all()
 
     def test_the_table(self):
         """Ten bins, those without lines left out."""

@@ -159,8 +159,13 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
         n_heads = cfg.report_heads if heads.n_heads is None else heads.n_heads
-        _, weights = self._run_all(self.output.known(tgt), memory, layer % n_layers)
+        weights = self.layer_attention(memory, tgt, layer % n_layers)
         return weights[:, : n_heads or None].float().mean(1)
+
+    def layer_attention(self, memory: TransformerMemory, tgt: Tensor, layer: int) -> Tensor:
+        """The attention of all heads of a decoder layer, from 0, to the memory bank for decoder
+        input tgt (B, T): (B, H, T, S)."""
+        return self._run_all(self.output.known(tgt), memory, layer)[1]
 
     def _run_all(self, tgt: Tensor, memory: TransformerMemory, layer: int) -> tuple[Tensor, Tensor]:
         """Run all layers on decoder input (B, T), without a state; returns what `_run` does."""

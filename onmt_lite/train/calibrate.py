@@ -312,19 +312,13 @@ def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str
 
 def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
     """Return by layer and head the source token that each step attends to most."""
-    maps: list[Any] = []  # (1, H, T, S) of each layer
     model, device = pipeline.model, pipeline.device
-    hooks = [
-        layer.cross_attn.register_forward_hook(lambda module, inputs, out: maps.append(out[1]))
-        for layer in model.decoder
-    ]
     src = torch.tensor([example.src_ids], device=device)
-    ids = pipeline.checkpoint.tgt_vocab.encode(tokens)
+    ids = [pipeline.checkpoint.start_id, *pipeline.checkpoint.tgt_vocab.encode(tokens)]
+    tgt = torch.tensor([ids], device=device)
     with torch.inference_mode():
         memory = model.encode(src, torch.tensor([src.size(1)], device=device))
-        model.forward(memory, torch.tensor([[pipeline.checkpoint.start_id, *ids]], device=device))
-    for hook in hooks:
-        hook.remove()
+        maps = [model.layer_attention(memory, tgt, layer) for layer in range(len(model.decoder))]
     return [m[0, :, :, : len(example.src_tokens)].argmax(-1).tolist() for m in maps]
 
 
