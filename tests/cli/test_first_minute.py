@@ -11,7 +11,8 @@ from onmt_lite.config.options import PROGRAM
 from tests.cli.conftest import ROOT, SCRIPT
 
 FAMILIES = "tests/data/families"
-SURE, UNSURE = "Guten Morgen!", "Klicken Sie auf „Speichern“, um die Änderungen zu übernehmen."
+SURE = "Guten Morgen!"
+UNSURE = "Der Vermesser beanstandete die unzureichende Zwischenlagerung der Gefahrstoffe."
 
 
 @pytest.fixture
