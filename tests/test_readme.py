@@ -7,7 +7,6 @@ commands print.  A command that cannot run here is marked above its block, with 
 
 import json
 import logging
-import math
 import re
 import runpy
 import shlex
@@ -525,14 +524,6 @@ def card_examples(card: str) -> str:
 def test_the_card_shows_what_the_model_says():
     card = CARD.read_text(encoding="utf-8")
     assert_numbers_alike(card_examples(card), between(card, "examples"))
-
-
-def test_the_card_says_how_a_confidence_is_computed():
-    card = CARD.read_text(encoding="utf-8")
-    bias, weight = map(float, re.search(r"exp\(-\(([\d.-]+) \+ ([\d.-]+) s\)\)", card).groups())
-    for t in Translator.from_pretrained().translate(["Guten Morgen!", "Gleis 7, bitte, oder wie?"]):
-        mean = t.hyps[0].log_prob / len(t.hyps[0].token_log_probs)
-        assert t.confidence == pytest.approx(1 / (1 + math.exp(-(bias + weight * mean))), abs=1e-3)
 
 
 def test_the_front_page_has_the_scores_of_the_card():
