@@ -194,12 +194,10 @@ def test_the_shipped_model_says_it():
     (found,) = Translator.from_pretrained(device="cpu").translate(["Guten Morgen!"])
     mean = found.hyps[0].log_prob / len(found.hyps[0].token_log_probs)
     odds = curve["at_zero"] + curve["per_nat"] * mean
-    odds += curve.get("per_log_token", 0) * math.log(len(found.hyps[0].token_log_probs))
+    odds += curve["per_log_token"] * math.log(len(found.hyps[0].token_log_probs))
     assert found.confidence == pytest.approx(1 / (1 + math.exp(-odds)))
     card = open(f"{SHIPPED}/README.md", encoding="utf-8").read()
-    terms = "{at_zero} + {per_nat} s".format(**curve)
-    if "per_log_token" in curve:
-        terms += f" + {curve['per_log_token']} log(n)"
+    terms = "{at_zero} + {per_nat} s + {per_log_token} log(n)".format(**curve)
     assert f"1 / (1 + exp(-({terms})))" in card
 
 

@@ -343,14 +343,14 @@ def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, cap
 def test_a_run_that_was_stopped_goes_on(monkeypatch, tmp_path):
     """What is there stays, a training continues, and the rest is made."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    for name in ("runs/text-23", "runs/de-en-23-start", "runs/de-en-23"):
-        (tmp_path / name).mkdir(parents=True)
+    for name in ("text-23", "de-en-23-start", "de-en-23", "de-en-23-in-8-bits"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
     assert list(commands("23", resume=True)) == []
     (tmp_path / "runs/de-en-23/train_state.pt").touch()
     (words,) = map(shlex.split, commands("23", resume=True))
     assert words[2] == "recipes.de_en.train"
     assert load_in_turn_options(words[3:])[0].learning.resume
-    assert len(list(commands("23"))) == 3
+    assert len(list(commands("23"))) == 4
 
 
 @pytest.mark.sweep

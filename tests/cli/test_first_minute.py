@@ -12,7 +12,7 @@ from tests.cli.conftest import ROOT, SCRIPT
 
 FAMILIES = "tests/data/families"
 SURE = "Guten Morgen!"
-UNSURE = "Der Vermesser beanstandete die unzureichende Zwischenlagerung der Gefahrstoffe."
+UNSURE = "Der Gutachter bemängelte die unsachgemäße Endlagerung von Schlacke."
 
 
 @pytest.fixture
