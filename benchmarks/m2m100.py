@@ -1,7 +1,7 @@
 """The shipped model in transformers, as M2M100.
 
-Marian has norms after the sublayers.  M2M100 has them before, with sinusoidal positions and ReLU;
-it takes the weights, and a bias of the output layer besides.
+Marian has norms after the sublayers.  M2M100 has them before, and ReLU; it takes the weights, a
+bias of the output layer besides, and each side's table of positions in place of its sinusoids.
 """
 
 from typing import Any
@@ -50,9 +50,10 @@ def to_m2m100(path: str) -> Any:
     for module in theirs.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = cfg.norm_eps
-    table = ours.src_embedding.position
-    positions = torch.cat([table.new_zeros(FIRST, table.size(1)), table])
-    for half in (theirs.model.encoder, theirs.model.decoder):
+    halves = (theirs.model.encoder, ours.src_embedding), (theirs.model.decoder, ours.tgt_embedding)
+    for half, embedding in halves:
+        table = embedding.position.detach()
+        positions = torch.cat([table.new_zeros(FIRST, table.size(1)), table])
         half.embed_positions.register_buffer("weights", positions, persistent=False)
     return theirs
 
@@ -62,6 +63,8 @@ def renamed(ours: torch.nn.Module) -> dict[str, torch.Tensor]:
     theirs = {}
     for name, weight in ours.state_dict().items():
         stem, kind = name.rsplit(".", 1)
+        if kind == "position":
+            continue
         side, *inside = stem.split(".", 2)
         if side in ("encoder", "decoder"):
             layer, part = inside
