@@ -27,13 +27,20 @@ class Description:
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: its options are not a table of names and values")
         self.values, self.path = values, path
+        self.paths: dict[str, Path] = {}  # of values from other files
+
+    def where(self, name: str) -> Path:
+        """Return the file that a value is from."""
+        return self.paths.get(name, self.path)
 
     def get(self, name: str) -> Any:
         if name in self.values:
             return self.values[name]
         for other in self.values:
             if isinstance(other, str) and one_letter_apart(name, other):
-                raise CheckpointError(f"{self.path}: {other[:50]!r} is not known; is it {name}?")
+                raise CheckpointError(
+                    f"{self.where(other)}: {other[:50]!r} is not known; is it {name}?"
+                )
         return None
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -72,7 +79,8 @@ class Description:
         value = self.text(name, default)
         if value not in choices:
             raise CheckpointError(
-                f"{self.path}: {name} {value[:50]!r} is not one that is read: {', '.join(choices)}"
+                f"{self.where(name)}: {name} {value[:50]!r} is not one that is read: "
+                f"{', '.join(choices)}"
             )
         return choices[value]
 
@@ -80,7 +88,7 @@ class Description:
         """Raise CheckpointError where the option, if it is there, is not what the weights have."""
         if self.number(name, n) != n:
             raise CheckpointError(
-                f"{self.path}: {name} is {self.number(name)}, but the weights have {n}"
+                f"{self.where(name)}: {name} is {self.number(name)}, but the weights have {n}"
             )
 
     def _value(self, name: str, default: Any) -> Any:
@@ -91,7 +99,7 @@ class Description:
 
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
-        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {expected}")
+        return CheckpointError(f"{self.where(name)}: {name} is {shown(value)}, not {expected}")
 
 
 def refuse_kinds(where: str, reasons: Mapping[str, bool]) -> None:

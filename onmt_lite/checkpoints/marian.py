@@ -17,7 +17,11 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
-from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER, ENCODER_LAYER
+from onmt_lite.checkpoints.huggingface.bart import (
+    DECODER_LAYER,
+    ENCODER_LAYER,
+    marian_languages,
+)
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import (
@@ -102,7 +106,7 @@ def load(path: Path) -> Checkpoint:
         src = _read_tokens(source, cfg.src_vocab_size - cfg.share_embeddings, sizes[0])
         src_vocab = _vocab([*src, START][: cfg.src_vocab_size], source)
     if source.suffix == target.suffix == ".spm":  # vocabularies that cut lines themselves
-        cutters = MarianTokenizer(*(read_pieces(str(side)) for side in (source, target)))
+        cutters = MarianTokenizer(read_pieces(str(source)), read_pieces(str(target)))
         tokenizers: dict[str, Tokenizer] = {"sentencepiece": cutters}
         missing: tuple[str, ...] = ()
     else:
@@ -118,6 +122,7 @@ def load(path: Path) -> Checkpoint:
         never_ids=(len(tgt),),
         missing=missing,
         notes=(SHORTLIST,) if decoder.get("shortlist") else (),
+        languages=marian_languages(src_vocab.ids),
         toolkit="marian-npz",
         version=options.label("version"),
     )

@@ -150,7 +150,7 @@ class Checkpoint:
             before = (*src, *before) if known.source == "before" else before
             after = (*self.text_end, *after, *(src if known.source == "after" else ()))
         if known.target == "text":
-            text = f"{self.tgt_vocab.tokens[known.ids[direction.tgt]]} " if direction.tgt else ""
+            text = f"{self.src_vocab.tokens[known.ids[direction.tgt]]} " if direction.tgt else ""
         elif direction.tgt:
             tgt = known.ids[direction.tgt]
             start = (tgt,) if known.target == "start" else (*start, tgt)

@@ -55,21 +55,38 @@ class TokenRules:
         return tuple(word[0] for word in self.banned if len(word) == 1)
 
 
-def token_rules(table: Mapping[str, Any], path: Path, eos: int, vocab_size: int) -> TokenRules:
-    """The rules that settings of Hugging Face ask for.  CheckpointError for what is no token."""
+def token_rules(
+    table: Mapping[str, Any], where: Callable[[str], Path], eos: int, vocab_size: int
+) -> TokenRules:
+    """Return the rules in settings of Hugging Face.
+
+    Args:
+        table: the settings.
+        where: returns the file that a setting is from.
+        eos: the end token.
+        vocab_size: the number of tokens.
+
+    Raises:
+        CheckpointError: if an ID is not a token of the model.
+    """
     words, more = (table.get(name) or [] for name in ("bad_words_ids", "suppress_tokens"))
-    are_lists = isinstance(words, list) and isinstance(more, list)
-    # `generate` takes the end token alone for a mistake
-    words = [*(w for w in words if w != [eos]), *([token] for token in more)] if are_lists else [0]
-    if not all(_is_phrase(word, vocab_size) for word in words):
-        raise CheckpointError(
-            f"{path}: bad_words_ids or suppress_tokens is not a list of the model's tokens"
-        )
+    if isinstance(more, list):
+        more = [[token] for token in more]
+    for name, phrases in dict(bad_words_ids=words, suppress_tokens=more).items():
+        if not isinstance(phrases, list) or not all(_is_phrase(p, vocab_size) for p in phrases):
+            raise CheckpointError(f"{where(name)}: {name} must be a list of the model's tokens")
     forced = table.get("forced_eos_token_id")
     if forced not in (None, eos, [eos]):
-        raise CheckpointError(f"{path}: forces tokens other than the end")
-    if forced is not None and eos in more:
-        raise CheckpointError(f"{path}: forced_eos_token_id is one of suppress_tokens")
+        raise CheckpointError(
+            f"{where('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
+        )
+    if forced is not None and [eos] in more:
+        raise CheckpointError(
+            f"{where('suppress_tokens')}: suppress_tokens must not have the end token ({eos}), "
+            "because forced_eos_token_id is set"
+        )
+    # `generate` takes the end token alone for a mistake
+    words = [*(word for word in words if word != [eos]), *more]
     return TokenRules(
         tuple(sorted(set(map(tuple, words)))),
         forced is not None,

@@ -10,8 +10,16 @@ import sentencepiece as spm
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.lines import LINE_BREAKS
+from onmt_lite.text.vocab import AddedToken
 
 LANGUAGE = re.compile(r">>[^<>\s]+<<")
+A_WORD = re.compile(r"\w")
+# What transformers takes out of output with `clean_up_tokenization_spaces`, in this order
+CLEANED = [
+    *((f" {end}", end) for end in (".", "?", "!", ",")),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+]
 
 
 class Tokenizer(Protocol):
@@ -64,29 +72,90 @@ class SentencePieceTokenizer:
         return LINE_BREAKS.sub(" ", self.processor.decode(tokens))
 
 
+class AddedTokens:
+    """Cuts added tokens out of lines like Hugging Face transformers: the first and longest ones,
+    those that are searched in normalized text last."""
+
+    def __init__(self, tokens: Sequence[AddedToken], normalize: Callable[[str], str] = str):
+        by_time = [[t for t in tokens if t.normalized == late] for late in (False, True)]
+        self.early, self.late = ({str(token): token for token in each} for each in by_time)
+        self.normalize = normalize
+
+    def split(self, line: str) -> list[str]:
+        """Return the text between the added tokens, and these."""
+        parts = _cut_out(line, self.early)
+        if not self.late:
+            return parts
+        return [
+            piece
+            for part in parts
+            for piece in ([part] if isinstance(part, AddedToken) else self._cut_late(part))
+        ]
+
+    def _cut_late(self, part: str) -> list[str]:
+        pieces = _cut_out(self.normalize(part), self.late)
+        return pieces if len(pieces) > 1 or isinstance(pieces[0], AddedToken) else [part]
+
+
+def _cut_out(text: str, tokens: dict[str, AddedToken]) -> list[str]:
+    there = sorted((token for token in tokens if token in text), key=len, reverse=True)
+    if not there:
+        return [text]
+    parts, end = [], 0
+    for match in re.finditer("|".join(map(re.escape, there)), text):
+        token, before, after = tokens[match[0]], text[: match.start()], text[match.end() :]
+        if token.single_word and (A_WORD.match(before[-1:]) or A_WORD.match(after)):
+            continue
+        start = len(before.rstrip()) if token.takes_left else len(before)
+        parts += [text[end:start]] if start > end else []
+        parts.append(token)
+        end = len(text) - len(after.lstrip() if token.takes_right else after)
+    return [*parts, text[end:]] if end < len(text) else parts
+
+
 class PieceTokenizer(SentencePieceTokenizer):
-    """Pieces of a sentencepiece model, between tokens that are cut out of the line before."""
+    """Pieces of a sentencepiece model, between added tokens."""
 
     def __init__(
         self,
         processor: spm.SentencePieceProcessor,
-        cut: Sequence[str] = (),
+        added: Sequence[AddedToken] = (),
+        added_to_target: Sequence[AddedToken] = (),
         silent: Sequence[str] = (),
+        keeps_spaces: bool = False,
     ):
-        """cut: tokens of their own, wherever they stand; the text between two is a line of its own.
-        silent: tokens that are no text in an output, as are others that are no pieces."""
+        """
+        Args:
+            processor: the sentencepiece model.
+            added: tokens to cut out of source lines. Text between them is tokenized separately.
+            added_to_target: the same for target lines.
+            silent: tokens that are not text in an output. Unknown special tokens are not either.
+            keeps_spaces: make a space before an added token a piece unless the token strips it.
+        """
         super().__init__(processor)
-        self.cut, self.silent = frozenset(cut), frozenset(silent)
-        longest_first = sorted(self.cut, key=len, reverse=True)
-        self.cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self.words = frozenset(token for token in added if not token.special)
+        self.silent, self.keeps_spaces = frozenset(silent), keeps_spaces
+        self.added = AddedTokens(added, self._normalize)
+        self.added_to_target = AddedTokens(added_to_target, self._normalize)
 
     def encode(self, text: str) -> list[str]:
+        return self._encode(self.added.split(text))
+
+    def encode_target(self, text: str) -> list[str]:
+        return self._encode(self.added_to_target.split(text))
+
+    def _encode(self, parts: list[str]) -> list[str]:
         tokens: list[str] = []
-        for part in self.cuts.split(text) if self.cut else [text]:
-            tokens += [part] if part in self.cut else super().encode(part)
+        for part in parts:
+            tokens += [part] if isinstance(part, AddedToken) else super().encode(part)
+            if self.keeps_spaces and len(parts) > 1 and part[-1:].isspace():
+                tokens.append(SPACER)
         return tokens
 
-    encode_target = encode
+    def _normalize(self, text: str) -> str:
+        """Normalized text, with a space at each end that has some."""
+        inner = self.processor.normalize(text).replace(SPACER, " ").strip()
+        return " " * text[:1].isspace() + inner + " " * text[-1:].isspace()
 
     def decode(self, tokens: list[str]) -> str:
         pieces = self.processor
@@ -96,7 +165,7 @@ class PieceTokenizer(SentencePieceTokenizer):
                 continue
             if pieces.piece_to_id(token) != unk_id:
                 run.append(token)
-            elif token in self.cut:
+            elif token in self.words:
                 texts += [super().decode(run), token]
                 run = []
         return " ".join(filter(None, [*texts, super().decode(run)]))
@@ -106,21 +175,45 @@ class MarianTokenizer:
     """Pieces of two sentencepiece models, one per language.  `>>xxx<<` at the start of a source
     line is a token of its own: it names the language to translate into."""
 
-    def __init__(self, source: spm.SentencePieceProcessor, target: spm.SentencePieceProcessor):
-        self.source, self.target = source, target
+    def __init__(
+        self,
+        source: spm.SentencePieceProcessor,
+        target: spm.SentencePieceProcessor,
+        added: Sequence[AddedToken] = (),
+        joiner: spm.SentencePieceProcessor | None = None,
+        cleans_up: bool = False,
+    ):
+        """
+        Args:
+            source: the sentencepiece model of the source.
+            target: the model of the target.
+            added: tokens to cut out of source lines. Special ones are not text in an output.
+            joiner: the model that joins output (default: `target`).
+            cleans_up: remove spaces before punctuation and English endings from output.
+        """
+        self.source, self.target, self.joiner = source, target, joiner or target
+        self.added, self.cleans_up = AddedTokens(added), cleans_up
+        self.silent = frozenset(["</s>", "<unk>", "<pad>", *(t for t in added if t.special)])
 
     def encode(self, text: str) -> list[str]:
-        language = LANGUAGE.match(text)
-        if language is None:
-            return pieces_of(self.source, text)
-        return [language[0], *pieces_of(self.source, text[language.end() :])]
+        tokens: list[str] = []
+        for part in self.added.split(text):
+            language = None if isinstance(part, AddedToken) else LANGUAGE.match(part)
+            rest = part[language.end() :] if language else part
+            tokens += [language[0]] if language else []
+            tokens += [part] if isinstance(part, AddedToken) else pieces_of(self.source, rest)
+        return tokens
 
     def encode_target(self, text: str) -> list[str]:
         return pieces_of(self.target, text)
 
     def decode(self, tokens: list[str]) -> str:
-        pieces = [token for token in tokens if token not in ("</s>", "<unk>", "<pad>")]
-        return LINE_BREAKS.sub(" ", self.target.decode(pieces))
+        """Join pieces.  Those that the model lacks keep their mark of a space."""
+        text = self.joiner.decode([token for token in tokens if token not in self.silent])
+        text = text.replace(SPACER, " ").strip()
+        for spaced, joined in CLEANED if self.cleans_up else ():
+            text = text.replace(spaced, joined)
+        return LINE_BREAKS.sub(" ", text)
 
 
 # -- tokens to text --------------------------------------------------------------------------------

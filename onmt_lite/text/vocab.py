@@ -8,6 +8,26 @@ from typing import Any
 from onmt_lite.errors import DataError
 
 
+class AddedToken(str):
+    """A token that a tokenizer cuts out of a line before it tokenizes the rest.
+
+    Unlike a word with the same text, it has the ID of that token even if the token is a control
+    token.
+
+    special      not text in an output
+    takes_left   spaces on its left belong to it; `takes_right`: on its right
+    single_word  cut out only if no letter, digit or underscore is next to it
+    normalized   searched in normalized text
+    """
+
+    special, takes_left, takes_right, single_word, normalized = True, False, False, False, False
+
+    def __new__(cls, text: str, **flags: bool) -> "AddedToken":
+        token = super().__new__(cls, text)
+        token.__dict__.update(flags)
+        return token
+
+
 @dataclass(frozen=True)
 class Vocab:
     """A list of tokens, and the ids of special tokens, None if missing."""
@@ -47,9 +67,11 @@ class Vocab:
         return self.is_control(i) or i == self.unk_id
 
     def lacks(self, token: str) -> bool:
-        """Whether a token of text is missing; one that equals a control token is."""
+        """Whether a token of text is missing; a word that equals a control token is."""
         i = self.ids.get(token)
-        return i is None or self.is_special(i)
+        if i is None or isinstance(token, AddedToken):
+            return i in (None, self.unk_id)
+        return self.is_special(i)
 
     def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
         """Ids of text tokens.

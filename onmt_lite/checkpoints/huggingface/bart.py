@@ -6,6 +6,7 @@ starts with.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,12 @@ import yaml
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
+from onmt_lite.checkpoints.huggingface.added import (
+    NAMED_M2M100,
+    NAMED_MBART,
+    NAMED_T5,
+    AddedFiles,
+)
 from onmt_lite.checkpoints.huggingface.directory import (
     ACTIVATIONS,
     Directory,
@@ -21,6 +28,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     checkpoint,
     default_language,
     language_ids,
+    start_id,
     token_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
@@ -29,7 +37,7 @@ from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, finished, layo
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
-from onmt_lite.text.vocab import Vocab
+from onmt_lite.text.vocab import AddedToken, Vocab
 
 # Our names of a layer's parts, and theirs; fairseq has the same ones
 ENCODER_LAYER = {
@@ -132,48 +140,68 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
 
 # -- Marian ----------------------------------------------------------------------------------------
 
+OF_MARIAN = r">>([^<>\s]+)<<"  # a token that says which language to translate into
+
 
 def load_marian(directory: Directory) -> Checkpoint:
     path, config = directory.path, directory.config
-    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
         if directory.model.flag(name):
-            raise CheckpointError(f"{config.path}: a Marian model with {name}, which is not read")
-    directory.check(None)
+            raise CheckpointError(
+                f"{directory.model.path}: {name} is not supported for Marian models"
+            )
+    if config.get("forced_bos_token_id") is not None:
+        file = config.where("forced_bos_token_id")
+        raise CheckpointError(f"{file}: forced_bos_token_id is not supported for Marian models")
+    languages = marian_languages(read_json(path / "vocab.json"))
+    directory.check(languages)
     weights = directory.weights()
     positions, tables, rows = _marian_positions(config, weights)
     switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
     model = read_transformer(directory, weights, tables, **switches)
-    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
-    src = tgt = read_vocab(path / "vocab.json", model.cfg.src_vocab_size, eos, pad)
+    src = tgt = read_vocab(path / "vocab.json", model.cfg.src_vocab_size, config)
     other = path / "target_vocab.json"
     if directory.tokenizer.flag("separate_vocabs", other.is_file()):
-        tgt = read_vocab(other, model.cfg.tgt_vocab_size, eos, pad)
+        tgt = read_vocab(other, model.cfg.tgt_vocab_size, config)
     elif model.cfg.src_vocab_size != model.cfg.tgt_vocab_size:
         raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
-    start = config.number("decoder_start_token_id", pad)
+    pad = config.number("pad_token_id")
+    start = start_id(directory, pad)
     cutters = {}
     missing = [path / name for name in SIDES if not (path / name).exists()]
+    added = AddedFiles(path, directory.tokenizer)
     if path / SIDES[0] not in missing:
-        pieces = (read_pieces(str(path / name)) for name in SIDES)
-        cutters["sentencepiece"] = MarianTokenizer(*pieces)
-    if config.get("forced_bos_token_id") is not None:
-        raise CheckpointError(f"{config.path}: forces tokens other than the end")
+        source, target = (read_pieces(str(path / name)) for name in SIDES)
+        cutters["sentencepiece"] = MarianTokenizer(
+            source,
+            target,
+            [AddedToken(token, special=token.special) for token in added.cut(NAMED_T5, src.ids)],
+            joiner=source if src is tgt else target,  # as transformers does since version 5
+            cleans_up=directory.tokenizer.flag("clean_up_tokenization_spaces"),
+        )
     codes = [directory.tokenizer.text(f"{side}_lang", "") for side in ("source", "target")]
-    one_pair = all(codes) and not any(token.startswith(">>") for token in src.tokens)
     found = checkpoint(
         directory,
         model,
         (src, tgt),
         cutters,
         start,
+        added,
         never_in_softmax=True,
         missing=tuple(map(str, missing)),
         toolkit="marian",
-        pair=Direction(*codes) if one_pair else Direction(),
+        languages=languages,
+        pair=Direction(*codes) if all(codes) and not languages else Direction(),
     )
     never = {*found.never_ids, *([start] if start == pad else [])}
     return replace(found, never_ids=tuple(sorted(never)))
+
+
+def marian_languages(ids: Mapping[str, int]) -> Languages | None:
+    """Return the target languages that tokens of the source name. None: there are no such tokens,
+    because the model translates into one language."""
+    codes = {match[1]: i for token, i in ids.items() if (match := re.fullmatch(OF_MARIAN, token))}
+    return Languages(codes, source="none", target="text") if codes else None
 
 
 def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
@@ -185,7 +213,8 @@ def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[
         weights.shape(name)
     if all(layout_of(weights.tensors[name]) == "concat" for name in stored):
         if any(weights.shape(name)[0] != rows for name in stored):
-            raise CheckpointError(f"{config.path}: max_position_embeddings is not what is stored")
+            file = config.where("max_position_embeddings")
+            raise CheckpointError(f"{file}: max_position_embeddings is not what is stored")
         weights.drop("|".join(map(re.escape, stored)))
         return "concat", {}, rows
     src, tgt = (weights.take(name) for name in names.values())
@@ -193,8 +222,9 @@ def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[
     return "learned", tables, min(src.size(0), tgt.size(0))
 
 
-def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
+def read_vocab(path: Path, size: int, config: Description) -> Vocab:
     """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
+    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
     tokens = [f"<unused {i}>" for i in range(size)]
     taken = set()
     for token, i in read_json(path).items():
@@ -205,8 +235,9 @@ def read_vocab(path: Path, size: int, eos: int, pad: int) -> Vocab:
     if len(taken) <= max(taken, default=0):
         hole = next(i for i in range(size) if i not in taken)
         raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
-    if not {eos, pad} <= taken:
-        raise CheckpointError(f"{path}: it lacks the end or the padding token of config.json")
+    for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
+        if i not in taken:
+            raise CheckpointError(f"{config.where(name)}: {name} {i} is not in {path.name}")
     unk = tokens.index("<unk>") if "<unk>" in tokens else None
     return Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad, unk_id=unk)
 
@@ -235,6 +266,8 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
     tokens = {i: text for text, i in ids.items() if type(i) is int}
     if set(tokens) != set(range(len(ids))):
         raise CheckpointError(f"{file}: its ids are not 0, 1, ... once each")
+    checked_tokens([*ids], file)
+    words.file = file.name
     return _load(words, tokens, [f"__{code}__" for code in codes], "before", "forced")
 
 
@@ -288,7 +321,7 @@ def _load(
         tokens |= dict(enumerate(others, len(tokens)))
     ids = language_ids(tokens, words.pattern)
     config = directory.config
-    start = token_id(config, "decoder_start_token_id", token_id(config, "eos_token_id"))
+    start = start_id(directory, token_id(config, "eos_token_id"))
     default = Direction(
         default_language(directory.tokenizer, "src_lang", ids),
         _default_target(directory, ids, start, target == "start"),
@@ -312,11 +345,16 @@ def _load(
     model = read_transformer(
         directory, weights, tables, pre_norm=True, position_offset=OFFSET, **switches
     )
-    starts = () if target == "start" else ("decoder_start_token_id",)
-    directory.check_special_tokens("eos_token_id", "pad_token_id", *starts)
     vocab = words.vocab(tokens, model.vocab_size, ids.values())
-    cutters = {"sentencepiece": words.tokenizer()}
-    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
+    if words.pattern == OF_M2M100:  # its tokenizer in transformers is written in Python
+        added = words.added.cut(NAMED_M2M100, vocab.ids)
+        added = [AddedToken(token, **{**vars(token), "normalized": False}) for token in added]
+    else:
+        added = words.added.cut(NAMED_MBART, vocab.ids, [tokens[i] for i in ids.values()])
+    keeps_spaces = words.pattern == OF_NLLB or (words.pattern == OF_MBART and source == "before")
+    cutters = {"sentencepiece": words.tokenizer(vocab, added, keeps_spaces=keeps_spaces)}
+    files = words.added
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, files, languages=languages)
 
 
 def _default_target(directory: Directory, ids: dict[str, int], start: int, starts: bool) -> str:
@@ -326,13 +364,15 @@ def _default_target(directory: Directory, ids: dict[str, int], start: int, start
         forced = token_id(config, "forced_bos_token_id")
         if forced not in codes:
             raise CheckpointError(
-                f"{config.path}: forced_bos_token_id {forced} is no language of the model"
+                f"{config.where('forced_bos_token_id')}: forced_bos_token_id {forced} is not a "
+                "language of the model"
             )
         return codes[forced]
     if starts and start in codes:
         return codes[start]
     if starts and start != token_id(config, "eos_token_id"):
         raise CheckpointError(
-            f"{config.path}: decoder_start_token_id {start} is neither a language nor the end token"
+            f"{config.where('decoder_start_token_id')}: decoder_start_token_id {start} is neither "
+            "a language nor the end token"
         )
     return default_language(directory.tokenizer, "tgt_lang", ids)

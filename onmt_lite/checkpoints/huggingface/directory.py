@@ -7,7 +7,7 @@ index lists.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from onmt_lite.checkpoints.description import (
     read_json,
     shown,
 )
+from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
 from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
@@ -38,10 +39,9 @@ from onmt_lite.search.model_defaults import (
     token_rules,
 )
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
-from onmt_lite.text.vocab import Vocab
+from onmt_lite.text.vocab import AddedToken, Vocab
 
 LanguageCheck = Callable[[Languages | None], object]
-TOKENIZER = "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     "relu": "relu",
@@ -61,9 +61,9 @@ USUAL: dict[str, dict[str, Any]] = {
 
 
 class Directory:
-    """What the files say, but for the weights.
+    """The files of a directory, except the weights.
 
-    `config` is what config.json says, where generation_config.json says nothing else.
+    `config` has the values of config.json, or of generation_config.json if it has one.
     `check` is given the languages before weights, which may be large, are read.
     """
 
@@ -80,6 +80,7 @@ class Directory:
         for name in (*usual, *names_of("generation_config"), *names_of("tokens")):
             self.model.get(name), self.generation.get(name)
         self.config = Description({**usual, **own, **said}, path / CONFIG)
+        self.config.paths = dict.fromkeys(said, path / GENERATION)
 
     def weights_file(self) -> Path:
         """The file of the weights or the index of their shards.  CheckpointError for neither."""
@@ -113,14 +114,7 @@ class Directory:
         """The rules about single tokens that a version of transformers takes from the files."""
         said = self.generation.values if self.generation.path.is_file() else None
         table, name = effective(self.model.values, said, version)
-        return token_rules(table, self.path / name, eos, vocab_size)
-
-    def check_special_tokens(self, *names: str) -> None:
-        """CheckpointError where the two configurations differ in one of these ids."""
-        for name in names:
-            one, other = (token_id(d, name, -1) for d in (self.model, self.generation))
-            if one != other and -1 not in (one, other):
-                raise CheckpointError(f"{self.path}: {name} differs between its two configurations")
+        return token_rules(table, lambda _: self.path / name, eos, vocab_size)
 
     def check_sizes(self, **sizes: int) -> None:
         """CheckpointError where the configuration gives another size than the weights have."""
@@ -132,8 +126,16 @@ def token_id(config: Description, name: str, default: int | None = None) -> int:
     """An id; some files have it as a list of one."""
     value = config.get(name)
     if isinstance(value, list) and len(value) == 1:
-        return Description({name: value[0]}, config.path).number(name)
+        return Description({name: value[0]}, config.where(name)).number(name)
     return config.number(name, default)
+
+
+def start_id(directory: Directory, default: int) -> int:
+    """Return the first token of the decoder as transformers takes it from the files."""
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        if directory.generation.get(name) is not None:
+            return token_id(directory.generation, name)
+    return token_id(directory.config, "decoder_start_token_id", default)
 
 
 def checkpoint(
@@ -142,20 +144,38 @@ def checkpoint(
     vocabs: tuple[Vocab, Vocab],
     cutters: Mapping[str, Tokenizer],
     start: int,
+    added: AddedFiles,
     **others: Any,
 ) -> Checkpoint:
     """Put together what was read of a directory, used as its configuration says.
 
-    cutters: tokenizers of lines of text; others: fields in which a family differs.  CheckpointError
-    where ids of the configuration are not in the vocabulary of the target.
+    Args:
+        directory: the files.
+        model: the model.
+        vocabs: of source and target.
+        cutters: tokenizers of lines of text.
+        start: the first token of the decoder.
+        added: the files that name the token at the end of a source line.
+        others: fields in which a family differs.
+
+    Raises:
+        CheckpointError: if an ID in the configuration is not in the target vocabulary.
     """
     config, (src, tgt) = directory.config, vocabs
     if not 0 <= start < len(tgt):
-        raise CheckpointError(f"{config.path}: decoder_start_token_id is not in the vocabulary")
+        raise CheckpointError(
+            f"{config.where('decoder_start_token_id')}: decoder_start_token_id {start} is not in "
+            "the vocabulary"
+        )
     eos = token_id(config, "eos_token_id")
-    rules = token_rules(config.values, config.path, eos, len(tgt))
+    rules = token_rules(config.values, config.where, eos, len(tgt))
+    # The tokenizer's own tokens, where generation ends with or pads with others
+    named = added.named(NAMED_T5)
+    end, pad = src.ids.get(named["eos_token"], eos), src.ids.get(named["pad_token"], src.pad_id)
+    src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
     n = config.number("num_return_sequences", 1)
-    note = f"num_return_sequences {n} of {directory.path}: without effect; -n_best {n} gives them"
+    file = config.where("num_return_sequences")
+    note = f"num_return_sequences {n} of {file}: without effect; -n_best {n} gives them"
     usual = dict(
         never_ids=rules.never_ids,
         notes=(note,) if n > 1 else (),
@@ -167,7 +187,7 @@ def checkpoint(
         tgt_vocab=tgt,
         tokenizers={**cutters, "space": SpaceTokenizer()},
         start_id=start,
-        src_end=(eos,),
+        src_end=(end,),
         forced_eos=rules.forced_eos,
         rules={v: directory.rules(v, eos, len(tgt)) for v in VERSIONS},
         version=config.label("transformers_version"),
@@ -183,8 +203,6 @@ def _read_part(path: Path) -> dict[str, Tensor]:
 
 # -- Words: pieces of sentencepiece, their ids, and added tokens -----------------------------------
 
-ALONE = "added_tokens.json"
-
 
 class Words:
     """What a directory says of its words."""
@@ -192,13 +210,16 @@ class Words:
     def __init__(self, directory: Directory, pattern: str):
         """pattern: of an added token that the family has."""
         self.directory, self.path, self.pattern = directory, directory.path, pattern
-        self.unk_token = _text_of(directory.tokenizer.get("unk_token") or "<unk>")
+        self.added = AddedFiles(self.path, directory.tokenizer)
+        self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
         file = next((name for name in PIECES if (self.path / name).is_file()), None)
+        self.files: dict[int, str] = {}  # that list an added token, by its ID
+        self.file = file or FAST  # that lists the other tokens
         self.own_ids = file is None  # those of tokenizer.json, for whatever family
         if file is not None:
             self.processor = read_pieces(str(self.path / file))
         elif (self.path / FAST).is_file():
-            data = as_sentencepiece(self.fast, self.unk_token, self.path / FAST)
+            data = as_sentencepiece(self.added.fast.values, self.unk_token, self.path / FAST)
             self.processor = processor(data, self.path / FAST)
         else:
             raise CheckpointError(
@@ -207,45 +228,18 @@ class Words:
             )
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
-    @cached_property
-    def fast(self) -> dict[str, Any]:
-        return described(self.path / FAST).values
-
-    def _added_in(self, file: str) -> dict[int, tuple[str, bool]]:
-        """Texts of tokens beside the pieces by id, and whether they are special: those that are not
-        are cut out of lines before all else."""
-        try:
-            listed: Any  # a table by id, a list of tables, or a table by text
-            if file == TOKENIZER:
-                listed = (self.directory.tokenizer.get("added_tokens_decoder") or {}).items()
-            elif file == FAST:
-                listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
-            else:
-                texts = described(self.path / ALONE).values
-                listed = [(i, {"content": text}) for text, i in texts.items()]
-            added = {}
-            for i, token in listed:
-                # The name of an entry in JSON is a text
-                number = int(i) if type(i) is str and i.isdecimal() else i
-                if type(number) is not int:
-                    raise ValueError("an id that is no whole number")
-                added[number] = (_text_of(token["content"]), bool(token.get("special", True)))
-            return added
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise CheckpointError(
-                f"{self.path / file}: added tokens whose ids are no whole numbers, or without text"
-            ) from None
-
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
         """The pieces by id, and added tokens of the first file that lists some of the family's."""
         for file in (TOKENIZER, FAST, ALONE, TOKENIZER):
-            added = self._added_in(file)
-            if any(re.fullmatch(self.pattern, text) for text, _ in added.values()):
+            added = self.added.by_id(file)
+            if any(re.fullmatch(self.pattern, text) for text in added.values()):
                 break
-        for i, (text, _) in added.items():
-            if tokens.setdefault(i, text) != text:
+        self.files = dict.fromkeys(added, file)
+        for i, text in added.items():
+            if tokens.setdefault(i, str(text)) != text:
                 raise CheckpointError(
-                    f"{self.path}: the added token {text[:50]!r} has the id of {tokens[i][:50]!r}"
+                    f"{self.path / file}: the added token {text[:50]!r} has the ID {shown(i)} of "
+                    f"{tokens[i][:50]!r}"
                 )
         return tokens
 
@@ -259,14 +253,17 @@ class Words:
         for i, text in ids.items():
             if not 0 <= i < size:
                 raise CheckpointError(
-                    f"{self.path}: {text[:50]!r} has the id {shown(i)}, but the weights "
-                    f"have {size} rows"
+                    f"{self.path / self.files.get(i, self.file)}: {text[:50]!r} has the ID "
+                    f"{shown(i)}, but the weights have {size} rows"
                 )
             tokens[i] = text
         eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
-        if not 0 <= eos < size or not 0 <= pad < size:
-            raise CheckpointError(f"{config.path}: its special tokens are not in the vocabulary")
-        found = Vocab(checked_tokens(tokens, self.path))
+        for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
+            if not 0 <= i < size:
+                raise CheckpointError(
+                    f"{config.where(name)}: {name} {i} is not in the vocabulary of {size} tokens"
+                )
+        found = Vocab(checked_tokens(tokens, self.path / self.file))
         return Vocab(
             tokens,
             eos_id=eos,
@@ -275,10 +272,23 @@ class Words:
             language_ids=frozenset(languages),
         )
 
-    def tokenizer(self, silent: Sequence[str] = ()) -> PieceTokenizer:
-        """`silent`: tokens that are no text in an output."""
-        cut = [text for text, special in self._added_in(TOKENIZER).values() if not special]
-        return PieceTokenizer(self.processor, cut, silent)
+    def tokenizer(
+        self,
+        vocab: Vocab,
+        added: Sequence[AddedToken],
+        silent: Sequence[str] = (),
+        keeps_spaces: bool = False,
+    ) -> PieceTokenizer:
+        """Return the tokenizer of lines.
+
+        Args:
+            vocab: the vocabulary of source and target.
+            added: tokens to cut out of source lines; target text has no control tokens.
+            silent: tokens that are not text in an output.
+            keeps_spaces: see `PieceTokenizer`.
+        """
+        to_target = [token for token in added if not vocab.is_special(vocab.ids[token])]
+        return PieceTokenizer(self.processor, added, to_target, silent, keeps_spaces)
 
 
 def language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:
@@ -293,11 +303,3 @@ def default_language(description: Description, name: str, known: Mapping[str, in
     if not isinstance(code, str):
         return ""
     return next((c for c in (code, code.strip("_")) if c in known), "")
-
-
-def _text_of(token: Any) -> str:
-    """A token that is written as text or as a table."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        raise ValueError("a token without text")
-    return text

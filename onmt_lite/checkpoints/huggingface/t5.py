@@ -8,13 +8,14 @@ import re
 
 from torch import Tensor
 
+from onmt_lite.checkpoints.huggingface.added import NAMED_T5
 from onmt_lite.checkpoints.huggingface.directory import (
     ACTIVATIONS,
     Directory,
     Words,
     checkpoint,
     language_ids,
-    token_id,
+    start_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.weights import Weights, finished, same_numbers
@@ -46,13 +47,17 @@ def load(directory: Directory) -> Checkpoint:
     first = len(words.pieces)
     if first + n <= model.vocab_size:
         tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
-    directory.check_special_tokens("eos_token_id", "pad_token_id", "decoder_start_token_id")
     vocab = words.vocab(tokens, model.vocab_size)
-    start = token_id(config, "decoder_start_token_id", config.number("pad_token_id"))
+    start = start_id(directory, config.number("pad_token_id"))
     if config.get("forced_bos_token_id") is not None:
-        raise CheckpointError(f"{config.path}: a T5 that forces a first token, which is not read")
-    cutters = {"sentencepiece": words.tokenizer([tokens[i] for i in ids.values()])}
-    return checkpoint(directory, model, (vocab, vocab), cutters, start, languages=languages)
+        raise CheckpointError(
+            f"{config.where('forced_bos_token_id')}: forced_bos_token_id is not supported for T5"
+        )
+    sentinels = [f"<extra_id_{i}>" for i in range(directory.tokenizer.number("extra_ids", usual))]
+    added = words.added.cut(NAMED_T5, vocab.ids, sentinels)
+    cutters = {"sentencepiece": words.tokenizer(vocab, added, [tokens[i] for i in ids.values()])}
+    files = words.added
+    return checkpoint(directory, model, (vocab, vocab), cutters, start, files, languages=languages)
 
 
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
@@ -64,7 +69,8 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     d_model = ours["tgt_embedding.token.weight"].size(1)
     heads, width = config.number("num_heads"), config.number("d_kv", 64)
     if min(heads, width) < 1:
-        raise CheckpointError(f"{config.path}: num_heads is {heads} and d_kv {width}, not above 0")
+        file = config.where("num_heads" if heads < 1 else "d_kv")
+        raise CheckpointError(f"{file}: num_heads is {heads} and d_kv {width}, not above 0")
     gated_gelu = {"gated-gelu": "gelu_tanh"}
     kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
     activation = config.choice("feed_forward_proj", kinds, usual)
@@ -120,8 +126,6 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     for copy in TABLES:
         if copy in weights and not same_numbers(weights.tensors[name], weights.tensors[copy]):
             raise CheckpointError(f"{config.path}: embeddings of encoder and decoder differ")
-    if directory.family == "mt5" and HEAD not in weights:
-        raise CheckpointError(f"{config.path}: an mT5 without {HEAD}, which is not read")
     weights.shape(name)
     head = weights.tensors.get(HEAD)
     own_head = head is not None and not same_numbers(weights.tensors[name], head)
@@ -129,9 +133,10 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
     ours["output.weight"] = weights.take(HEAD) if own_head else table
     weights.drop("|".join(re.escape(n) for n in (SHARED, *TABLES, HEAD)))
-    scales = config.get("scale_decoder_outputs")
-    if scales is None:
-        scales = directory.family == "t5" and config.flag("tie_word_embeddings", True)
+    scales = False  # mT5 never does in transformers 5, not even with the shared table as its head
+    if directory.family == "t5":
+        tied = config.flag("tie_word_embeddings", True)
+        scales = config.flag("scale_decoder_outputs", tied)
     return ours, table.size(1) ** -0.5 if scales else 1.0
 
 
