@@ -295,7 +295,7 @@ class TestLanguages:
             ("m2m", dict(tgt_lang="__en__"), ["tgt_lang", "en"]),
             ("t5", dict(tgt_lang="en"), ["tgt_lang", "no languages"]),
             ("madlad", dict(tgt_lang="xx"), ["tgt_lang", "'xx'"]),
-            ("madlad", dict(src_lang="de"), ["src_lang", "target language only"]),
+            ("madlad", dict(src_lang="de"), ["src_lang", "a target language only"]),
         ],
     )
     def test_wrong_options_say_which_and_what_is_near(self, name, options, words):

@@ -1,15 +1,18 @@
 """Marian directories of Hugging Face: every way to store one is the same model."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
 
-from onmt_lite import Translator
+from onmt_lite import OptionError, Translator
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.record import describe
 from onmt_lite.models.positions import sinusoids
+from onmt_lite.text.lines import from_texts
 from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of
 
 MARIAN = DATA / "hf" / "marian"
@@ -216,6 +219,59 @@ class TestVocabulary:
         for end in (0, ends[len(ends) // 2], ends[-1]):
             (copy / name).write_bytes(data[:end])
             assert_refused(copy, name, "damaged")
+
+
+class TestLanguages:
+    """A model of several target languages, whose tokens begin source lines."""
+
+    @pytest.fixture
+    def several(self, copy):
+        ids = json.loads((copy / "vocab.json").read_text("utf-8"))
+        names = {"▁w100": ">>fra<<", "▁w101": ">>deu_Latn<<"}
+        ids = {names.get(token, token): i for token, i in ids.items()}
+        (copy / "vocab.json").write_text(json.dumps(ids))
+        return copy
+
+    def source_ids(self, path, *lines, **options):
+        translator = Translator.from_pretrained(path, device="cpu", threads=1, **options)
+        direction = translator.pipeline.direction(translator.options)
+        make, vocab = translator.pipeline.examples.make, translator.checkpoint.src_vocab
+        made = (make(line, direction=direction) for line in from_texts(lines, "x"))
+        return [" ".join(vocab.decode(example.src_ids)) for example in made]
+
+    @pytest.mark.parametrize("tokenizer, mark", [("auto", ""), ("space", "▁")])
+    def test_tgt_lang_token_is_put_before_lines_without_one(self, several, tokenizer, mark):
+        lines = [f"{tag}{mark}w1" for tag in ("", ">>deu_Latn<< ", ">>fra<<  ", ">>xyz<< ")]
+        given = dict(tgt_lang="fra", tokenizer=tokenizer)
+        found = self.source_ids(several, *lines[:3], **given)
+        assert found == [">>fra<< ▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>"]
+        found = self.source_ids(several, *lines, tokenizer=tokenizer)  # as in the original
+        plain = ["▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>", "<unk> ▁w1 </s>"]
+        assert found == plain
+
+    def test_unknown_code_is_refused_with_the_nearest(self, several):
+        with pytest.raises(OptionError, match="tgt_lang: .*'frb'; nearest are fra, deu_Latn"):
+            Translator.from_pretrained(several, tgt_lang="frb")
+        (several / "model.safetensors").write_bytes(b"")  # before weights are read
+        with pytest.raises(OptionError, match="'x'"):
+            Translator.from_pretrained(several, tgt_lang="x")
+
+    def test_src_lang_is_only_for_transforms(self, several):
+        with pytest.raises(OptionError, match="src_lang: the model takes a target language only"):
+            Translator.from_pretrained(several, src_lang="en")
+        given = dict(src_lang="en", tgt_lang="fra", transforms=["normalize", "sentencepiece"])
+        given |= dict(src_subword_model=several / "source.spm")
+        given |= dict(tgt_subword_model=several / "target.spm")
+        (found,) = self.source_ids(several, "w1", **given)
+        assert found.endswith("▁w1 </s>")
+
+    def test_print_model_lists_codes(self, several):
+        assert re.search("languages +fra deu_Latn\n", describe(load_checkpoint(several), "x"))
+
+    def test_one_pair_has_no_language_to_choose(self):
+        assert load_checkpoint(MARIAN).languages is None
+        with pytest.raises(OptionError, match="from src to tgt only"):
+            Translator.from_pretrained(MARIAN, tgt_lang="fra").translate(["w1"])
 
 
 class TestGeneration:

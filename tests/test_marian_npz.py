@@ -34,6 +34,18 @@ def student(tmp_path):
     return shutil.copytree(NPZ / "student", tmp_path / "student")
 
 
+def test_several_languages_tgt_lang_is_put_before_the_line(opus):
+    vocabulary = opus / "opus.spm32k.vocab.yml"
+    text = vocabulary.read_text("utf-8")
+    assert load_checkpoint(opus).languages is None
+    vocabulary.write_text(text.replace('"w9":', '">>fra<<":'), "utf-8")
+    given = dict(device="cpu", threads=1, tokenizer="space")
+    translator = Translator.from_pretrained(opus, **given)
+    by_option = translator.translate(["w3 w5"], tgt_lang="fra", max_length=8)[0].hyps
+    assert by_option == translator.translate([">>fra<< w3 w5"], max_length=8)[0].hyps
+    assert by_option != translator.translate(["w3 w5"], max_length=8)[0].hyps
+
+
 def array(tensor, claimed=""):
     """The bytes of a .npy file, as Marian writes it; `claimed`: a shape other than the tensor's."""
     kind = {torch.float32: "<f4", torch.int8: "<i1"}[tensor.dtype]

@@ -68,7 +68,11 @@ def read_checkpoint(options: TranslateOptions) -> Checkpoint:
             model_paths(options.model.model),
             options.model.model_weights,
             options.model.avg_raw_probs,
-            lambda known: choose_languages(known if of_tokens else of_text(known), given),
+            lambda known: choose_languages(
+                known if of_tokens else of_text(known),
+                given,
+                "normalize" in options.text.transforms,
+            ),
         )
 
 

@@ -153,7 +153,8 @@ class Pipeline:
         given = Direction(options.model.src_lang, options.model.tgt_lang)
         if self.checkpoint.languages is None:
             check_pair(self.checkpoint, given)
-        return choose_languages(self.checkpoint.languages, given)
+        normalizes = "normalize" in options.text.transforms
+        return choose_languages(self.checkpoint.languages, given, normalizes)
 
     def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
         """Teacher-forced log-probability of each target; None if the source is blank or passed

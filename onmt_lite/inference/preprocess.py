@@ -192,13 +192,25 @@ def check_pair(checkpoint: Checkpoint, given: Direction) -> None:
         raise OptionError(f"{', '.join(wrong)}: {only}; leave that out, or give another model")
 
 
-def choose_languages(languages: Languages | None, given: Direction) -> Direction:
-    """The languages of lines without a tag: the given ones, or else the model's own, if any.
-    Raises OptionError if a code is unknown, or is needed and missing."""
+def choose_languages(
+    languages: Languages | None, given: Direction, normalizes: bool = False
+) -> Direction:
+    """Return the languages of lines without a tag.
+
+    Args:
+        languages: those of the model.
+        given: the codes in the options, which replace the defaults of the model.
+        normalizes: a transform needs the source language, whether or not the model does.
+
+    Raises:
+        OptionError: if a code is unknown, or is needed and missing.
+    """
     if languages is None:
         return NEITHER
     if languages.source == "none" and given.src:
-        raise OptionError("src_lang: the model is told the target language only; leave it out")
+        if not normalizes:
+            raise OptionError("src_lang: the model takes a target language only; leave it out")
+        given = Direction("", given.tgt)
     for name, code in zip(("src_lang", "tgt_lang"), given):
         if code and code not in languages.ids:
             raise OptionError(

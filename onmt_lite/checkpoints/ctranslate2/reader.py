@@ -20,7 +20,7 @@ from onmt_lite.checkpoints.description import (
     read_json,
     read_whole,
 )
-from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB
+from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB, marian_languages
 from onmt_lite.checkpoints.huggingface.directory import (
     TOKENIZER,
     LanguageCheck,
@@ -65,8 +65,8 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     said = folder / CONFIG
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
     if said.is_file() and cuts_text(beside):  # before weights are read, which may be large
-        tokens = _read_tokens(folder, "target")
-        check(_languages(folder, described(said), tokens))
+        tokens = (_read_tokens(folder, side) for side in ("source", "target"))
+        check(_languages(folder, described(said), *tokens))
     version, variables = read_variables(folder / MODEL)
     config = _read_config(said, version, variables)
     model, zero_start = build_model(variables, config, folder / MODEL)
@@ -75,10 +75,11 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     for side, (found, n) in sizes.items():
         if found != n:
             raise CheckpointError(f"{folder}: {found} {side} tokens, but the model has {n}")
-    languages = _languages(folder, config, tgt.tokens)
+    languages = _languages(folder, config, src.tokens, tgt.tokens)
     if languages is not None and languages.target != "text":
         tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
-    silent = [tgt.tokens[i] for i in languages.ids.values()] if languages else []
+    listed = src if languages is not None and languages.target == "text" else tgt
+    silent = [listed.tokens[i] for i in languages.ids.values()] if languages else []
     tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
     if not tokenizers and any((place / CODES).is_file() for place in beside):
         missing = (f"{beside[-1] / PIECES[0]} ({CODES} and words of Moses are not read)",)
@@ -147,6 +148,8 @@ def _read_vocabularies(
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
     if not config.flag("add_source_eos", None):
         source = replace(source, eos_id=None)
+    if not config.flag("add_source_bos"):  # a line of tokens may have it
+        source = replace(source, bos_id=None)
     return target if source == target else source, target
 
 
@@ -171,7 +174,9 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages | None:
+def _languages(
+    folder: Path, config: Description, src: list[str], tgt: list[str]
+) -> Languages | None:
     """Those that tokens of the vocabulary name, placed as the family of such tokens does; of a
     package of Argos Translate, what each of its translations begins with."""
     tokens = dict(enumerate(tgt))
@@ -181,9 +186,11 @@ def _languages(folder: Path, config: Description, tgt: list[str]) -> Languages |
         if prefix not in tgt:
             raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
         return Languages({prefix: tgt.index(prefix)}, "none", default=Direction("", prefix))
-    texts = language_ids(tokens, OF_LANGUAGE)
+    texts = language_ids(dict(enumerate(src)), OF_LANGUAGE)
     if len(texts) > 1:
         return Languages(texts, source="none", target="text", in_tokens=held)
+    if marian := marian_languages({token: i for i, token in enumerate(src)}):
+        return replace(marian, in_tokens=held)
     ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
     if ids is None:
         return None
