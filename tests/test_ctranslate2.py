@@ -61,6 +61,34 @@ def mbart50(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("name", ["bart", "pegasus"])
+def test_bart_from_its_converter_gives_the_lists_of_ctranslate2(name):
+    """As the error about BART directories says; `<s>` and `</s>` are tokens of a line."""
+    path = DATA.parent / "ct2_bart"
+    case = json.loads((path / "reference.json").read_text("utf-8"))[name]
+    translator = Translator.from_pretrained(path / name, tokenizer="space", **GIVEN)
+    lines = [" ".join(tokens) for tokens in case["lines"]]
+    found = translator.translate(lines, beam_size=3, n_best=3, max_length=8)
+    for translation, row in zip(found, case["rows"], strict=True):
+        assert [hyp.tokens for hyp in translation.hyps] == [tokens for tokens, _ in row]
+        scores = [hyp.score for hyp in translation.hyps]
+        assert scores == pytest.approx([score for _, score in row], abs=1e-5)
+
+
+def test_marian_of_several_languages_tgt_lang_is_put_before_the_line(tmp_path):
+    path = shutil.copytree(CT2 / "marian_int8", tmp_path / "copy")
+    tokens = json.loads((path / "shared_vocabulary.json").read_text("utf-8"))
+    assert load_checkpoint(path).languages is None
+    tokens[tokens.index("w9")] = ">>fra<<"
+    (path / "shared_vocabulary.json").write_text(json.dumps(tokens))
+    translator = Translator.from_pretrained(path, tokenizer="space", **GIVEN)
+    given = translator.translate(["w3 w5"], tgt_lang="fra", max_length=8)[0].hyps
+    assert given == translator.translate([">>fra<< w3 w5"], max_length=8)[0].hyps
+    assert given != translator.translate(["w3 w5"], max_length=8)[0].hyps
+    with pytest.raises(OptionError, match="nearest are fra"):
+        translator.translate(["w3"], tgt_lang="frb")
+
+
 def flag(value):
     return [], INT8, struct.pack("<b", value)
 

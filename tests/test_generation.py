@@ -267,12 +267,18 @@ def without(copy, name, *others):
         (copy / other).write_bytes(b"x")
 
 
+# fmt: off
 CHANGES = {
     "config.json": [
-        (dict(model_type="nllb-moe"), "type 'nllb-moe'"),
-        (dict(model_type="bart"), "type 'bart'"),
-        (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "type 'llama'"),
-        (dict(model_type="xlm-roberta", architectures=None), "type 'xlm-roberta'"),
+        (dict(model_type="nllb-moe"), "NLLB-MoE .type 'nllb-moe'. is not supported; .*transf"),
+        (dict(model_type="bart"), "BART .type 'bart'. is not supported; .*ct2-transformers-conv"),
+        (dict(model_type="pegasus"), "Pegasus .*; .*ct2-transformers-converter .*tokenizer space"),
+        *((dict(model_type=name), f"'{name}'. is not supported; run it with Hugging Face transf")
+          for name in ("umt5", "longt5", "led", "fsmt", "blenderbot", "prophetnet", "whisper",
+                       "encoder-decoder")),
+        (dict(tokenizer_class="ByT5Tokenizer"), "ByT5.* is not supported; run it"),
+        (dict(model_type="llama", architectures=["LlamaForCausalLM"]), "an encoder .*llama"),
+        (dict(model_type="xlm-roberta", architectures=None), "type 'xlm-roberta' is not supported"),
         (dict(quantization_config={"load_in_8bit": True}), "quantised"),
         (dict(model_type="x\ny"), "'x\\\\ny'"),
     ],
@@ -284,6 +290,7 @@ CHANGES = {
         (dict(added_tokens=[{"id": 0, "content": "x"}]), "'x'"),
     ],
 }
+# fmt: on
 CASES = [(file, values, words) for file, rows in CHANGES.items() for values, words in rows]
 
 
@@ -295,6 +302,56 @@ def test_other_families_and_tokenizers_are_refused(copy, file, values, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         load_checkpoint(copy)
     assert "\n" not in str(caught.value)
+
+
+WRONG = {  # values that are refused, by their file
+    "config.json": [
+        *(dict(vocab_size=7), dict(d_model="x"), dict(encoder_attention_heads=0)),
+        *(dict(activation_function="mish"), dict(scale_embedding=3)),
+    ],
+    "generation_config.json": [
+        *(dict(decoder_start_token_id=i) for i in (999, "2", [1, 2])),
+        *(dict(eos_token_id=i) for i in (999, [2, 5], -1)),
+        *(dict(pad_token_id=999), dict(forced_eos_token_id=7), dict(forced_bos_token_id=8)),
+        *(dict(bad_words_ids=[[999]]), dict(suppress_tokens=[999]), dict(bad_words_ids=5)),
+        dict(num_return_sequences="3"),
+    ],
+    "tokenizer_config.json": [
+        *(dict(added_tokens_decoder=x) for x in (5, {"x": {"content": "a"}}, {"5": {}})),
+        *(dict(added_tokens_decoder={str(i): "en_XX"}) for i in (5, 999)),
+        dict(added_tokens_decoder={"94": {"content": "en_XX", "lstrip": "yes"}}),
+        *(dict(unk_token=5), dict(extra_special_tokens=5), dict(extra_special_tokens=[5])),
+        dict(mask_token={"content": "\ud800"}),
+    ],
+    "special_tokens_map.json": [dict(unk_token=5), dict(additional_special_tokens=[[]])],
+    "added_tokens.json": [dict(a="x"), dict(en_XX=5), dict(en_XX=999)],
+    "tokenizer.json": [dict(added_tokens=[{"id": 5, "content": "en_XX"}]), dict(added_tokens=5)],
+}
+WRONG_VALUES = [(file, values) for file, rows in WRONG.items() for values in rows]
+
+
+@pytest.mark.parametrize("file, values", WRONG_VALUES, ids=str)
+def test_error_wrong_value_names_the_file_that_has_it(copy, file, values):
+    if file in ("special_tokens_map.json", "added_tokens.json", "tokenizer.json"):
+        kept = json.loads((copy / "tokenizer_config.json").read_text("utf-8"))
+        kept.pop("added_tokens_decoder")  # or else the other files do not count
+        (copy / "tokenizer_config.json").write_text(json.dumps(kept))
+    if file == "added_tokens.json":
+        (copy / file).write_text("{}")
+        (copy / "tokenizer.json").unlink()
+    change(copy / file, **values)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(copy)
+    assert str(caught.value).startswith(f"{copy / file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_error_damaged_file_names_it(copy, file):
+    change(copy / "tokenizer_config.json", added_tokens_decoder=None)
+    (copy / file).write_text("{")
+    with pytest.raises(CheckpointError, match=f"/{file}: not JSON"):
+        load_checkpoint(copy)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,40 @@ have to be fetched."""
 
 from pathlib import Path
 
-from onmt_lite.checkpoints.description import described
+from onmt_lite.checkpoints.description import Description, described
 from onmt_lite.errors import CheckpointError
 from onmt_lite.search.model_defaults import FAMILIES
 
+# Families whose models translate or summarize in transformers, by `model_type`
+CONVERTED = {"bart": "BART", "pegasus": "Pegasus"}
+OTHERS = {
+    "bigbird_pegasus": "BigBird-Pegasus",
+    "blenderbot": "Blenderbot",
+    "blenderbot-small": "Blenderbot",
+    "encoder-decoder": "a pair of an encoder and a decoder",
+    "fsmt": "FSMT",
+    "led": "LED",
+    "longt5": "LongT5",
+    "mvp": "MVP",
+    "nllb-moe": "NLLB-MoE",
+    "pegasus_x": "Pegasus-X",
+    "plbart": "PLBart",
+    "prophetnet": "ProphetNet",
+    "seamless_m4t": "SeamlessM4T",
+    "seamless_m4t_v2": "SeamlessM4T",
+    "speech_to_text": "Speech2Text",
+    "switch_transformers": "Switch Transformers",
+    "t5gemma": "T5Gemma",
+    "umt5": "UMT5",
+    "whisper": "Whisper",
+    "xlm-prophetnet": "ProphetNet",
+}
+TRANSFORMERS = "run it with Hugging Face transformers"
+# Measured with both families: the scores of CTranslate2
+CONVERTER = (
+    "convert it with `ct2-transformers-converter --model DIR --output_dir OUT`, then give "
+    "-model OUT, -tokenizer space and lines of the model's tokens with </s> at the end"
+)
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
@@ -18,15 +48,27 @@ def refuse_unread(path: Path) -> None:
     texts = [n for n in (*names, model.get("_name_or_path")) if isinstance(n, str)]
     small = any("small100" in text.lower().replace("-", "") for text in texts)
     files = [name for name in QUANTISED if (path / name).is_file()]
-    what = ""
+    remedy = "give a model of type " + ", ".join(FAMILIES)
     if model.get("quantization_config") is not None or files:
-        what = "a quantised model; give the one it was made from"
+        what, remedy = "a quantised model", "give the model that it was made from"
     elif small or (path / "tokenization_small100.py").is_file():  # M2M100 by its type
-        what = "SMaLL-100, which wants the target language before the source"
-    elif family not in FAMILIES:
-        what = f"a model of type {family[:50]!r}, which is not read"
-    if what:
-        raise CheckpointError(
-            f"{model.path}: {what}; of Hugging Face, models of type {', '.join(FAMILIES)} are "
-            "read, in float32, float16 or bfloat16"
-        )
+        what = "SMaLL-100, a model with the target language before the source,"
+    elif any("byt5" in text.lower() for text in texts):  # T5 by its type
+        what, remedy = "ByT5, a model that reads bytes,", TRANSFORMERS
+    elif family in FAMILIES:
+        return
+    elif family in CONVERTED:
+        what, remedy = f"{CONVERTED[family]} (type {family!r})", CONVERTER
+    elif family in OTHERS:
+        what, remedy = f"{OTHERS[family]} (type {family!r})", TRANSFORMERS
+    elif _is_language_model(model):
+        what = f"a language model without an encoder (type {family[:50]!r})"
+    else:
+        what = f"a model of type {family[:50]!r}"
+    raise CheckpointError(f"{model.path}: {what} is not supported; {remedy}")
+
+
+def _is_language_model(model: Description) -> bool:
+    names = model.get("architectures")
+    ends = ("ForCausalLM", "LMHeadModel")
+    return isinstance(names, list) and any(str(name)[:100].endswith(ends) for name in names)
