@@ -101,6 +101,34 @@ def test_scores_are_those_of_ctranslate2(name):
     assert_scores(CT2 / name, gold, tokenizer="space", **languages)
 
 
+# (add_source_bos, add_source_eos), tokens of the line, the score of CTranslate2 4.8.5's
+# translate_batch(max_decoding_length=20), and whether max_input_length=0 changes it
+LONG = [
+    *((0, 0, 1024, -0.928660, False), (0, 0, 1025, -0.928660, True), (0, 0, 1100, -0.928660, True)),
+    *((0, 1, 1023, -0.929585, False), (0, 1, 1024, -0.929585, True), (0, 1, 1100, -0.929585, True)),
+    *((1, 1, 1022, -0.931289, False), (1, 1, 1023, -0.931289, True), (1, 1, 1100, -0.931289, True)),
+]
+
+
+@pytest.mark.parametrize(("bos", "eos", "n", "score", "cut"), LONG)
+def test_source_longer_than_1024_tokens_is_cut_as_by_ctranslate2(copy, bos, eos, n, score, cut):
+    configure(copy, add_source_bos=bool(bos), add_source_eos=bool(eos))
+    words = json.loads((copy / "source_vocabulary.json").read_text("utf-8"))[3:]
+    line = " ".join(Random(1).choices(words, k=1100)[:n])
+    translator = Translator.from_pretrained(copy, **GIVEN, tokenizer="space", max_length=20)
+    (found,) = translator.translate([line])
+    assert found.hyps[0].score == pytest.approx(score, abs=5e-6)
+    assert ("truncated" in found.notes) == cut
+
+
+def test_source_longer_than_1024_tokens_is_read_whole_by_other_searches(copy):
+    translator = Translator.from_pretrained(
+        copy, device="cpu", tokenizer="space", max_length=2, search="opennmt-3"
+    )
+    (found,) = translator.translate([" ".join(["w1"] * 1025)])
+    assert found.n_src_tokens == 1025 and "truncated" not in found.notes
+
+
 class TestFiles:
     def test_vocabularies_as_lines(self, copy):
         expected = everything(copy)

@@ -26,6 +26,7 @@ from onmt_lite.inference.search_setup import (
     widened,
 )
 from onmt_lite.models.base import EncoderDecoder
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
 
 OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its line unread
@@ -160,9 +161,11 @@ class Pipeline:
         """Teacher-forced log-probability of each target; None if the source is blank or passed
         through, the target is longer than the model takes, or the model returns NaN."""
         with computing(self.options.speed, self.device):
-            direction = self.direction(self.options)
-            lines = zip(sources, targets)
-            examples = [self.examples.make(*pair, direction=direction) for pair in lines]
+            given = dict(
+                direction=self.direction(self.options),
+                max_source=PRESETS[self.options.search.search].max_source,
+            )
+            examples = [self.examples.make(*pair, **given) for pair in zip(sources, targets)]
             return [*map(total, self.runner.score(examples, self.options.speed.deterministic))]
 
     def translate_lines(
@@ -188,7 +191,8 @@ class Pipeline:
             forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
             direction, make = self.direction(options), self.examples.make
             each = zip(paragraphs.lines, targets, begin, strict=True)
-            examples = [make(*sides, forced, direction) for sides in each]
+            limit = config.preset.max_source
+            examples = [make(*sides, forced, direction, limit) for sides in each]
             copies = Copies(examples, config.copies_are_equal, paragraphs.counting(progress))
         with computing(options.speed, self.device):
             made = self._translations(copies, config, tgt_lines is not None)

@@ -52,16 +52,19 @@ class ExampleMaker:
         prefix: Line | None = None,
         forced: Sequence[int] = (),
         direction: Direction = NEITHER,
+        max_source: int | None = None,
     ) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none.
 
-        tgt        its reference
-        prefix     what its translation begins with; `forced` has the ids of that by default
-        direction  its languages, if it has no tag of its own
+        tgt         its reference
+        prefix      what its translation begins with; `forced` has the ids of that by default
+        direction   its languages, if it has no tag of its own
+        max_source  the limit of the search system, special tokens counted
 
         DataError for a token that is unknown to a vocabulary without a token for such.
         """
         checkpoint, other = self.checkpoint, tgt or prefix
+        max_source = min(self.max_positions, max_source or self.max_positions)
         own = other.notes if other else ()
         notes = (*line.notes, *(f"tgt-{note}" for note in own if note in OF_READING))
         if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
@@ -75,13 +78,13 @@ class ExampleMaker:
         tokens = self.tokenizer.encode(reading.text)
         plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
         # Of the line's start, if it is too long
-        n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[: self.max_positions]))
+        n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[:max_source]))
         if reading.passes:
             whole, n = Reading(text, (text,), passes=True), len(self.tokenizer.encode(text))
             notes = (*line.notes, "unknown-script")
             return Example(line, [], n, n_unknown, notes=notes, reading=whole, passes=True)
         before, after = [*frame.src_start], [*frame.src_end]
-        room = self.max_positions - len(before + after)
+        room = max_source - len(before + after)
         tokens, n_tag, notes = self._fitted(tokens, frame.text, reading, room, notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)

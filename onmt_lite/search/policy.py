@@ -152,6 +152,7 @@ class Preset:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # while sampling
 
     # Limits
+    max_source: int | None = None  # tokens of a source line, special tokens counted; None: no limit
     one_limit: bool = False  # an explicit max_length replaces the limit by source length
     limit_extra: int = 5  # a line of S tokens may have max_length_ratio * S + this output tokens
     limit_counts_end: bool = False  # S counts the source's end token

@@ -239,6 +239,7 @@ PRESETS = {
             | BANS
             | {"patience", "repetition_penalty", "ban_unk_token", "tgt_file_prefix"}
         ),
+        max_source=1024,
         prefix_counts="length",
         coverage_forms=("none", "wu"),
         counts_forced=True,
