@@ -8,7 +8,13 @@ import torch
 from onmt_lite.checkpoints import archive, fairseq
 from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.errors import CheckpointError
+from onmt_lite.checkpoints.shipped import model_files
+from onmt_lite.config.files import check_paths
+from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.inference.loading import read_checkpoint
+from onmt_lite.jobs.job import files_read, files_written
+from onmt_lite.jobs.store import describe, files_of_models
 from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
 
 SWITCHES = DATA / "switches"
@@ -198,8 +204,75 @@ class TestRefused:
         assert_refused(store(lambda root: root.pop("model")), "not a checkpoint")
         path = store(lambda root: root["model"].pop("decoder.layers.0.fc2.bias"))
         assert_refused(path, "decoder.0.ffn.down.bias")
-        shutil.copy(path / "checkpoint.pt", path / "checkpoint_last.pt")
-        assert_refused(path, "one .pt file", "checkpoint_last.pt")
         for file in path.glob("*.pt"):
             file.unlink()
-        assert_refused(path, "none")
+        assert_refused(path, "no .pt file")
+
+
+class TestFiles:
+    """Several checkpoints in one directory, with one pair of dictionaries."""
+
+    @pytest.fixture
+    def published(self, tmp_path):
+        """A directory of two models that differ, each a .pt file."""
+        path = shutil.copytree(SWITCHES / "fairseq_pre_norm", tmp_path / "wmt 19")
+        (path / "checkpoint.pt").rename(path / "model1.pt")
+        shutil.copy(SWITCHES / "fairseq_no_positions" / "checkpoint.pt", path / "model2.pt")
+        return path
+
+    def test_file_is_read_with_dictionaries_of_its_directory(self, published):
+        for name, file in (("pre_norm", "model1.pt"), ("no_positions", "model2.pt")):
+            torch.testing.assert_close(logits(published / file), CASES[name], atol=ATOL, rtol=0)
+        checkpoint, expected = (
+            load_checkpoint(path)
+            for path in (published / "model1.pt", SWITCHES / "fairseq_pre_norm")
+        )
+        assert checkpoint.src_vocab == expected.src_vocab
+        assert checkpoint.tgt_vocab == expected.tgt_vocab
+        assert (checkpoint.toolkit, checkpoint.pair) == ("fairseq", expected.pair)
+
+    def test_ensemble_of_files_averages_probabilities_as_in_fairseq(self, published):
+        files = [str(published / name) for name in ("model1.pt", "model2.pt")]
+        options = TranslateOptions.of(model=files, search="fairseq", device="cpu")
+        model = read_checkpoint(options).model
+        probs = [CASES[name].double().softmax(-1) for name in ("pre_norm", "no_positions")]
+        expected = torch.stack(probs).mean(0).log().float()
+        found = model.forward(model.encode(SRC, LENGTHS), TGT)
+        torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+
+    def test_directory_with_several_files_is_refused_with_both_remedies(self, published):
+        one, two = (f"'{published / name}'" for name in ("model1.pt", "model2.pt"))
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(published)
+        assert str(caught.value) == (
+            f"{published}: the directory has 2 .pt files; give one, -model {one}, or several as an "
+            f"ensemble, -model {one} {two}"
+        )
+
+    def test_file_without_dictionaries_is_refused_with_a_remedy(self, published):
+        for file in published.glob("dict.*"):
+            file.unlink()
+        assert_refused(published / "model1.pt", "a fairseq checkpoint needs its dictionaries; copy")
+
+    def test_opennmt_file_with_fairseq_dictionaries_stays_an_opennmt_model(self, published):
+        file = shutil.copy(DATA / "onmt351_transformer.pt", published / "model3.pt")
+        assert load_checkpoint(file).toolkit == "opennmt"
+
+    def test_files_of_a_model_include_the_dictionaries(self, published):
+        names = [file.name for file in model_files(published / "model1.pt")]
+        assert names == ["dict.aa.txt", "dict.xx.txt", "model1.pt"]
+
+    def test_job_notices_a_changed_dictionary_when_resumed(self, published, tmp_path):
+        file = published / "model1.pt"
+        options = TranslateOptions.of(model=str(file))
+        before = {name: describe(path) for name, path in files_of_models(options)}
+        (published / "dict.aa.txt").write_text("changed")
+        after = {name: describe(path) for name, path in files_of_models(options)}
+        changed = {name for name in before if before[name] != after[name]}
+        assert changed == {"dict.aa.txt of model"}
+
+    def test_output_over_a_dictionary_is_refused(self, published):
+        output = str(published / "dict.aa.txt")
+        options = TranslateOptions.of(model=str(published / "model1.pt"), output=output)
+        with pytest.raises(OptionError, match="dict.aa.txt"):
+            check_paths([*files_read(options)], files_written(options))

@@ -1,10 +1,11 @@
-"""Reads fairseq models: a directory with one checkpoint and a dictionary per language.
+"""Reads fairseq models: a checkpoint with a dictionary per language in the same directory.
 
 The checkpoint is a dict: `model` (weights), and the options in `args` (a Namespace, before 0.10) or
 in `cfg` (nested tables since then).  `dict.LANG.txt` has a token and its count per line.
 """
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,32 +38,57 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
 MAX_DICT = 256 << 20
+DICTIONARIES = "dict.*.txt"
 LANGUAGES = ("source_lang", "target_lang")
 SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
 
 def recognises(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("dict.*.txt"))
+    return path.is_dir() and any(path.glob(DICTIONARIES))
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a fairseq directory; ambiguous files are refused too."""
+    """Load a directory with one checkpoint.  Raises CheckpointError."""
     files = sorted(path.glob("*.pt"))
-    if len(files) != 1:
-        names = ", ".join(file.name for file in files[:5]) or "none"
-        raise CheckpointError(f"{path}: a fairseq directory needs one .pt file, has: {names}")
-    root = archive.load(files[0])
+    if not files:
+        raise CheckpointError(
+            f"{path}: the directory has dictionaries but no .pt file; copy the checkpoint there"
+        )
+    if len(files) > 1:
+        names, more = [shlex.quote(str(file)) for file in files[:4]], " ..." * (len(files) > 4)
+        raise CheckpointError(
+            f"{path}: the directory has {len(files)} .pt files; give one, -model {names[0]}, or "
+            f"several as an ensemble, -model {' '.join(names)}{more}"
+        )
+    return from_root(archive.load(files[0]), files[0])
+
+
+def is_checkpoint(root: Any, file: Path) -> bool:
+    """Return True if the content of a .pt file is a fairseq checkpoint."""
     if not isinstance(root, dict) or "model" not in root:
-        raise CheckpointError(f"{files[0]}: not a checkpoint of fairseq")
+        return False
+    return not {"args", "cfg"}.isdisjoint(root) or any(file.parent.glob(DICTIONARIES))
+
+
+def from_root(root: Any, file: Path) -> Checkpoint:
+    """Return the model in the content of a checkpoint file.  Raises CheckpointError."""
+    if not isinstance(root, dict) or "model" not in root:
+        raise CheckpointError(f"{file}: not a checkpoint of fairseq")
+    path = file.parent
+    if not any(path.glob(DICTIONARIES)):
+        raise CheckpointError(
+            f"{file}: a fairseq checkpoint needs its dictionaries; copy dict.SOURCE.txt and "
+            "dict.TARGET.txt into its directory"
+        )
     root.pop("last_optimizer_state", None)
-    options = _options(root, files[0])
-    weights = Weights(archive.tensors(root.pop("model"), files[0]), files[0])
+    options = _options(root, file)
+    weights = Weights(archive.tensors(root.pop("model"), file), file)
     build_model: Callable[[Weights, Description], EncoderDecoder] = build_transformer
     if "encoder.convolutions.0.weight_v" in weights:
         build_model = build_fconv
     elif "encoder.layers.0.fc1.weight" not in weights:
         name = shown(options.get("arch") or options.get("_name") or "unknown")
-        raise CheckpointError(f"{files[0]}: fairseq: architecture {name}, which is not read")
+        raise CheckpointError(f"{file}: fairseq: architecture {name}, which is not read")
     src, tgt = _read_dictionaries(path, options)
     for side, vocab in (("encoder", src), ("decoder", tgt)):
         rows, _ = weights.shape(f"{side}.embed_tokens.weight")
@@ -112,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
-    files = {file.name[5:-4]: file for file in sorted(path.glob("dict.*.txt"))}
+    files = {file.name[5:-4]: file for file in sorted(path.glob(DICTIONARIES))}
     if all(options.get(name) is None for name in LANGUAGES):
         source, target = _guess_languages(path, files)
     else:

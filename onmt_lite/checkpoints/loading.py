@@ -66,8 +66,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
                 return reader.load(path)
         raise CheckpointError(
             f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "
-            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py, a table model's .json "
-            "file or TEAM/NAME of the Hugging Face hub"
+            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py or fairseq, a table "
+            "model's .json file or TEAM/NAME of the Hugging Face hub"
         )
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)

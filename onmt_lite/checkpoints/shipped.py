@@ -37,7 +37,8 @@ def model_files(path: Path) -> list[Path]:
         found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
     else:
         parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
-        found = [path, path.with_suffix(".safetensors"), *parts]
+        of_fairseq = path.parent.glob("dict.*.txt") if path.suffix == ".pt" else ()
+        found = [path, path.with_suffix(".safetensors"), *parts, *of_fairseq]
     return sorted({f for f in found if f.is_file() and not _is_written(f)})
 
 

@@ -30,10 +30,10 @@ class ModelOptions:
     model: tuple[str, ...] = opt(
         (),
         "Translate with this model: a directory (ours, Hugging Face, Marian, CTranslate2, "
-        "fairseq), a .pt file of OpenNMT-py, an .npz file of Marian, the .json file of a table "
-        "model, or the name of a shipped model or of one of the Hugging Face hub, TEAM/NAME or "
-        "TEAM/NAME@REVISION; several models are an ensemble. Without -model: de-en, German to "
-        "English",
+        "fairseq), a .pt file of OpenNMT-py or fairseq, an .npz file of Marian, the .json file of "
+        "a table model, or the name of a shipped model or of one of the Hugging Face hub, "
+        "TEAM/NAME or TEAM/NAME@REVISION; several models are an ensemble. Without -model: de-en, "
+        "German to English",
         value="PATH",
         example="opus-mt-de-en",
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints import archive, safetensors
+from onmt_lite.checkpoints import archive, fairseq, safetensors
 from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_kinds
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.opennmt.models import SRC, TGT
@@ -25,6 +25,8 @@ from onmt_lite.models.family import Family
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
+# Toolkits by a key of their checkpoints
+OTHERS = {"pytorch-lightning_version": "PyTorch Lightning", "model_state": "JoeyNMT"}
 PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 # By encoder_type and decoder_type
 FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], Family]] = {
@@ -40,13 +42,12 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a checkpoint, one of another toolkit or of a kind that is not read refused by name."""
+    """Load a checkpoint; a `.pt` file of fairseq goes to its reader.  Raises CheckpointError."""
     root = archive.load(path)
     if not isinstance(root, dict) or not {"opt", "vocab"} <= set(root):
-        raise CheckpointError(
-            f"{path}: a PyTorch file without 'opt' and 'vocab', so not a checkpoint of OpenNMT-py; "
-            "of fairseq, give the directory that holds it with its dict.*.txt"
-        )
+        if fairseq.is_checkpoint(root, path):
+            return fairseq.from_root(root, path)
+        raise CheckpointError(f"{path}: {_describe(root)}")
     root.pop("optim", None)  # which is larger than the model
     opt = Description(root["opt"], path)
     build = FAMILIES[_check_kind(opt)]
@@ -81,6 +82,17 @@ def load(path: Path) -> Checkpoint:
         toolkit="opennmt",
         version=version,
     )
+
+
+def _describe(root: Any) -> str:
+    """Describe the content of a PyTorch file that neither OpenNMT-py nor fairseq writes."""
+    if isinstance(root, dict):
+        for key, name in OTHERS.items():
+            if key in root:
+                return f"a {name} checkpoint, which is not supported"
+        if root and all(isinstance(value, Tensor) for value in root.values()):
+            return "weights without a model configuration; give the directory of the whole model"
+    return "a PyTorch file without 'opt' and 'vocab', so not an OpenNMT-py checkpoint"
 
 
 def _check_kind(opt: Description) -> tuple[str, str]:
