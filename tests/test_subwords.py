@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from onmt_lite.checkpoints.subwords import read_codes
+from onmt_lite.errors import CheckpointError
 from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
 
@@ -56,6 +58,38 @@ class TestBytePairs:
         assert join_bpe(encoder.encode(words[1])) == words[1]
 
 
+VERSION_2 = [case for case in STORED["bpe"] if case["codes"].startswith("#version: 0.2")]
+
+
+def fast_codes(codes: str) -> str:
+    """The merges of a codes file of version 0.2 as fastBPE writes them: with counts."""
+    merges = codes.rstrip("\n").split("\n")[1:]
+    return "".join(f"{merge} {9000 - i}\n" for i, merge in enumerate(merges))
+
+
+@pytest.mark.parametrize("case", VERSION_2, ids=lambda case: case["name"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_fastbpe_codes_cut_as_subword_nmt_with_the_same_merges(case, end):
+    """fastBPE 0.1.0 itself cuts these lines, and 4,000 at random, like this."""
+    known = case["vocabulary"]
+    vocabulary = None if known is None else parse_vocabulary(known, case["threshold"])
+    codes = parse_codes(fast_codes(case["codes"]).replace("\n", end))
+    encoder = BytePairEncoder(codes, vocabulary)
+    assert codes == parse_codes(case["codes"])
+    assert [[line, encoder.encode(line)] for line, _ in case["lines"]] == case["lines"]
+
+
+def test_codes_file_of_fastbpe_that_is_damaged_is_refused_with_its_line(tmp_path):
+    file = tmp_path / "bpecodes"
+    file.write_text("e n</w> 1423551864\ne r\n", encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        read_codes(str(file))
+    assert str(caught.value) == (
+        f"{file}: not BPE codes of subword-nmt or fastBPE: line 2: a merge is two pieces with a "
+        "space between them and a count"
+    )
+
+
 def test_blank_lines_have_no_pieces():
     encoder = BytePairEncoder(parse_codes("#version: 0.2\na b\n"))
     assert [encoder.encode(line) for line in ("", "  ", "\t", "\u3000")] == [[], [], [], []]
@@ -80,6 +114,12 @@ def test_headers_and_vocabularies():
         ("#version: 0.2\na b\na b c\n", 3),
         ("a b\n\na b\n", 2),
         ("ab\n", 1),
+        ("a b 3\na b x\n", 2),
+        ("a b 3\n\na b 3\n", 2),
+        ("a b 3 4\n", 1),
+        ("a b x\n", 1),
+        ("a b\na b 3\n", 2),
+        ("#version: 0.2\na b 3\n", 2),
     ],
 )
 def test_what_is_no_codes_file(text, line):

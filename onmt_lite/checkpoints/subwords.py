@@ -48,11 +48,11 @@ def processor(
 
 
 def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
-    """Codes of subword-nmt; CheckpointError for another file.  The vocabulary as above."""
+    """Codes of subword-nmt or fastBPE; CheckpointError for another file.  The vocabulary as above."""
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:
-        raise CheckpointError(f"{path}: not codes of subword-nmt: {error}") from None
+        raise CheckpointError(f"{path}: not BPE codes of subword-nmt or fastBPE: {error}") from None
     return BytePairEncoder(codes, read_vocabulary(vocabulary, threshold))
 
 

@@ -116,7 +116,8 @@ class TextOptions:
     )
     src_subword_model: File = opt(
         "",
-        "Cut the source by this file: a sentencepiece model, or codes of subword-nmt",
+        "Cut the source by this file: a sentencepiece model, or BPE codes of subword-nmt or "
+        "fastBPE",
         example="codes.bpe -tokenizer bpe",
     )
     tgt_subword_model: File = opt(

@@ -4,6 +4,9 @@ A codes file lists merges in the order in which they were learned.  A word start
 of all merges of two neighbours the earliest learned is made first, until none is left.  Every piece
 but the last of a word is written with `@@` after it.
 
+subword-nmt names the version in the first line of a codes file.  fastBPE does not: its lines have a
+count as a third column, and its merges are those of version 0.2.
+
 Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units",
 ACL 2016; the pieces equal the ones of their package subword-nmt 0.3.8.
 """
@@ -17,6 +20,7 @@ from typing import NamedTuple
 SEPARATOR = "@@"
 END = "</w>"  # marks the end of a word in a codes file
 VERSIONS = {"0.1": False, "0.2": True}  # whether the mark belongs to the last character
+FAST_MERGE = re.compile("[^ ]+ [^ ]+ [0-9]+")  # a line of fastBPE
 CACHED_WORDS = 1 << 16
 
 Pair = tuple[str, str]
@@ -37,7 +41,8 @@ class Codes(NamedTuple):
 
 
 def parse_codes(text: str) -> Codes:
-    """Parse a codes file.  Raises ValueError, with the number of the line, for anything else."""
+    """Parse a codes file of subword-nmt or fastBPE.  Raises ValueError with the line number for
+    anything else."""
     lines = text.rstrip("\n").split("\n")
     marks_last, first = False, 0  # version 0.1, which has no line with a version
     if lines[0].startswith("#version:"):
@@ -45,13 +50,16 @@ def parse_codes(text: str) -> Codes:
         if version not in VERSIONS:
             raise ValueError(f"line 1: version {version[:20]!r} is none of {', '.join(VERSIONS)}")
         marks_last, first = VERSIONS[version], 1
+    counted = first == 0 and FAST_MERGE.fullmatch(lines[0].strip("\r\n ")) is not None
+    expected = "a merge is two pieces with a space between them" + " and a count" * counted
     pairs = []
     for number, line in enumerate(lines[first:] or [""], first + 1):
-        parts = line.strip("\r\n ").split(" ")
-        if len(parts) != 2:
-            raise ValueError(f"line {number}: a merge is two pieces with a space between them")
+        line = line.strip("\r\n ")
+        parts = line.split(" ")
+        if not FAST_MERGE.fullmatch(line) if counted else len(parts) != 2:
+            raise ValueError(f"line {number}: {expected}")
         pairs.append((parts[0], parts[1]))
-    return Codes(pairs, marks_last)
+    return Codes(pairs, marks_last or counted)
 
 
 def parse_vocabulary(text: str, threshold: int) -> set[str]:
