@@ -14,6 +14,7 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
+from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import missing, refuse
 from onmt_lite.config.sources import Program
@@ -53,6 +54,10 @@ class ExportOptions:
     )
 
 
+CTRANSLATE2 = (
+    "for CTranslate2, export to opennmt-py and run ct2-opennmt-py-converter "
+    "--unsafe_deserialization on the file"
+)
 RULES = (
     missing("model", "output"),
     refuse(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
@@ -63,7 +68,12 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
 PROGRAM = Program(
-    "onmt_export", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(ExportOptions)
+    "onmt_export",
+    USAGE,
+    OPTIONS,
+    RULES,
+    build=lambda resolved: resolved.build(ExportOptions),
+    ours_too={"to": Foreign((), CTRANSLATE2, refused=True)},
 )
 load_export_options = PROGRAM.load
 

@@ -254,6 +254,22 @@ class TestProgram:
             with pytest.raises(OptionError, match=problem):
                 load_export_options(words.split())
 
+    @pytest.mark.parametrize("to", ["ctranslate2", "fairseq"])
+    def test_unknown_format_is_one_error_with_the_way_to_ctranslate2(self, to):
+        with pytest.raises(OptionError) as caught:
+            load_export_options(["-model", "x", "-to", to, "-output", "y"])
+        (problem,) = caught.value.problems
+        assert problem == (
+            f"to: expected one of opennmt-py, marian, got {to!r}; for CTranslate2, export to "
+            "opennmt-py and run ct2-opennmt-py-converter --unsafe_deserialization on the file "
+            "(command line)"
+        )
+
+    def test_option_without_value_is_one_error(self):
+        with pytest.raises(OptionError) as caught:
+            load_export_options(["-model", "-to", "marian", "-output", "y"])
+        assert caught.value.problems == ("model: takes one value, got none (command line)",)
+
     @pytest.mark.parametrize("directory", [None, "x"])
     def test_all_or_nothing(self, tmp_path, directory):
         files = {"a": b"1", "no/such/place": b"2"}

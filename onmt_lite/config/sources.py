@@ -145,6 +145,7 @@ class Resolver:
         self.origins = dict.fromkeys(self.options, "default")
         self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
+        self.failed: set[str] = set()  # options whose value was refused, so they are not missing
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
     def _foreign(self, name: str) -> Foreign | None:
@@ -219,6 +220,7 @@ class Resolver:
             known = self._foreign(name)
             hint = f"; {known.says}" if known and known.refused else ""
             meant = self._of_text(name, raw, read)
+            self.failed.add(name)
             self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
 
     def _of_text(self, name: str, raw: Any, read: Read) -> str:
@@ -267,7 +269,8 @@ class Resolver:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
             else:
                 self._note(name, known, words, origin)
-        self.problems += refusals(self.program.rules, self.values)
+        refused = refusals(self.program.rules, self.values)
+        self.problems += [p for p in refused if p.partition(" is missing")[0] not in self.failed]
         if self.problems:
             raise OptionError(*self.problems)
         said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
