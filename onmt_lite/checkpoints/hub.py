@@ -1,4 +1,4 @@
-"""Fetches models of the Hugging Face hub by name: TEAM/NAME, or TEAM/NAME@REVISION.
+"""Fetches models of the Hugging Face hub by name, TEAM/NAME or TEAM/NAME@REVISION, or by address.
 
 The optional package huggingface_hub does the transfer.  Its environment variables set the address
 (HF_ENDPOINT), the cache (HF_HOME), the token (HF_TOKEN) and work without a network
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from onmt_lite.checkpoints.description import by_name, read_json
 from onmt_lite.checkpoints.huggingface.kinds import refuse_unread
@@ -25,6 +26,13 @@ from onmt_lite.errors import CheckpointError
 
 LOG = logging.getLogger("onmt_lite")
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
+# A page or a repository of the hub
+ADDRESS = re.compile(
+    r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(\w[\w.-]*/\w[\w.-]*?)(?:\.git)?"
+    r"(?:/tree/([^/?#]+))?/*(?:[?#].*)?",
+    re.ASCII | re.IGNORECASE,
+)
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 FILE = re.compile(r"[^@]*\.(pt|npz|json|bin)")  # rather a mistyped path
 # What readers look at besides the weights
 DESCRIPTIONS = (
@@ -78,7 +86,7 @@ def fetched(name: str, quiet: bool = False) -> str:
     path as it is.  Raises CheckpointError."""
     if (found := _find(name)) is None:
         return name
-    folder = found.folder
+    name, folder = _canonical(name), found.folder
     # Bars are for the weights: the rest is small, and comes at once if it is cached
     with _library(name, known=True, bars=not quiet) as hub:
         cached = [file.name for file in folder.glob("*")]
@@ -96,6 +104,7 @@ def fetched(name: str, quiet: bool = False) -> str:
 
 def _find(name: str) -> Snapshot | None:
     """Fetch what describes a model unless the cache has it.  None for what is not of the hub."""
+    name = _canonical(name)
     if name in SNAPSHOTS or (parts := _parts(name)) is None:
         return SNAPSHOTS.get(name)
     repository, revision = parts
@@ -156,15 +165,32 @@ def _check(name: str, folder: Path, files: list[str], needed: list[str]) -> None
     """Raise CheckpointError unless these files are the weights of one model that is read."""
     if not needed:
         other = next(filter(None, (by_name(Path(file)) for file in files)), "")
-        holds = f"only {other}, which is not read" if other else "no model of a kind that is read"
+        holds = f"only {other}" if other else "no model of a supported type"
         raise CheckpointError(f"{name}: the repository holds {holds}")
     if len(models := [file for file in needed if file.endswith((".pt", ".npz"))]) > 1:
         raise CheckpointError(
             f"{name}: the repository holds several models ({', '.join(models)[:200]}); download "
-            "one of them, and give its path"
+            f"it, hf download {name.partition('@')[0]} --local-dir DIR, and give the path of one"
         )
     if needed[0].startswith(("model.safetensors", "pytorch_model.bin")):
         refuse_unread(folder)
+
+
+def _canonical(name: str) -> str:
+    """Return TEAM/NAME or TEAM/NAME@REVISION for an address of the hub; a path as it is.  Raises
+    CheckpointError for another URL."""
+    if os.path.lexists(name):
+        return name
+    if found := ADDRESS.fullmatch(name):
+        revision = unquote(found[2] or "main")
+        return found[1] if revision == "main" else f"{found[1]}@{revision}"
+    if URL.match(name):
+        raise CheckpointError(
+            f"model {name[:200]}: this URL is not supported; download the model and give its path, "
+            "or give TEAM/NAME for a model of the Hugging Face hub"
+        )
+    bare = name.rstrip("/")
+    return bare if NAME.fullmatch(bare) else name
 
 
 def _parts(name: str) -> tuple[str, str | None] | None:

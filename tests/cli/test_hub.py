@@ -143,11 +143,64 @@ def test_a_path_that_exists_and_a_shipped_model_are_no_names(hub, run, src, tmp_
     known = run("-src", src, "-model", MARIAN)
     assert known[0] == 0 and run("-src", src, "-model", "team/model") == known
     assert run("-src", src, "-model", "data/toy.json")[0] == 3  # it knows other lines
-    for path in ("./team/other", "team/other/", "team/other.pt", "a/b/c", "other"):
+    assert run("-src", src, "-model", "team/model/") == known
+    for path in ("./team/other", "team/other.pt", "a/b/c", "other"):
         code, out, err = run("-src", src, "-model", path)
         shown = os.path.normpath(path)
         assert (code, out) == (4, "") and f"no model at {shown}: {NONE}; -model takes" in err
     assert hub.asked == []
+
+
+ADDRESSES = """
+team/model/
+https://huggingface.co/team/model
+http://www.huggingface.co/team/model/
+https://hf.co/team/model?library=transformers#usage
+https://huggingface.co/team/model/tree/main
+https://huggingface.co/team/model.git
+HuggingFace.co/team/model
+hf.co/team/model/tree/main/
+hf://team/model
+""".split()
+REVISIONS = {
+    "https://huggingface.co/team/model/tree/v1": "team/model@v1",
+    "hf.co/team/model/tree/refs%2Fpr%2F1/": "team/model@refs/pr/1",
+    "team/model@v1/": "team/model@v1",
+}
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, *REVISIONS])
+def test_an_address_of_the_hub_is_the_name_of_its_model(monkeypatch, address):
+    """Without a network, the error has the name."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    name = REVISIONS.get(address, "team/model")
+    with pytest.raises(CheckpointError, match=re.escape(f"no model at {name}: {NONE}, and the")):
+        Translator.from_pretrained(address)
+
+
+def test_an_address_of_the_hub_is_fetched(hub, run, src):
+    hub.add("team/model", marian())
+    known = run("-src", src, "-model", "team/model")
+    assert known[0] == 0
+    for address in ("https://huggingface.co/team/model/tree/main", "team/model/"):
+        assert run("-src", src, "-model", address) == known
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/model.zip",
+        "s3://bucket/model",
+        "https://huggingface.co/team/model/resolve/main/model.safetensors",
+        "https://huggingface.co/team",
+    ],
+)
+def test_another_url_is_refused_with_a_remedy(main, src, url):
+    main("-src", src, "-model", url).failed(
+        4,
+        f"model {url}: this URL is not supported; download the model and give its path, or give "
+        "TEAM/NAME for a model of the Hugging Face hub",
+    )
 
 
 def test_translations_equal_those_of_the_directory(hub, run, src, tmp_path):
@@ -220,9 +273,14 @@ REFUSED = {
     ),
     "no cache": ("team/model", {"HF_HOME": "/dev/null/x"}, "cannot use /dev/null/x"),
     "not a name": ("team/a--b", {}, f"{ABSENT}{{hub}} has no such model"),
-    "no model": ("team/empty", {}, "the repository holds no model of a kind that is read"),
-    "gguf": ("team/gguf", {}, "only a GGUF file of llama.cpp, which is not read"),
-    "several": ("team/several", {}, "the repository holds several models (a.pt, b.pt); download"),
+    "no model": ("team/empty", {}, "the repository holds no model of a supported type"),
+    "gguf": ("team/gguf", {}, "only a GGUF or GGML model (llama.cpp), which is not supported"),
+    "several": (
+        "team/several",
+        {},
+        "several models (a.pt, b.pt); download it, hf download team/several --local-dir DIR, and",
+    ),
+    "eole": ("team/eole", {}, "the repository holds only an Eole model, which is not supported"),
     "llama": ("team/llama", {}, "a model of type 'llama', which is not read; of Hugging Face"),
 }
 
@@ -234,6 +292,7 @@ def stocked(hub):
     hub.add("team/gated", marian(), gated=True)
     hub.add("team/empty", made_of("README.md"))
     hub.add("team/gguf", made_of("model.gguf", "config.json"))
+    hub.add("team/eole", made_of("config.json", "model.00.safetensors", "vocab.json"))
     hub.add("team/several", made_of("a.pt", "b.pt"))
     hub.add("team/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": b""})
     return hub
