@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import pickle
+import shlex
 import shutil
 import struct
 import zipfile
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from onmt_lite.checkpoints import native, safetensors
 from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.errors import CheckpointError
 from tests.support import tiny
 from tests.support.files import assert_refused, change
 
@@ -294,17 +296,86 @@ class TestForeign:
         "name, words",
         [
             ("m.gguf", "GGUF"),
+            ("ggml-model.bin", "GGML"),
             ("encoder_model.onnx", "ONNX"),
+            ("openvino_model.xml", "OpenVINO"),
             ("ckpt-10.index", "TensorFlow"),
-            ("saved_model.pb", "TensorFlow"),
+            ("model.ckpt-250000.data-00000-of-00001", "tensor2tensor"),
+            ("saved_model.pb", "OpenNMT-tf"),
+            ("tf_model.h5", "TensorFlow or Keras"),
+            ("model.keras", "TensorFlow or Keras"),
+            ("model.pkl.gz", "Trax"),
+            ("megatron.nemo", "NeMo"),
             ("params.best", "Sockeye"),
-            ("1200.ckpt", "JoeyNMT"),
+            ("1200.ckpt", "JoeyNMT or PyTorch Lightning"),
+            ("model.00.safetensors", "an Eole model, which is not supported; -model takes"),
             ("model.deen.intgemm.alphas.bin", "Bergamot"),
+            ("translate-de_en-1_0.argosmodel", "unzip it and give the directory in it"),
+            ("opus-2021-02-18.zip", "unzip it and give the model directory in it"),
+            ("ende.tar.gz", "unpack it"),
+            ("model.npz.yml", "settings of a Marian model; give the .npz file"),
         ],
     )
-    def test_directories_of_other_toolkits(self, tmp_path, name, words):
+    def test_models_of_other_toolkits_are_named(self, tmp_path, name, words):
         (tmp_path / name).write_bytes(b"x")
-        assert_refused(tmp_path, words)
+        assert_refused(tmp_path, "the directory holds", words)
+        assert_refused(tmp_path / name, "it is ", words)
+
+    def test_file_of_weights_alone_is_refused_with_a_remedy(self, tmp_path):
+        (tmp_path / "model.safetensors").write_bytes(b"x")
+        words = "weights alone; give the model directory, or the .pt file"
+        assert_refused(tmp_path / "model.safetensors", words)
+        assert_refused(tmp_path, "no config.json")
+
+    def test_eole_directory_is_named_despite_its_config_json(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"model": {"architecture": "transformer"}}')
+        for name in ("model.00.safetensors", "vocab.json"):
+            (tmp_path / name).write_bytes(b"{}")
+        assert_refused(
+            tmp_path, "the directory holds an Eole model, which is not supported; -model"
+        )
+
+    @pytest.mark.parametrize("name", ["translate-de_en-1_0.argosmodel", "opus.zip", "m.keras", "x"])
+    def test_zip_archive_of_another_program_is_no_damaged_checkpoint(self, tmp_path, name):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("translate-de_en-1_0/metadata.json", b"{}")
+        with pytest.raises(CheckpointError, match="no model at .*: it is an? .*") as caught:
+            load_checkpoint(tmp_path / name)
+        assert "PyTorch" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ({"pytorch-lightning_version": "2.0", "state_dict": {}}, "a PyTorch Lightning check"),
+            ({"model_state": {}, "steps": 1}, "a JoeyNMT checkpoint, which is not supported"),
+            ({"w": torch.ones(1)}, "tensors without a model configuration; give the directory"),
+            ({"x": 1}, "not an OpenNMT-py checkpoint"),
+        ],
+    )
+    def test_pytorch_files_of_other_toolkits_are_named(self, tmp_path, content, words):
+        torch.save(content, tmp_path / "x.pt")
+        assert_refused(tmp_path / "x.pt", words)
+
+    @pytest.mark.parametrize("joined", ["A:B", "a/m1.pt:a/m 2.pt:b/m3.pt"])
+    def test_paths_with_colons_between_them_are_refused_with_spaces(self, joined):
+        parts = shlex.join(joined.split(":"))
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(joined)
+        remedy = f"; for an ensemble, separate the paths with spaces: -model {parts}"
+        assert str(caught.value).startswith(f"no model at {joined}: there is no such file")
+        assert str(caught.value).endswith(remedy)
+
+    def test_paths_with_commas_between_them_are_refused_with_spaces(self, tmp_path):
+        files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+        for file in files:
+            file.touch()
+        assert_refused(",".join(map(str, files)), f"with spaces: -model {files[0]} ")
+
+    @pytest.mark.parametrize("path", ["C:\\models\\de-en", "D:/de-en", ":b", "a:", "a,b"])
+    def test_other_missing_paths_get_no_remedy_for_ensembles(self, path):
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path)
+        assert "ensemble" not in str(caught.value)
 
     def test_no_file_and_no_model_in_the_directory(self, tmp_path):
         assert_refused(tmp_path / "nothing", "no such file")

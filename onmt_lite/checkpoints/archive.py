@@ -28,6 +28,7 @@ ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
 BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of an older file
 MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
+MAX_NAME = 1024  # bytes that hold the name of the first part of a zip archive
 MAX_REASON = 200  # characters of a quoted message
 MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # Errors raised on damaged files
@@ -39,12 +40,16 @@ LOADING = threading.Lock()  # torch has one table of stand-ins for all threads
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file starts like a file of `torch.save`, or like any pickle."""
+    """Return True if the file starts like a file of `torch.save`, or like any pickle."""
     if not path.is_file():
         return False
     with open(path, "rb") as f:
-        start = f.read(4)
-    return start == ZIP or start[:1] == b"\x80"
+        start = f.read(MAX_NAME)
+    if not start.startswith(ZIP):
+        return start[:1] == b"\x80"
+    end = 30 + int.from_bytes(start[26:28], "little")
+    first = start[30:end].decode("utf-8", "replace")  # the name of the first part
+    return len(start) < end or MEMBER.fullmatch(first) is not None
 
 
 @contextlib.contextmanager

@@ -187,32 +187,46 @@ def checked_tokens(tokens: Any, path: Path) -> list[str]:
     return tokens
 
 
-# -- Models that are not read, by what tells them --------------------------------------------------
+# -- Models that are not supported, by file names and first bytes ----------------------------------
 
 MARIAN = "Marian's binary format, as Bergamot (Firefox) has it"
-# First bytes of files that people give by mistake
+UNZIP = "a zip archive; unzip it and give the model directory in it"
+UNPACK = "a gzip file or tar archive; unpack it (tar xf, or gunzip) and give the model in it"
+# A kind of file, "; " and a remedy if it has its own
 STARTS = {
-    b"\x1f\x8b": "a gzip file",
-    b"version https://git-lfs": "a Git LFS pointer, not the file itself",
-    b"<": "an HTML or XML page",
+    b"PK\3\4": UNZIP,
+    b"\x1f\x8b": UNPACK,
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself; run git lfs pull",
+    b"<": "an HTML or XML page; download the model file itself",
     b"\1\0\0\0\0\0\0\0": f"{MARIAN}; give the .npz file",
 }
-# Patterns of file names
 NAMES = {
     "adapter_config.json": "an adapter (LoRA) without the model that it belongs to",
-    "*.gguf": "a GGUF file of llama.cpp",
+    "*.argosmodel": "an Argos Translate package; unzip it and give the directory in it",
+    "model.[0-9][0-9].safetensors": "an Eole model",
+    **dict.fromkeys(("*.gguf", "*.ggml", "ggml*.bin"), "a GGUF or GGML model (llama.cpp)"),
     **dict.fromkeys(("*.onnx", "onnx/*.onnx"), "an ONNX model"),
-    **dict.fromkeys(("*.pb", "*.h5", "ckpt*.index", "model.ckpt*"), "weights of TensorFlow"),
+    "openvino_model.xml": "an OpenVINO model",
+    **dict.fromkeys(
+        ("*.pb", "*.h5", "*.keras", "*.tflite", "ckpt*.index", "model.ckpt*"),
+        "a TensorFlow or Keras model (OpenNMT-tf, tensor2tensor)",
+    ),
     "*.msgpack": "weights of Flax",
-    "params.*": "a Sockeye model",
-    "*.ckpt": "a JoeyNMT model",
+    "model.pkl.gz": "a Trax model",
+    "*.nemo": "a NeMo model",
+    "params.[b0-9]*": "a Sockeye model",
+    "*.ckpt": "a JoeyNMT or PyTorch Lightning checkpoint",
+    "*.t7": "a model of the Lua version of OpenNMT",
     "*.intgemm*": f"a model in {MARIAN}",
+    "*.npz.*yml": "settings of a Marian model; give the .npz file that they belong to",
+    "*.zip": UNZIP,
+    **dict.fromkeys(("*.tar", "*.tar.*", "*.tgz"), UNPACK),
 }
 
 
 def by_name(path: Path) -> str:
-    """Say what the file is, or what the directory holds; "" for none of these."""
+    """Describe a file, or the content of a directory, by file names; "" if none is known."""
     for pattern, kind in NAMES.items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
-            return kind
+            return kind if ";" in kind else f"{kind}, which is not supported"
     return ""

@@ -1,5 +1,8 @@
 """Finds out what kind of model a path holds, and loads it, or an ensemble of several."""
 
+import os
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,10 @@ from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.search.model_defaults import TokenRules
 from onmt_lite.text.vocab import Vocab
 
+TAKEN = (
+    "-model takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a .pt file "
+    "of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging Face hub"
+)
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
 
@@ -64,11 +71,9 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
                 if getattr(reader, "CHECKS_LANGUAGES", False):
                     return reader.load(path, check)
                 return reader.load(path)
-        raise CheckpointError(
-            f"no model at {path}: {_describe(path)}; -model takes a model directory (ours, Marian, "
-            "Hugging Face, CTranslate2, fairseq), a .pt file of OpenNMT-py or fairseq, a table "
-            "model's .json file or TEAM/NAME of the Hugging Face hub"
-        )
+        found = _describe(path)
+        remedy = "" if ";" in found else f"; {TAKEN}"
+        raise CheckpointError(f"no model at {path}: {found}{remedy}")
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"cannot read the model at {str(path)[:200]!r}: {reason}") from None
@@ -83,10 +88,10 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return absent()
+        return absent() + _as_ensemble(str(path))
     if path.is_dir():
         if other := by_name(path):
-            return f"the directory holds {other}, which is not read"
+            return f"the directory holds {other}"
         return "the directory has no model.json, no config.json and no dict.*.txt"
     if not path.is_file():  # a pipe might never say anything
         return "it is neither a file nor a directory"
@@ -95,8 +100,20 @@ def _describe(path: Path) -> str:
     if not start:
         return "the file is empty"
     kinds = (kind for magic, kind in STARTS.items() if start.startswith(magic))
-    kind = next(kinds, by_name(path))
-    return f"it is {kind}" if kind else "a file of unknown kind"
+    kind = by_name(path) or next(kinds, "")
+    if not kind and path.suffix == ".safetensors":
+        kind = "a file of weights alone; give the model directory, or the .pt file"
+    return f"it is {kind}" if kind else "it is a file of unknown kind"
+
+
+def _as_ensemble(path: str) -> str:
+    """Return the remedy for the paths of an ensemble in one word, as fairseq writes them."""
+    for separator in ":,":
+        parts = path.split(separator)
+        known = all(map(os.path.exists, parts)) or separator == ":"
+        if len(parts) > 1 and all(parts) and known and not re.match(r"[A-Za-z]:[\\/]", path):
+            return f"; for an ensemble, separate the paths with spaces: -model {shlex.join(parts)}"
+    return ""
 
 
 # -- Ensembles -------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def processor(
 
 
 def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
-    """Codes of subword-nmt or fastBPE; CheckpointError for another file.  The vocabulary as above."""
+    """Codes of subword-nmt or fastBPE.  The vocabulary as above.  Raises CheckpointError."""
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:

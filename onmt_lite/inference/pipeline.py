@@ -161,11 +161,10 @@ class Pipeline:
         """Teacher-forced log-probability of each target; None if the source is blank or passed
         through, the target is longer than the model takes, or the model returns NaN."""
         with computing(self.options.speed, self.device):
-            given = dict(
-                direction=self.direction(self.options),
-                max_source=PRESETS[self.options.search.search].max_source,
-            )
-            examples = [self.examples.make(*pair, **given) for pair in zip(sources, targets)]
+            direction = self.direction(self.options)
+            limit, make = PRESETS[self.options.search.search].max_source, self.examples.make
+            lines = zip(sources, targets)
+            examples = [make(*p, direction=direction, max_source=limit) for p in lines]
             return [*map(total, self.runner.score(examples, self.options.speed.deterministic))]
 
     def translate_lines(

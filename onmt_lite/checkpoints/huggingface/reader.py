@@ -18,7 +18,8 @@ FAMILIES = {
 
 
 def recognises(path: Path) -> bool:
-    return (path / CONFIG).is_file()
+    is_eole = any(path.glob("model.[0-9][0-9].safetensors"))
+    return (path / CONFIG).is_file() and not is_eole
 
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:

@@ -91,7 +91,7 @@ def _describe(root: Any) -> str:
             if key in root:
                 return f"a {name} checkpoint, which is not supported"
         if root and all(isinstance(value, Tensor) for value in root.values()):
-            return "weights without a model configuration; give the directory of the whole model"
+            return "tensors without a model configuration; give the directory of the whole model"
     return "a PyTorch file without 'opt' and 'vocab', so not an OpenNMT-py checkpoint"
 
 
