@@ -152,7 +152,9 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
         by_keyword = problem_of(lambda name=name: TranslateOptions.of(**{name: 2}))
         for problem in (*problems_of(name, load_options, tmp_path / "a.yaml"), by_keyword):
             assert re.match(rf"unknown option {name}; here it is {ours}\b", problem), problem
-    assert any(option_of(names.get(theirs, "")) == ours for names in TOOLS.values())
+    tables = [*TOOLS.values(), {name.replace("_", "-"): ours for name, ours in OTHERS.items()}]
+    spelt = (theirs, theirs.replace("_", "-"))
+    assert any(option_of(names.get(name, "")) == ours for names in tables for name in spelt)
 
 
 def test_every_name_leads_to_one_option_that_exists():
