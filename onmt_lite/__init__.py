@@ -1,6 +1,14 @@
 """Translation with sequence-to-sequence models: one loop, one Beam per sentence."""
 
-from __future__ import annotations
+# This file and translate.py must parse under every Python, 2.7 included: no annotations, f-strings
+# or unpacking
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    version = ".".join(map(str, sys.version_info[:2]))
+    problem = "Python " + version + " is too old (" + sys.executable + ")"
+    sys.stderr.write("onmt_lite: error: " + problem + "; onmt_lite needs Python 3.10 or newer\n")
+    raise SystemExit(2)
 
 import warnings
 from importlib import import_module
@@ -26,23 +34,25 @@ if TYPE_CHECKING:
 else:
     # Imported on first use, as reading options must not wait for torch; the other names are errors
     _MODULES = {
-        **dict.fromkeys(("Hypothesis", "Translation"), "onmt_lite.inference.records"),
-        **dict.fromkeys(("TranslateOptions", "load_options"), "onmt_lite.config.options"),
         "Beam": "onmt_lite.search.beam",
+        "Hypothesis": "onmt_lite.inference.records",
+        "TranslateOptions": "onmt_lite.config.options",
+        "Translation": "onmt_lite.inference.records",
         "Translator": "onmt_lite.api",
         "load_checkpoint": "onmt_lite.checkpoints.loading",
+        "load_options": "onmt_lite.config.options",
     }
 
     def __getattr__(name):
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError("module '" + __name__ + "' has no attribute '" + name + "'")
         with warnings.catch_warnings():
             # torch works without numpy and says at length that it is missing
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             return getattr(import_module(_MODULES.get(name, "onmt_lite.errors")), name)
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted(set(globals()) | set(__all__))
 
 
 __all__ = [

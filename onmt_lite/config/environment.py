@@ -1,9 +1,4 @@
-"""What a program finds: packages, settings that torch reads, and the cores and memory it may use.
-
-This file, `__init__.py` and the programs can be read by Python 3.8 too.
-"""
-
-from __future__ import annotations
+"""What a program finds: packages, settings that torch reads, cores and memory."""
 
 import contextlib
 import ctypes
@@ -46,7 +41,7 @@ def prepare_environment(*modules: str) -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from onmt_lite.models.processor import processor_words  # late: not before Python is checked
+    from onmt_lite.models.processor import processor_words
 
     if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
         # The results of matrix products depend neither on the number of threads nor on that of
@@ -100,9 +95,6 @@ def importing():
 
 def _problem(modules: tuple[str, ...]) -> str:
     """Return which packages are missing and the command that helps; "" if none."""
-    if sys.version_info < (3, 10):  # noqa: UP036
-        version = ".".join(map(str, sys.version_info[:2]))
-        return f"Python {version} is too old ({sys.executable}); run Python 3.10 or newer"
     missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
     if not any(PACKAGES[module] in missing for module in modules):
         return ""
