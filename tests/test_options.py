@@ -16,6 +16,8 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import KINDS, OPTIONS, PROGRAM, TranslateOptions, load_options
 from onmt_lite.config.rules import refusals
 from onmt_lite.errors import OptionError
+from onmt_lite.export import PROGRAM as EXPORTER
+from onmt_lite.train.options import PROGRAM as TRAINER
 
 ROOT = Path(__file__).resolve().parent.parent
 META = META_NAMES  # no configuration holds them
@@ -36,7 +38,7 @@ def test_defaults_are_those_of_the_design():
     assert (search.max_length_ratio, search.block_ngram_repeat) == (2.0, 0)
     assert (search.coverage_penalty, search.stepwise_penalty) == ("none", False)
     assert (options.data.src, options.data.output, options.data.tgt) == ("-", "-", None)
-    assert options.data.output_format == "text"
+    assert (options.data.output_format, options.data.format) == ("auto", "text")
     assert (options.speed.batch_type, options.speed.batch_size) == ("tokens", None)
     assert (options.text.tokenizer, options.speed.device) == ("auto", "auto")
 
@@ -114,10 +116,7 @@ REMEDY = re.compile(r"; |: expected |did you mean|takes one value|needs at least
         ("-device ''", "expected auto, cpu, cuda or cuda:N"),
         ("-verbose -quiet", "give one"),
         ("-tgt -", "give one as a file"),
-        ("-src ''", "src is empty; give a path"),
-        ("-output ''", "output is empty; give a path"),
-        ("-tgt ''", "tgt is empty; give a path"),
-        ("-log_file ''", "log_file is empty; give a path"),
+        ("-tgt", "tgt: takes one value, got none"),
         ("-transforms docify", "apply it to the file before"),
         ("-transforms inferfeats", "leave it out"),
         ("-transforms bpe sentencepiece -src_subword_model a -share_vocab", "give one of"),
@@ -319,3 +318,43 @@ def test_options_are_read_without_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- an empty path is not given -------------------------------------------------------------------
+
+NEEDED = {"onmt_train": {"train": "t.tsv", "output": "d", "train_steps": 1}}
+NEEDED["onmt_export"] = {"model": "m", "output": "o.pt", "to": "opennmt-py"}
+PATHS = [
+    (program, name)
+    for program in (PROGRAM, TRAINER, EXPORTER)
+    for name, option in program.options.items()
+    if option.is_path
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), PATHS, ids=[f"{program.name} {name}" for program, name in PATHS]
+)
+def test_empty_path_counts_as_not_given(program, name, tmp_path):
+    needed = [(n, v) for n, v in NEEDED.get(program.name, {}).items() if n != name]
+
+    def values(*argv):
+        argv = [*(word for n, v in needed for word in (f"-{n}", str(v))), *map(str, argv)]
+        try:
+            return {**program.load(argv)[1].values, "config": ()}
+        except OptionError as error:  # an option that is needed
+            return error.problems
+
+    (tmp_path / "empty.yaml").write_text(f"{name}: ''\n", "utf-8")
+    usual = values()
+    assert values(f"-{name}", "") == values(f"--{name}=") == usual
+    assert values("-config", tmp_path / "empty.yaml") == usual
+    if name != "config":
+        assert values(f"-{name}", "x.html", f"-{name}", "") == usual
+
+
+def test_empty_path_as_keyword_counts_as_not_given():
+    empty = {name: "" for program, name in PATHS if program is PROGRAM}
+    options = TranslateOptions.of(**empty)
+    assert options == TranslateOptions.of() and not options.given
+    assert TranslateOptions.of(model=["", "a"]).model.model == ("a",)

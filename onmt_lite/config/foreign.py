@@ -50,8 +50,7 @@ def _plain(words: str) -> str:
 
 # Ours too: what "not given" is in OpenNMT-py, and what else a value may mean
 OURS_TOO = {
-    **dict.fromkeys(("src_lang", "tgt_lang", "precision", "log_file"), Foreign(("",))),
-    **dict.fromkeys(("dump_beam", "save_config"), Foreign(("",))),
+    **dict.fromkeys(("src_lang", "tgt_lang", "precision"), Foreign(("",))),
     "seed": Foreign(("-1",)),
     "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
     "coverage_penalty": Foreign((), "its weight is beta", refused=True),

@@ -74,7 +74,7 @@ class Program(Generic[T]):
         """
         resolver = Resolver(self)
         for name, words in split_argv(argv)[0]:
-            for path in words if name == "config" else ():
+            for path in filter(None, words if name == "config" else ()):
                 resolver.yaml_file(path)
         resolver.command_line(argv)
         resolved = resolver.result()
@@ -185,10 +185,17 @@ class Resolver:
             self.put(name, words, "command line", parse_words)
 
     def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
-        """Take a value, or the words of a command line; None is as if it were not there."""
+        """Take a value, or the words of a command line; None is as if it were not there.  An empty
+        path is not given: a shell writes one for a variable that is not set."""
         known, ours, typed = self._foreign(name), name in self.options, read is parse_words
         if raw is None and (ours or known):
             return
+        if ours and self.options[name].is_path:
+            paths = list(raw) if isinstance(raw, (list, tuple)) else [raw]
+            if paths and all(path == "" for path in paths):
+                self.values[name], self.origins[name] = self.options[name].default, "default"
+                return
+            raw = [path for path in paths if path != ""] if self.options[name].many else raw
         words = as_words(raw or True) if typed else as_words(raw)
         asks = known is not None and known.asks_for(words)
         # What "not given" is in the other program; nobody types "" to say nothing

@@ -219,7 +219,6 @@ MAX_WEIGHT = 10_000  # an epoch is a list with so many copies of each pair
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
     missing("train", "output"),
-    refuse(lambda v: v.log_file == "", "log_file is empty; give a path"),
     needs(
         "vocab_size all_characters d_model heads d_ff enc_layers dec_layers norm max_positions",
         absent("init_from"),
