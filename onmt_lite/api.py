@@ -265,9 +265,9 @@ class Translator:
 
         Args:
             src: str or Path, the text to translate, one line each; gzip is unpacked.
-            output: str or Path, the file to write, or to replace.
+            output: str or Path, the file to write, or to replace; gzip data if it ends in .gz.
             progress: as of `translate`.
-            options: those of `translate`, and `tgt`, `tgt_file_prefix`, `output_format="text"`,
+            options: those of `translate`, and `tgt`, `tgt_file_prefix`, `output_format="auto"`,
                 `with_score=False` and others of the formats.
 
         Returns:
@@ -280,7 +280,7 @@ class Translator:
             FileError: if reading or writing fails.  After any error an older `output` is as it was.
         """
         job = dict(src=src, output=output, quiet=True, verbose=False)
-        parsed, backend = self._options(options, in_files=True).updated(**job), self.backend
+        parsed, backend = self._options(options, **job), self.backend
         engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
         with in_keywords():
             return run_job(parsed, engine, progress)
@@ -329,9 +329,10 @@ class Translator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _options(self, given: dict[str, Any], in_files: bool = False) -> TranslateOptions:
-        """The options of a call.  OptionError for options that a call cannot have."""
-        of_files = {} if in_files else vars(self.options.data) | vars(self.options.phrases)
+    def _options(self, given: dict[str, Any], **job: Any) -> TranslateOptions:
+        """The options of a call, and of the `job` that it is.  OptionError for options that a call
+        cannot have."""
+        of_files = {} if job else vars(self.options.data) | vars(self.options.phrases)
         outside = vars(self.options.jobs) | vars(self.options.information)
         refused = {
             NOT_PER_CALL: FIXED,
@@ -341,7 +342,7 @@ class Translator:
         for why, names in refused.items():
             if found := [name for name in given if name in names]:
                 raise OptionError(f"{', '.join(found)}: {why}")
-        options = self.options.updated(**given)
+        options = self.options.updated(**given, **job)
         # Another program's name, such as fp16, may stand for one of these
         before, after = self.options.given, options.given
         settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)

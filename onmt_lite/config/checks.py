@@ -10,6 +10,7 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import get_args
 
+from onmt_lite.config.endings import SIMILAR_ENDINGS, format_of, wrong_endings
 from onmt_lite.config.option import as_words, build
 from onmt_lite.config.rules import (
     Clauses,
@@ -100,9 +101,7 @@ def plain_average(v: Values) -> bool:
 
 def wrong_files(v: Values) -> Iterator[str]:
     """Of the group Input and output, and all other files."""
-    for name in ("src", "tgt", "output", "log_file", "report", "force_words", "ban_words"):
-        if v[name] == "":
-            yield f"{name} is empty; give a path"
+    yield from wrong_endings({n: v[n] for n in ("output", "report", "log_file", "save_config")})
     if not v.text_field:
         yield "text_field is empty; give the name of a field"
     if v.src == v.tgt == "-":
@@ -114,9 +113,20 @@ def wrong_files(v: Values) -> Iterator[str]:
         yield "report: standard output is for translations; give a file"
     if v.score_only and v.tgt_file_prefix:
         yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
-    if v.score_only and v.output_format not in OF_REFERENCES:
+    if v.score_only and v.output_format not in ("auto", *OF_REFERENCES):
         remedy = f"with score_only give {' or '.join(OF_REFERENCES)}"
         yield f"output_format {v.output_format} is for translations; {remedy}"
+
+
+def format_written(v: Values) -> str:
+    return build(DataOptions, v).format
+
+
+def ending_contradicts(v: Values) -> bool:
+    """Return whether the name of the output means another format than the one that is written."""
+    meant = format_of(v.output, SIMILAR_ENDINGS)
+    is_table = v.score_only and meant == "tsv" and format_written(v) == "text"  # has tabs too
+    return meant not in (None, format_written(v)) and not is_table
 
 
 def wrong_text(v: Values) -> Iterator[str]:
@@ -251,7 +261,19 @@ RULES: tuple[Rule, ...] = (
         lambda v: not any(map(build(DataOptions, v).is_jsonl, filter(None, (v.src, v.tgt)))),
         "the input is text; for objects give -input_format jsonl",
     ),
-    needs("with_score", one_of("output_format", "text")),
+    needs("with_score", one_of("output_format", "text", "auto")),
+    idle(
+        "with_score",
+        lambda v: format_written(v) != "text",
+        lambda v: f"output {v.output} is {format_written(v)}, with_score needs output_format text",
+    ),
+    note(
+        ending_contradicts,
+        lambda v: (
+            f"output {v.output}: {format_written(v)} is written, though the name means "
+            f"{format_of(v.output, SIMILAR_ENDINGS)}; give that output_format or another name"
+        ),
+    ),
     requires("score_only", given("tgt")),
     requires("tgt_file_prefix", given("tgt", "tgt_prefix")),
     # Model

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO
 
@@ -15,6 +16,7 @@ from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.text.whole import write_all, write_whole
 
+PACKED_AT_ONCE = 1 << 16  # bytes
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
 
@@ -149,6 +151,28 @@ class Stream:
     def _close(self) -> None:
         if self.path != "-":
             self.file.close()
+
+
+class Packer:
+    """Makes gzip data of an output.  The bytes depend on the data alone, however it is cut, unless
+    it `flushes` each share for a reader who waits for it."""
+
+    def __init__(self, flushes: bool = False):
+        self.flushes, self._waiting = flushes, b""
+        self._gzip = zlib.compressobj(wbits=31)  # a header without name and time
+
+    def pack(self, data: bytes) -> bytes:
+        """Return the bytes that can be written now."""
+        data = self._waiting + data
+        if self.flushes:
+            return self._gzip.compress(data) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+        n_whole = len(data) - len(data) % PACKED_AT_ONCE
+        self._waiting = data[n_whole:]
+        starts = range(0, n_whole, PACKED_AT_ONCE)
+        return b"".join(self._gzip.compress(data[i : i + PACKED_AT_ONCE]) for i in starts)
+
+    def finish(self) -> bytes:
+        return self._gzip.compress(self._waiting) + self._gzip.flush()
 
 
 def check_writable(path: str) -> None:

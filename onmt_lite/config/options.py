@@ -185,6 +185,13 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
     return [(defaults, f"of {name}"), *own]
 
 
+def values_here(values: Mapping[str, Any]) -> dict[str, str]:
+    """Say what `auto` stands for."""
+    precision, data = precision_here(values), build(DataOptions, values)
+    chosen = {"output_format": f"here {data.format}"} if data.output_format == "auto" else {}
+    return precision | chosen
+
+
 def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
     """Say what precision `auto` is on this machine, as far as that is known without torch."""
     if values["precision"] != "auto":
@@ -230,7 +237,7 @@ PROGRAM = Program(
     remark=lambda name: remark_on(name, OPTIONS),
     settle=pinned_models,
     defaults=preset_defaults,
-    comments=precision_here,
+    comments=values_here,
     quoted=True,
 )
 load_options = PROGRAM.load

@@ -9,6 +9,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from onmt_lite.config.endings import format_of
 from onmt_lite.config.option import File, opt, switch
 from onmt_lite.text.bpe import SubwordFile
 
@@ -274,14 +275,16 @@ class DataOptions:
     )
     output: File = opt(
         "-",
-        "Write the translations to this file, complete or not at all; - is standard output",
+        "Write the translations to this file, complete or not at all, as gzip data if the name "
+        "ends in .gz; - is standard output",
         example="output.en",
     )
-    output_format: Literal["text", "jsonl", "moses", "tsv"] = opt(
-        "text",
+    output_format: Literal["auto", "text", "jsonl", "moses", "tsv"] = opt(
+        "auto",
         "Write n_best lines per source line (`text`), one JSON object (`jsonl`), or lines with "
         "scores (`moses`, `tsv`): `id ||| text ||| log_prob= X ||| score`, or `id`, `rank`, "
-        "`score`, `log_prob` and `text` with tabs between them",
+        "`score`, `log_prob` and `text` with tabs between them; `auto` is jsonl or tsv if the name "
+        "of the output ends so (before .gz too), else text",
         example="jsonl",
     )
     with_score: bool = switch("Append a tab and the score to each translation")
@@ -305,6 +308,14 @@ class DataOptions:
         "Begin each translation with its line of tgt; without tgt, with the words of tgt_prefix",
         example="-tgt begin.en",
     )
+
+    @property
+    def format(self) -> str:
+        """The output format, which `auto` takes from the ending of the output."""
+        if self.output_format != "auto":
+            return self.output_format
+        found = format_of(self.output) or "text"
+        return "text" if self.score_only and found not in OF_REFERENCES else found
 
     def is_jsonl(self, path: str) -> bool:
         """Return whether the lines of an input, src or tgt, are JSON objects.

@@ -13,7 +13,9 @@ from tqdm import tqdm
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, is_text, is_typed, line_that_works
+from onmt_lite.config.endings import is_gzip_name
 from onmt_lite.config.files import (
+    Packer,
     Stream,
     check_paths,
     check_writable,
@@ -202,6 +204,11 @@ class Output:
         self.path, self.resumable = path, resumable
         paths = [path for path in (path, report) if path is not None]
         self.sinks = [Store(each) if replaces_a_file(each) else Stream(each) for each in paths]
+        # Of each sink, what makes gzip data of its shares, if its name says so
+        self.packers = [
+            Packer(flushes=isinstance(sink, Stream)) if is_gzip_name(sink.path) else None
+            for sink in self.sinks
+        ]
         self.stores = [sink for sink in self.sinks if isinstance(sink, Store)]
         self.parts: Parts | None = None  # of a job that can go on; else results are written at once
         self.ranges, self.todo = list[Range](), list[Range]()  # all, and those without parts
@@ -293,7 +300,9 @@ class Output:
 
     def place(self) -> None:
         """Put all that is written in its place.  Raises FileError."""
-        for sink in self.sinks:
+        for sink, packer in zip(self.sinks, self.packers):
+            if packer is not None:
+                sink.append(packer.finish())
             if isinstance(sink, Store) and self.parts is not None:
                 sink.finish(self.parts.job, self.summary)
             else:
@@ -302,8 +311,8 @@ class Output:
         self._remove_stores()
 
     def _write(self, done: Done) -> None:
-        for sink, share in zip(self.sinks, (done.data, done.report)):
-            sink.append(share)
+        for sink, packer, share in zip(self.sinks, self.packers, (done.data, done.report)):
+            sink.append(share if packer is None else packer.pack(share))
 
     def _remove_stores(self) -> None:
         for store in self.stores:

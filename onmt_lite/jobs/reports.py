@@ -36,7 +36,7 @@ Overlaps = list[list[int]]  # of each metric of -report_bleu
 def build_writer(options: DataOptions, n_best: int) -> Writer:
     """The function that makes a translation's share of the output: whole lines."""
     formats = OF_REFERENCES if options.score_only else FORMATS
-    to_text = formats[options.output_format]
+    to_text = formats[options.format]
     return lambda translation: to_text(translation, options, n_best)
 
 

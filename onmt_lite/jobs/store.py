@@ -340,6 +340,7 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
         torch = "unknown"
     groups = [vars(getattr(options, group)) for group in KINDS]
     compared = {n: value for group in groups for n, value in group.items() if n not in EXEMPT}
+    compared["output_format"] = options.data.format
     named = (options.data.output, options.jobs.log_file, options.jobs.report)
     written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
     files = {

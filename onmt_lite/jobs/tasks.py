@@ -263,7 +263,7 @@ def translate_bucket(
     if data.tgt_file_prefix:
         gold_lines, prefixes = None, bucket.tgt_lines
     translations = pipeline.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
-    if data.token_scores and data.output_format == "jsonl":
+    if data.token_scores and data.format == "jsonl":
         translations = [*map(pipeline.renderer.by_words, translations)]
     writer = reports.build_writer(data, options.search.n_best)
     log = []

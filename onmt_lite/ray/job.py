@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from onmt_lite.checkpoints.hub import described
 from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.config.endings import format_of
 from onmt_lite.config.files import check_paths
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
@@ -26,12 +27,13 @@ def run_job(options: RayOptions) -> None:
     ray = find_ray()
     paths = find_files(options.files.src)
     kind = kind_of_files(paths, options.files.input_format)
+    by_name: Literal["auto"] | None = "auto" if format_of(options.files.output) else None
     data = replace(
         options.translation.data,
         src=paths[0],
         output=options.files.output,
         input_format=options.files.input_format,
-        output_format=options.files.output_format or kind,
+        output_format=options.files.output_format or by_name or kind,
         text_field=options.files.text_field,
     )
     translation = replace(options.translation, data=data)

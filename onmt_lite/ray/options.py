@@ -64,7 +64,8 @@ class FilesOptions:
     )
     output_format: Literal["text", "jsonl"] | None = opt(
         None,
-        "Write translations (`text`) or JSON objects (`jsonl`); without it, what the input is",
+        "Write translations (`text`) or JSON objects (`jsonl`); without it, what the name of the "
+        "output ends in, .jsonl or .tsv, or else what the input is",
         example="jsonl",
     )
     text_field: str = opt(
@@ -145,12 +146,11 @@ NOT_HERE = {
 def problems_of_translation(v: Values) -> list[str]:
     defaults = {name: option.default for name, option in TRANSLATE.items()}
     shared = {name: value for name, value in v.items() if name in SHARED_NAMES}
-    return refusals(TRANSLATION.rules, {**defaults, **shared})
+    return refusals(TRANSLATION.rules, {**defaults, **shared, "output": v.output})
 
 
 RULES = (
     missing("src", "output"),
-    refuse(lambda v: "" in v.src, "src is empty; give a path"),
     refuse(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
     refuse(lambda v: v.text_field == "", "text_field is empty; give the name of a field"),
     refuse(
