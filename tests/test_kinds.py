@@ -1,10 +1,18 @@
 """What is text and what is not, on files that other programs and packages make."""
 
+import bz2
+import contextlib
 import gzip
 import io
+import lzma
 import marshal
+import pickle
+import shutil
+import sqlite3
 import struct
+import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from random import Random
@@ -14,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.text.lines import LOOKED_AT, guess_encoding, kind_of, remedy
+from onmt_lite.text.kinds import LOOKED_AT, guess_encoding, kind_of, remedy
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 
@@ -34,17 +42,78 @@ def saved(**options):
 
 
 CONTENTS = "[Content_Types].xml"
+
+# Short texts, as the programs pack them: most without a NUL byte
+COMPRESSED = {
+    "zstd": bytes.fromhex("28b52ffd2407390000486175730a310a1a1ba6ec"),
+    "zstd in frames to skip": b"\x50\x2a\x4d\x18\1\1\1\1abcd\x28\xb5\x2f\xfd",
+    "lz4": bytes.fromhex("04224d186440a7") + b"\x07\1\1\x80Haus 1\n",
+    "old lz4": bytes.fromhex("02214c18") + b"\x07\1\1\x80Haus 1\n",
+    "lzip": b"LZIP\x01\x0c\x24\x19\x48\x98",
+    "lzop": b"\x89LZO\0\r\n\x1a\n\x10\x40\x20\xa0",
+    "7z": b"7z\xbc\xaf\x27\x1c\x03\x04\x91\x52",
+    "rar": b"Rar!\x1a\x07\x01\x01\x8d\xef",
+    "compress": b"\x1f\x9d\x90\x48\xc2\xd4",
+}
+
+
+def tar(format):
+    data, member = io.BytesIO(), tarfile.TarInfo("a.txt")
+    member.size = 3
+    with tarfile.open(fileobj=data, mode="w", format=format) as archive:
+        archive.addfile(member, io.BytesIO(b"gut"))
+    return data.getvalue()
+
+
+def database(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (text)")
+        connection.commit()
+    return path.read_bytes()
+
+
 KINDS = {
+    **{f"{name} data": (data, name.split()[0]) for name, data in list(COMPRESSED.items())[:2]},
+    **{
+        name: (COMPRESSED[name], what)
+        for name, what in [
+            ("lz4", "lz4 data"),
+            ("old lz4", "lz4 data"),
+            ("lzip", "lzip data"),
+            ("lzop", "lzop data"),
+            ("7z", "a 7z archive"),
+            ("rar", "a rar archive"),
+            ("compress", "data of compress"),
+        ]
+    },
+    "bzip2": (bz2.compress(TEXT.encode()), "bzip2 data"),
+    "empty bzip2": (bz2.compress(b""), "bzip2 data"),
+    "xz": (lzma.compress(TEXT.encode()), "xz data"),
+    "lzma": (lzma.compress(TEXT.encode(), format=lzma.FORMAT_ALONE), "lzma data"),
+    "tar": (tar(tarfile.USTAR_FORMAT), "a tar archive"),
+    "GNU tar": (tar(tarfile.GNU_FORMAT), "a tar archive"),
+    "pickle": (pickle.dumps(["gut"]), "a pickled object"),
+    "safetensors": (struct.pack("<Q", 60) + b'{"a":{"dtype":"F32","shape":[1]}}', "a safetensors"),
+    "doc": (bytes.fromhex("d0cf11e0a1b11ae1") + bytes(16), "an office document of the old kind"),
+    "rtf": (b"{\\rtf1\\ansi\\deff0 Gut.}", "an RTF document"),
+    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a picture"),
+    "jpeg": (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "a picture"),
+    "gif": (b"GIF89a\x01\0\x01\0", "a picture"),
+    "parquet": (b"PAR1\x15\x04\x15\x10", "a Parquet"),
+    "noise without NULs": (
+        Random(3).randbytes(400).replace(b"\0", b"x"),
+        "binary data, with control",
+    ),
     "docx": (zipped(CONTENTS, "_rels/.rels", "word/document.xml"), "a Word document"),
     "xlsx": (zipped(CONTENTS, "_rels/.rels", "xl/workbook.xml"), "a zip archive or an office"),
     "pptx": (zipped(CONTENTS, "_rels/.rels", "ppt/presentation.xml"), "a zip archive or an office"),
     "zip": (zipped("a.txt", "b.txt"), "a zip archive"),
     "empty zip": (zipped(), "a zip archive"),
     "torch": (saved(), "a zip archive"),
-    "old torch": (saved(_use_new_zipfile_serialization=False), "binary data"),
+    "old torch": (saved(_use_new_zipfile_serialization=False), "a pickled object"),
     "gzip": (gzip.compress(TEXT.encode()), "gzip data"),
     "mp4": (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2" + bytes(20), "binary data"),
-    "program": (Path(sys.executable).read_bytes()[:9999], "binary data"),
+    "program": (Path(sys.executable).read_bytes()[:9999], "a program"),
     "code": (b"\xa7\r\r\n" + bytes(12) + marshal.dumps(zipped.__code__), "binary data"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "a PDF file"),
     "noise": (Random(1).randbytes(4096), "binary data"),
@@ -66,7 +135,10 @@ def test_files_that_are_no_text(name):
     ("data", "plain", "packed"),
     [
         ("gut".encode("utf-16"), "iconv -f utf-16 -t utf-8 F", "zcat F | iconv -f utf-16 -t utf-8"),
-        (gzip.compress(b"gut"), "zcat F | zcat", "zcat F | zcat"),
+        (gzip.compress(b"gut"), "zcat F", "zcat F | zcat"),
+        (COMPRESSED["zstd"], "zstd -dc F", "zcat F | zstd -dc"),
+        (bz2.compress(b"gut"), "bzip2 -dc F", "zcat F | bzip2 -dc"),
+        (lzma.compress(b"gut"), "xz -dc F", "zcat F | xz -dc"),
         (KINDS["pdf"][0], "pdftotext F -", "pdftotext F -"),
     ],
 )
@@ -74,6 +146,24 @@ def test_the_command_that_makes_text_of_it(data, plain, packed):
     kind = kind_of(data[:LOOKED_AT])
     assert remedy(kind, "F").endswith(f": {plain}")
     assert remedy(kind, "F", packed=True).endswith(f": {packed}")
+
+
+def test_database_is_not_text(tmp_path):
+    assert kind_of(database(tmp_path / "db")[:LOOKED_AT]).what == "an SQLite database"
+
+
+@pytest.mark.parametrize("command", ["zstd", "xz", "bzip2", "lz4", "xz --format=lzma"])
+def test_command_of_the_remedy_unpacks_what_the_program_packs(tmp_path, command):
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip("not installed")
+    (tmp_path / "text").write_text(TEXT, "utf-8")
+    packed = subprocess.run(
+        [*command.split(), "-c", "text"], cwd=tmp_path, capture_output=True, check=True
+    ).stdout
+    (tmp_path / "p").write_bytes(packed)
+    made = remedy(kind_of(packed), "p").partition(": ")[2]
+    unpacked = subprocess.run(made, shell=True, cwd=tmp_path, capture_output=True, check=True)
+    assert unpacked.stdout.decode("utf-8") == TEXT
 
 
 SAMPLES = {
@@ -146,6 +236,23 @@ ODD = [
     *(b"PK is short for pack\n", b"MZ\nBM\nID3 is a tag\n", b"%PDF- steht am Anfang.\n"),
     *(b"\x1b[1mbold\x1b[0m x\bx\n" * 9, b"field\x01field\x01field\n" * 99),
     *(b"Guten Tag\xfc\n" * 50 + b"\0", b"one line of some length and a NUL\0\n" * 200),
+    # Words with which other files begin
+    *(
+        b"BZh91 ist ein Wort.\n",
+        b"BZh9\n",
+        b"7z und Rar! sind Programme.\n",
+        b"(\xc2\xb5/\n",
+        b"LZIP ja\n",
+    ),
+    *(
+        b"GIF89a ist alt.\n",
+        b"PAR1 und ARROW1\n",
+        b"SQLite format 3 ist alt.\n",
+        b"{rtf1}\n",
+        b"]\n",
+    ),
+    *(b"P*M steht da.\n", b"RIFF und WEBP\n", b"MZ.\n", b"a" * 257 + b"ustar 1\n", b"\x80 uro\n"),
+    b"f\xfcr\x01Haus\x01gro\xdf\n" * 50,
     b"<?xml version='1.0'?><p>\xc3\xa4</p>",
     *(text.encode(e) for text in SAMPLES.values() for e in ("utf-8", "utf-8-sig", "utf-7")),
 ]

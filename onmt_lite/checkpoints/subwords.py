@@ -4,6 +4,7 @@ Their paths come from options.  Paths that a checkpoint holds are of the machine
 and are never opened.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
+from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
 
@@ -138,8 +140,11 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
 
 
 def _read_text(path: str) -> str:
+    data = read_bytes(path)
+    if kind := kind_of(data[:LOOKED_AT]):
+        raise CheckpointError(f"{path} is {kind.what}; {remedy(kind, shlex.quote(path))}")
     try:
-        return read_bytes(path).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8 text: byte {error.start}") from None
 

@@ -23,6 +23,7 @@ from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import LOG, Summary
 from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import (
     BOM,
     GZIP,
@@ -30,7 +31,6 @@ from onmt_lite.text.lines import (
     Line,
     LineReader,
     Stream,
-    guess_encoding,
     object_line,
     raw_lines,
     to_line,

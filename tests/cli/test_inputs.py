@@ -1,8 +1,10 @@
 """Inputs that are no plain UTF-8 text: refused with what to do, unpacked, or noted."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -60,6 +62,27 @@ def test_kinds_are_told_by_their_first_bytes(main, src, tmp_path, data, said, pa
     done = main(*argv[:2], stdin=pack(data))
     said = re.sub(r"(zcat|utf-8) x", r"\1 FILE", said)
     assert done.code == 3 and done.err.startswith(f"onmt_lite: error: standard input is {said}")
+    assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (bz2.compress(b"one\n"), "bzip2 data; unpack it first: bzip2 -dc x"),
+        (lzma.compress(b"one\n"), "xz data; unpack it first: xz -dc x"),
+        (b"\x28\xb5\x2f\xfd\x24\x04\x21\1\1one\n\x9f", "zstd data; unpack it first: zstd -dc x"),
+        (b"\x04\x22\x4d\x18\x64\x40\xa7one\n", "lz4 data; unpack it first: lz4 -dc x"),
+    ],
+)
+def test_compressed_input_is_refused_with_its_command(main, src, tmp_path, data, said):
+    """Whichever option names it, and under any name."""
+    (tmp_path / "x").write_bytes(data)
+    by_line = ["-src", src, "-force_words", "x"], ["-src", src, "-ban_words", "x"]
+    for words in (["-src", "x"], ["-src", src, "-tgt", "x"], *by_line):
+        main(*words, "-output", "out").failed(3, f"x is {said}")
+    main("-output", "out", stdin=data).failed(3, f"standard input is {said[:-1]}FILE")
+    done = main("-src", src, "-output", "out", "-replace_unk", "-phrase_table", "x")
+    done.failed(4, f"x is {said}")
     assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
 
 
