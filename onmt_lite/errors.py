@@ -75,7 +75,17 @@ class Untranslated(OnmtLiteError):
 
 
 class WorkerLost(OnmtLiteError):
-    """A process that a job needs cannot be started, or dies again and again."""
+    """A process that a job needs cannot be started, or dies again and again.
+
+    Args:
+        problem: str, the text.
+        by_memory: bool, whether memory was probably short, which sets the exit code.
+    """
+
+    def __init__(self, problem: str, by_memory: bool = False):
+        super().__init__(problem)
+        if by_memory:
+            self.exit_code = MemoryExhausted.exit_code
 
 
 @contextlib.contextmanager

@@ -20,7 +20,9 @@ from onmt_lite.config.environment import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
-from onmt_lite.jobs.crew import MAX_OPEN, READ_AHEAD
+from onmt_lite.jobs import worker as worker_module
+from onmt_lite.jobs import workers as workers_module
+from onmt_lite.jobs.crew import MAX_DEATHS, MAX_OPEN, READ_AHEAD
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import fingerprint
@@ -259,6 +261,7 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
         (OptionError("one", "two"), OptionError),
         (OwnError(3), CheckpointError),
         (MemoryExhausted("out of memory at line 3 alone"), MemoryExhausted),
+        (WorkerLost("killed", by_memory=True), WorkerLost),
         (KeyError("seven"), KeyError),
         (OwnDefect("seven"), RuntimeError),
     ],
@@ -269,6 +272,44 @@ def test_errors_travel(error, kind):
     assert bool(traceback) is (kind in (RuntimeError, KeyError))
     for name in ("exit_code", "problems"):
         assert getattr(found, name, None) == getattr(error, name, None)
+
+
+# -- exit code 6 if the kernel kills a process, as it does if memory is short ----------------------
+
+MEMORY = MemoryExhausted.exit_code
+
+
+@pytest.mark.parametrize(
+    ("deeds", "exit_code"), [("SIGKILL SIGSEGV SIGKILL", MEMORY), ("SIGKILL SIGKILL SIGSEGV", 1)]
+)
+def test_killed_workers_end_the_job_with_the_exit_code_of_memory(tmp_path, deeds, exit_code):
+    with acting(tmp_path, {1: deeds}) as engine, pytest.raises(WorkerLost) as caught:
+        run(engine, make_tasks(0, 4))
+    assert caught.value.exit_code == exit_code
+
+
+def test_killed_fork_server_ends_loading_with_the_exit_code_of_memory(monkeypatch):
+    monkeypatch.setattr(workers_module, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkerLost, match=r"was killed \(SIGKILL\), .*; free memory") as caught:
+        Workers(OPTIONS, 2).__enter__()
+    assert caught.value.exit_code == MEMORY
+
+
+def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_path):
+    with acting(tmp_path, {}) as engine:
+        engine._server.n_starts = MAX_DEATHS  # the last try
+        os.kill(engine._server.process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"3 times, the last was killed \(SIGKI") as caught:
+            run(engine, make_tasks(0, 4))
+    assert caught.value.exit_code == MEMORY
+
+
+def test_killed_search_for_gpus_ends_loading_with_the_exit_code_of_memory(monkeypatch):
+    kill = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch.setattr(worker_module, "choose", kill)
+    with pytest.raises(WorkerLost, match="looks for GPUs was killed") as caught:
+        worker_module.choose_machines(OPTIONS)
+    assert caught.value.exit_code == MEMORY
 
 
 # -- the fork server, in this process -------------------------------------------------------------

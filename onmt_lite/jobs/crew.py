@@ -131,8 +131,9 @@ class Crew(Engine):
             progress(-hand.n_lines, -hand.n_tokens, -hand.work)
             self._replace(hand, *value)
 
-    def _replace(self, hand: Any, how: str, is_own: bool) -> None:
-        """Start another one in the place of a hand that died; `is_own`: by itself or its task."""
+    def _replace(self, hand: Any, how: str, is_own: bool, by_memory: bool = False) -> None:
+        """Start another one in the place of a hand that died; `is_own`: by itself or its task;
+        `by_memory`: probably because memory was short."""
         idle = hand.task is None
         at, where = (START, "before it was ready") if idle else (hand.at, hand.task.where)
         self._deaths[at] += is_own
@@ -142,7 +143,9 @@ class Crew(Engine):
                 self._again[at] = hand.task
             self.start(hand.place)
             return
-        error = WorkerLost(f"{MAX_DEATHS} {self.many} died {where}, the last {how}; {self.remedy}")
+        where = where.replace("it was", "they were")
+        problem = f"{MAX_DEATHS} {self.many} died {where}, the last {how}; {self.remedy}"
+        error = WorkerLost(problem, by_memory)
         if idle:
             raise error
         self._failed[at] = error

@@ -24,7 +24,7 @@ import torch
 from onmt_lite import errors
 from onmt_lite.config.environment import free_memory, give_back_memory
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.errors import OnmtLiteError, OptionError, WorkerLost
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
@@ -104,8 +104,16 @@ def choose_machines(options: TranslateOptions) -> list[Machine]:
         finally:
             os._exit(0)
     there.close()
-    answer = here.recv()
-    os.waitpid(pid, 0)
+    try:
+        answer = here.recv()
+    except EOFError:
+        answer = None
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if answer is None:
+        killed = exit_code == -signal.SIGKILL
+        how = "was killed (SIGKILL), likely out of memory" if killed else f"ended with {exit_code}"
+        remedy = "free memory, or give -device cpu"
+        answer = WorkerLost(f"the process that looks for GPUs {how}; {remedy}", killed)
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -193,6 +201,8 @@ def portable(error: Exception) -> tuple[Exception, str]:
     if isinstance(error, OptionError):
         return OptionError(*error.problems), ""
     if isinstance(error, OnmtLiteError):
+        if isinstance(error, WorkerLost):  # has its exit code
+            return error, ""
         known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         return known(str(error)), ""
     if type(error).__module__ == "builtins":

@@ -7,6 +7,7 @@ The parent waits for all of them in one place.  A message that does not come to 
 a while (see `new_pipe`), so that a worker that is stopped in the middle of one is found, too.
 """
 
+import errno
 import fcntl
 import os
 import signal
@@ -31,6 +32,7 @@ from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
 from onmt_lite.models.kernels.build import find_library
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
+KILLED = -signal.SIGKILL  # the exit code of a process that the kernel ends if memory is short
 PATIENCE_AT_START = 300.0  # a GPU may take its time
 
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
@@ -134,7 +136,8 @@ class Workers(Crew):
         except (EOFError, OSError):
             exit_code = self._end(worker)
             # None: it died with the fork server
-            yield worker, "died", (how_it_ended(exit_code), exit_code is not None)
+            ending = how_it_ended(exit_code), exit_code is not None, exit_code == KILLED
+            yield worker, "died", ending
             return
         worker.heard_at = time.monotonic()
         if what == "ready":
@@ -188,13 +191,17 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Connection | None = None
         self.n_starts = 0
+        self.exit_code: int | None = None  # of the last process, if it died by itself
         self._started = threading.Event()
 
     def start(self) -> None:
         """Load the models, in a new process.  Raises what loading raises, and WorkerLost."""
         self.close()
         if self.n_starts == MAX_DEATHS:
-            raise WorkerLost(f"the process that forks the workers died {MAX_DEATHS} times")
+            problem = f"the process that forks the workers died {MAX_DEATHS} times"
+            if self.exit_code is not None:
+                problem += f", the last {how_it_ended(self.exit_code)}"
+            raise WorkerLost(f"{problem}; {Workers.remedy}", self.exit_code == KILLED)
         self.n_starts += 1
         here, there = new_pipe(None)
         try:
@@ -205,8 +212,11 @@ class ForkServer:
                 raise_pending()
             failure = here.recv()
         except (EOFError, OSError):
-            how = "did not start" if self.process is None else how_it_ended(self.process.wait())
-            raise WorkerLost(f"the process that loads the model {how}") from None
+            exit_code = None if self.process is None else self.process.wait()
+            how = "did not start" if exit_code is None else how_it_ended(exit_code)
+            if by_memory := exit_code == KILLED:
+                how += "; free memory or choose a smaller model"
+            raise WorkerLost(f"the process that loads the model {how}", by_memory) from None
         if failure is not None:
             raise restored(*failure)
         self.channel = here
@@ -278,7 +288,9 @@ class ForkServer:
             if self.channel.poll(self.patience):
                 return self.channel.recv()
         except (EOFError, OSError):
-            pass
+            self.exit_code = None
+            with suppress(subprocess.TimeoutExpired):
+                self.exit_code = self.process.wait(1)
         self.close()
         return None
 
@@ -312,7 +324,8 @@ def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
 
 
 def cannot_start(error: OSError) -> WorkerLost:
-    return WorkerLost(f"cannot start a process: {error.strerror}; give fewer -workers")
+    problem = f"cannot start a process: {error.strerror}; give fewer -workers"
+    return WorkerLost(problem, error.errno == errno.ENOMEM)
 
 
 def restored(error: Exception, traceback: str) -> Exception:
