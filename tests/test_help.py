@@ -296,6 +296,7 @@ NAMES = st.sampled_from([name for name in OPTIONS if name not in META_NAMES])
 @example("repetition_penalty", 0)
 @example("src", "a\0b")
 @example("model", ["a", None])
+@example("dump_beam", "")
 def test_schema_and_program_agree_on_any_value(name, value):
     """5.0 is left out: JSON Schema takes it for a whole number, as JSON has one kind of numbers."""
     by_schema, by_program = takes(TRANSLATE, {name: value})

@@ -102,8 +102,9 @@ def test_how_a_reference_or_prefix_was_read(translator, role, of_cut, raw, cut, 
     assert (example.tgt_ids is None) == (role == "prefix" or cut)  # part of one has no score
 
 
+@pytest.mark.parametrize("note", ["invalid-json", "no-text-field"])
 @pytest.mark.parametrize("role", ["tgt", "prefix"])
-def test_a_reference_that_is_no_object_has_one_note(translator, role):
-    line = Line(0, "", ("truncated", "invalid-json"))
+def test_reference_without_text_has_one_note(translator, role, note):
+    line = Line(0, "", ("truncated", note))
     example = translator.pipeline.examples.make(Line(0, "der hund"), **{role: line})
-    assert example.notes == ("tgt-invalid-json",)
+    assert example.notes == (f"tgt-{note}",)

@@ -230,7 +230,7 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
 
 
 def test_the_first_lines_that_could_not_be_translated_whatever_the_reason():
-    notes = [("not-a-number",), ("invalid-json",), ("empty",)] * 4
+    notes = [("not-a-number",), ("invalid-json",), ("empty",), ("no-text-field",)] * 3
     lines = [Translation(i, "", [NOTHING], notes[i]) for i in range(len(notes))]
     found = Summary.of(lines).untranslated
-    assert (found.n_lines, found.shown()) == (8, "1, 2, 4, 5, 7, ...")
+    assert (found.n_lines, found.shown()) == (9, "1, 2, 4, 5, 6, ...")

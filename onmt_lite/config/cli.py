@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.console import CONSOLE, Interrupted, pending, stop_on_signals
-from onmt_lite.config.files import check_paths, write_out
+from onmt_lite.config.files import check_paths, check_places, write_out
 from onmt_lite.config.help import help_on, help_text, json_schema, markdown_table
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
@@ -40,6 +40,7 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
         if resolved.values["print_config"]:
             write_out(resolved.to_yaml(program.comments(resolved.values)))
         elif (path := resolved.values["save_config"]) is not None:
+            check_places([("save_config", path)])
             check_paths(list(files_named(program, resolved)), [("save_config", path)])
             write_out(resolved.to_yaml(program.comments(resolved.values)), path)
         else:

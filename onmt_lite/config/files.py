@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import signal
 import stat
 import sys
@@ -39,6 +40,33 @@ def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
                     f"{shown} is in {name_of(folder)}, where {writer} is kept until it is "
                     "complete; choose another"
                 )
+
+
+def check_places(written: Sequence[Named]) -> None:
+    """Raise FileError for a path of a file to be written that is a directory, or in a directory
+    that does not exist or cannot be written to."""
+    for name, path in written:
+        folder = os.path.dirname(os.path.realpath(path))
+        shown, problem = name_of(os.path.dirname(path) or folder), ""
+        if path != "-" and os.path.isdir(path):
+            problem = "it is a directory; give the path of a file"
+        elif not replaces_a_file(path) or not os.path.basename(path):
+            continue
+        elif not os.path.exists(folder) and os.path.isdir(_existing(folder)):
+            remedy = f"make it: mkdir -p {shlex.quote(shown)}"
+            problem = f"the directory {shown} does not exist; {remedy}"
+        elif os.path.isdir(folder) and not os.access(folder, os.W_OK) and name != "log_file":
+            remedy = "change its permissions or choose another directory"
+            problem = f"the directory {shown} cannot be written to; {remedy}"
+        if problem:
+            raise FileError(f"cannot write {name_of(path)}: {problem}")
+
+
+def _existing(folder: str) -> str:
+    """Return the nearest folder above that exists, or this one."""
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _opened(name: str, path: str, stream: str) -> Named:

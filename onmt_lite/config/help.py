@@ -219,7 +219,8 @@ def _property(option: Option) -> Schema:
         numbers = [int(word) for word in option.choices if word.isdecimal()]
         one = {"enum": [*option.choices, *switches, *numbers]}
     elif option.kind is str:
-        one["pattern"] = f"^({option.form[0]})$" if option.form[1] else "^[^\\u0000]*$"
+        empty = "|" * option.is_path  # an empty path is not given
+        one["pattern"] = f"^({option.form[0]}{empty})$" if option.form[1] else "^[^\\u0000]*$"
     else:
         one |= {LIMITS[key]: bound for key, bound in option.bounds.items() if bound is not None}
     shapes = [one, {"type": "array", "items": one}] if option.many else [one]

@@ -3,7 +3,7 @@
 The notes, in all; docs/jobs-reference.md says what each one means:
   of the input: empty, invalid-utf8, line-breaks, truncated, capitals
   of its tokens: unknown-tokens, unknown-script
-  of a line of JSONL: invalid-json, tgt-invalid-json
+  of a line of JSONL: invalid-json, no-text-field, tgt-invalid-json, tgt-no-text-field
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
   of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned
   of the options: min-length-over-limit

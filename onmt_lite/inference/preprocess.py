@@ -8,14 +8,14 @@ from dataclasses import replace
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.inference.records import Example
-from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, Line, in_capitals
+from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, NO_FIELD, UNREAD, Line, in_capitals
 from onmt_lite.text.phrases import occurs
 from onmt_lite.text.placeholders import Extractor, Reading, UnknownRule
 from onmt_lite.text.tokenizers import SPACER
 from onmt_lite.text.vocab import Vocab
 
 # Notes that a reference or prefix may have too
-OF_READING = (INVALID, "invalid-utf8")
+OF_READING = (INVALID, NO_FIELD, "invalid-utf8")
 NEITHER = Direction()  # of a model that has no languages
 # >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
 TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
@@ -122,7 +122,7 @@ class ExampleMaker:
         the tag takes; the notes, one of which says why a line is blank."""
         n_tag = 0
         if not tokens:
-            return [], 0, notes if INVALID in notes else (*notes, "empty")
+            return [], 0, notes if UNREAD & {*notes} else (*notes, "empty")
         if tag:
             tagged = self.tokenizer.encode(tag + reading.text)
             tokens, n_tag = tagged, len(tagged) - len(tokens)
@@ -148,7 +148,7 @@ class ExampleMaker:
         self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
     ) -> list[int] | None:
         """Ids of a line in the target language; capitals: whether its source is written so."""
-        if line is None or INVALID in line.notes:
+        if line is None or UNREAD & {*line.notes}:
             return None
         text = LINE_BREAKS.sub(" ", line.text)
         if not text.strip():
@@ -161,7 +161,7 @@ class ExampleMaker:
 
 def is_cut(line: Line | None) -> bool:
     """Whether a reference or prefix that is used has lost its end when it was read."""
-    return line is not None and "truncated" in line.notes and INVALID not in line.notes
+    return line is not None and "truncated" in line.notes and not UNREAD & {*line.notes}
 
 
 def encode(

@@ -18,6 +18,7 @@ from onmt_lite.config.files import (
     Packer,
     Stream,
     check_paths,
+    check_places,
     check_writable,
     name_of,
     replaces_a_file,
@@ -53,6 +54,8 @@ def run_job(
     called with the lines and target tokens that are done.
     """
     check_paths(list(files_read(options)), files_written(options))
+    if options.jobs.log_file is not None:
+        check_places([("log_file", options.jobs.log_file)])
     if options.jobs.resume and (why := why_not_resumed(options)):
         raise OptionError(f"resume: {why}")
     if engine is None:
@@ -61,6 +64,7 @@ def run_job(
     run = Run(options, [options.data.src], resumable, progress)
     logged = logging_to(options.jobs, options.information.verbose)
     with logged if engine is None else contextlib.nullcontext():
+        check_places(files_written(options))
         return run.translate(lambda *job: engine or choose_engine(*job))
 
 
@@ -102,6 +106,8 @@ class Run:
         inputs = look_at_inputs(options, self.sources)
         ranges = inputs.ranges or []
         tasks.check_phrases(ranges)
+        if inputs.ranges is not None:
+            tasks.check_fields(options, self.sources)
         if self.dump is not None:
             check_writable(self.dump)
         with Output(options.data.output, jobs.report, self.resumable) as out:

@@ -13,7 +13,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
-from onmt_lite.text.lines import LINE_BREAKS
+from onmt_lite.text.lines import INVALID, LINE_BREAKS, NO_FIELD
 
 LOG = logging.getLogger("onmt_lite")
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
@@ -22,7 +22,7 @@ JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not
 SHOWN = 5  # numbers of lines with a note
 DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
 QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
-UNTRANSLATED = ("not-a-number", "invalid-json")  # notes of lines that are blank for this reason
+UNTRANSLATED = ("not-a-number", INVALID, NO_FIELD)  # notes of lines that are blank for this reason
 LACKS_SACREBLEU = (
     "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "
     "sacrebleu"
@@ -169,12 +169,14 @@ class Summary:
     notes: dict[str, Noted] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, translations: Iterable[Translation]) -> "Summary":
+    def of(cls, translations: Iterable[Translation], text_field: str = "text") -> "Summary":
         summary = cls()
         for line in translations:
             summary.n_lines += 1
             for note in dict.fromkeys(line.notes):
                 quote = f"{quoted(line.src)} -> {quoted(line.text)}" if note in DOUBTS else ""
+                if note == NO_FIELD:
+                    quote = lacking(text_field, line.fields)
                 noted = Noted(1, line.n_unknown, [line.id + 1], [quote])
                 summary.notes.setdefault(note, Noted()).join(noted)
             summary.n_forced += line.n_forced
@@ -215,10 +217,11 @@ class Summary:
         found = self.untranslated
         if found.n_lines:
             s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
-            raise Untranslated(
-                f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} blank "
-                "in the output, which is complete"
-            )
+            problem = f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} "
+            problem += "blank in the output, which is complete"
+            if lacks := self.notes.get(NO_FIELD):
+                problem += f"; line {lacks.first[0]} {lacks.quotes[0]}"
+            raise Untranslated(problem)
 
     def log(self, scores: bool) -> None:
         """Log notes and averages; `scores`: averages of the hypotheses on stderr too."""
@@ -243,6 +246,12 @@ def quoted(text: str) -> str:
     """The beginning of a text, with nothing in it that steers a terminal."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= QUOTE_WIDTH else f"{shown[: QUOTE_WIDTH - 3]}..."
+
+
+def lacking(text_field: str, fields: str | None) -> str:
+    """Return what to say about an object without the field of the text; `fields` is its JSON."""
+    names = quoted(", ".join(json.loads(fields or "{}"))) or "none"
+    return f"has no field {text_field!r} (fields: {names}); name another one with -text_field"
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:

@@ -27,7 +27,9 @@ from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import (
     BOM,
     GZIP,
+    NO_FIELD,
     STANDARD_INPUT,
+    UNREAD,
     Line,
     LineReader,
     Stream,
@@ -153,6 +155,33 @@ def check_phrases(ranges: list[Range]) -> None:
             make_bucket(each.number, columns)
 
 
+def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
+    """Raise DataError for files of objects none of which has the field of the text.  Reads as far
+    as the first that has it.  FileError."""
+    data, beside = options.data, [options.data.tgt] if options.data.tgt else []
+    for role, paths in (("src", sources), ("tgt", beside)):
+        paths = [path for path in paths if parse_of(data, role, path) is not to_line]
+        lacking = first_lacking(data, role, paths)
+        if lacking is not None:
+            path, line = lacking
+            problem = reports.lacking(data.text_field, line.fields)
+            raise DataError(f"{role} {path}: no line has a text, line {line.id + 1} {problem}")
+
+
+def first_lacking(data: DataOptions, role: Role, paths: Sequence[str]) -> tuple[str, Line] | None:
+    """Return the first object without the field of the text, and its file; None if a line of the
+    files has a text, or none lacks the field."""
+    found = None
+    for path in paths:
+        with inputs.open_input(path) as fd:
+            for line in LineReader(fd, path, parse=parse_of(data, role, path)).lines():
+                if not UNREAD & {*line.notes}:
+                    return None
+                if found is None and NO_FIELD in line.notes:
+                    found = path, line
+    return found
+
+
 class StreamReader:
     """Reads src, and the inputs that belong to it line by line, side by side."""
 
@@ -274,7 +303,7 @@ def translate_bucket(
         log += reports.sentence_log(translation, gold, options.information.verbose)
     if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
         log += note_raw_text(translations)
-    summary = Summary.of(translations)
+    summary = Summary.of(translations, data.text_field)
     if gold_lines is not None and reports.wants_bleu(options) and reports.has_sacrebleu():
         texts = [translation.text for translation in translations]
         summary.overlaps = reports.overlaps_of(texts, [line.text for line in gold_lines])

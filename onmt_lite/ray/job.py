@@ -10,7 +10,7 @@ from typing import Any, Literal
 from onmt_lite.checkpoints.hub import described
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.endings import format_of
-from onmt_lite.config.files import check_paths
+from onmt_lite.config.files import check_paths, check_places
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
 from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
@@ -65,6 +65,7 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     """Raise an OnmtLiteError if names or first bytes tell what cannot be read or written."""
     read = [("src", path) for path in paths] + list(files_read(options))[1:]
     check_paths(read, files_written(options))
+    check_places(files_written(options))
     if why := why_not_resumed(options):
         raise OptionError(why)
     for model in model_paths(map(described, options.model.model)):

@@ -31,6 +31,8 @@ STANDARD_INPUT = "standard input"
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CAPITALS = "capitals"  # the note of a line that was read in small letters
 INVALID = "invalid-json"  # the note of a line that is no object with a text
+NO_FIELD = "no-text-field"  # the note of a line that is an object without the field of the text
+UNREAD = {INVALID, NO_FIELD}
 
 
 @dataclass(frozen=True)
@@ -286,25 +288,27 @@ HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no e
 def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text") -> Line:
     """Make a line of a JSON object: its text is that of `field`, its `fields` are the others.
 
+    An object without the field has no text, and the note `no-text-field`.
     Any other line has no text, and the note `invalid-json`; so has a line that is `cut`, whose
     object lacks its end, and one that cannot be written as JSON again: with NaN, Infinity, numbers
     that are too large for a float or whole ones of more than 4,300 digits, which Python does not
     read.
     """
     line = decoded(raw, number, cut)
-    text, fields = None, "{}"
+    text, fields, note = None, "{}", INVALID
     try:
         record = json.loads(line.text)
         if isinstance(record, dict) and depth(record) <= MAX_DEPTH + 1:
+            is_there = field in record
             value = record.pop(field, None)
             fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
-            text = value
+            text, note = value, INVALID if is_there else NO_FIELD
     except (ValueError, RecursionError):
         pass
     # Half a character becomes \\udXXX, its escape in JSON too
     fields = fields.encode("utf-8", "backslashreplace").decode("utf-8")
     if cut or not isinstance(text, str):
-        return Line(number, "", (*line.notes, INVALID), fields)
+        return Line(number, "", (*line.notes, INVALID if cut else note), fields)
     whole = HALF_A_CHARACTER.sub("\ufffd", text)
     notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
     return with_breaks(Line(number, whole, notes, fields))

@@ -252,12 +252,20 @@ def test_an_input_named_as_the_unfinished_output_survives(main, src, tmp_path, n
     assert done.code in (2, 5)
 
 
+WRITTEN = {"output": "out", "report": "notes", "log_file": "log", "dump_beam": "beam.html"}
+WRITTEN["save_config"] = "job.yaml"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_directory_without_permission_is_named(main, src, tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o500)
+    done = main("-src", src, "-output", "folder/out")
+    assert done.code == 5 and "the directory folder cannot be written to; change" in done.err
+
+
 def test_outputs_that_cannot_be_written(main, src, tmp_path):
     (tmp_path / "folder").mkdir()
     for output, reason in [
-        ("no/such/out", "No such file or directory"),
-        ("folder", "it is a directory"),
-        ("folder/", "it is a directory"),
         ("none/", "it names a directory"),
         ("src.txt/out", "Not a directory"),
         ("x" * 300, "File name too long"),
@@ -265,8 +273,15 @@ def test_outputs_that_cannot_be_written(main, src, tmp_path):
         # Before the model is looked at: a long load must not end in this
         done = main("-src", src, "-output", output, "-model", "no/such")
         done.failed(5, f"cannot write {output}: {reason}")
-    done = main("-src", src, "-log_file", "no/such/log", "-model", "no/such")
-    done.failed(5, "cannot write no/such/log: No such file or directory")
+    for option, name in WRITTEN.items():
+        model = [] if option == "save_config" else ["-model", "no/such"]
+        done = main("-src", src, f"-{option}", f"no such/dir/{name}", *model)
+        missing = "the directory no such/dir does not exist; make it: mkdir -p 'no such/dir'"
+        done.failed(5, f"cannot write no such/dir/{name}: {missing}")
+        (tmp_path / name).mkdir()
+        done = main("-src", src, f"-{option}", name, *model)
+        done.failed(5, f"cannot write {name}: it is a directory; give the path of a file")
+        (tmp_path / name).rmdir()
     assert names(tmp_path) == ["folder", "src.txt"]
 
 

@@ -289,6 +289,31 @@ class TestJsonl:
         (tmp_path / "a.jsonl").write_bytes(LINES)
         assert main("-src", "a.jsonl", "-input_format", "text").out == OUT
 
+    def test_file_whose_objects_all_lack_the_field_is_refused(self, main, src, tmp_path):
+        """And a file of which any object has it, or standard input, is translated."""
+        data = b'{"id": 1, "sentence": "one"}\nx\n{"n": 2}\n'
+        has = "has no field 'text' (fields: id, sentence); name another one with -text_field"
+        for name, pack in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
+            (tmp_path / name).write_bytes(pack(data))
+            done = main("-src", name, "-output", "out", "-model", "no/such")
+            done.failed(3, f"src {name}: no line has a text, line 1 {has}")
+        (tmp_path / "src").write_bytes(b"one\n" * 3)
+        done = main("-src", "src", "-tgt", "a.jsonl")
+        done.failed(3, f"tgt a.jsonl: no line has a text, line 1 {has}")
+        done = main("-src", "a.jsonl", "-text_field", "body")
+        assert done.code == 3 and "line 1 has no field 'body' (fields: id, sentence); " in done.err
+        blank = "3 lines could not be translated (1, 2, 3); they are blank in the output, which"
+        done = main("-input_format", "jsonl", stdin=data)
+        assert (done.code, done.out) == (7, b"\n\n\n")
+        assert f"{blank} is complete; line 1 {has}" in done.err
+        assert f"no-text-field: 2 of 3 lines (1, 3)\n    1: {has}\n" in done.err
+        (tmp_path / "a.jsonl").write_bytes(data + b'{"text": "one"}\n')
+        done = main("-src", "a.jsonl", "-output_format", "jsonl")
+        records = [json.loads(line) for line in done.lines]
+        notes = [["no-text-field"], ["invalid-json"], ["no-text-field"], []]
+        assert done.code == 7 and [record["notes"] for record in records] == notes
+        assert records[0]["fields"] == {"id": 1, "sentence": "one"}
+
     def test_references(self, main, src, tmp_path):
         """They are objects where their own file is named so."""
         (tmp_path / "tgt").write_bytes(b"ein\n" * 3)
