@@ -14,15 +14,17 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.text import placeholders
+from onmt_lite.text import markup
 from onmt_lite.text.lines import Line
 
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
-# Tags, comments and placeholders, in which no sentence ends
-ITEM = re.compile(f"{placeholders.TAG}|{placeholders.BRACES}")
+# Tags, comments, placeholders, code and targets of links, in which no sentence ends
+ITEM = re.compile(
+    "|".join((markup.TAG, markup.ESCAPED_TAG, markup.BRACES, markup.CODE_SPAN, markup.LINK_END))
+)
 # Longer abbreviations that have a vowel
 SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
@@ -186,7 +188,7 @@ def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) ->
 
 def sentences_of(text: str) -> list[str]:
     """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
-    white space around and between them."""
+    white space around and between them; a mark at the start keeps the space before it."""
     words, small = list(WORD.finditer(text)), text == text.lower()
     inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
     starts = [
@@ -195,7 +197,9 @@ def sentences_of(text: str) -> list[str]:
         if begins(words[i][0], words[i - 1][0], small) and words[i].start() not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
-    return [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
+    found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
+    head = markup.head_of(text)
+    return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
 
 
 def begins(word: str, before: str, small: bool) -> bool:

@@ -7,6 +7,7 @@ The notes, in all; docs/jobs-reference.md says what each one means:
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
   of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned
   of the options: min-length-over-limit
+  of a translation's markup: empty-markup
   of the best hypothesis: unfinished, unsure, not-a-number, search-empty, repeats, numbers
 """
 
@@ -26,7 +27,7 @@ from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgro
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
 from onmt_lite.text.numbers import differing
 from onmt_lite.text.phrases import occurs, single_spaced
-from onmt_lite.text.tag_projection import Aligned, put_back
+from onmt_lite.text.tag_projection import Aligned, restore
 from onmt_lite.text.tokenizers import word_log_probs
 
 
@@ -69,7 +70,7 @@ class Renderer:
         unk_id = self.checkpoint.tgt_vocab.unk_id
         n_unk = words.count(unk_id) if self.replaces_unk and unk_id is not None else 0
         replaces, sources = n_unk > 0 and not later, list[int]()
-        if replaces or example.reading:  # the token of the line that each token renders
+        if replaces or example.needs_alignment:  # the token of the line that each token renders
             late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
             places = beam.alignment(finished)
             # One that is cut off has no token after its last
@@ -77,10 +78,10 @@ class Renderer:
             sources = [place - n_before for place in own]
         if replaces:
             tokens = self._without_unk(words, tokens, sources, example)
-        text = self._text(tokens, sources, example)
+        text, is_empty = self._text(tokens, sources, example)
         if holds_banned(text, example):  # words put back from the source may be banned
             tokens, n_unk = self.checkpoint.tgt_vocab.decode(words, example.own_words), 0
-            text = self._text(tokens, [], replace(example, reading=None))
+            text, is_empty = self._text(tokens, [], replace(example, reading=None))
             if holds_banned(text, example):
                 return None
         return Hypothesis(
@@ -92,6 +93,7 @@ class Renderer:
             finished.ended,
             ids=tuple(words),
             n_replaced=n_unk,
+            has_empty_markup=is_empty,
         )
 
     def by_words(self, translation: Translation) -> Translation:
@@ -111,17 +113,22 @@ class Renderer:
             return hyp
         sources = [example.n_tag + source for source in sources]
         tokens = self._without_unk([*hyp.ids], hyp.tokens, sources, example)
-        text = self._text(tokens, sources, example)
+        text, _ = self._text(tokens, sources, example)
         return hyp if holds_banned(text, example) else replace(hyp, tokens=tokens, text=text)
 
-    def _text(self, tokens: list[str], sources: list[int], example: Example) -> str:
-        """Tokens as text; sources: the token of the line for each, if words are put back."""
-        text = self.tokenizer.decode(tokens)
+    def _text(self, tokens: list[str], sources: list[int], example: Example) -> tuple[str, bool]:
+        """Tokens as text, and whether a pair of tags has lost its words.
+
+        sources  the token of the line for each, if words are put back
+        """
+        text, reading = self.tokenizer.decode(tokens), example.reading
         case = str.upper if example.in_capitals else str
-        if not example.reading:
-            return case(text)
+        if not reading:
+            return case(text), False
+        if not (example.prefix_ids or example.line.forced):
+            text = reading.capitalized(text)
         aligned = Aligned(example.src_tokens, tokens, sources)
-        return put_back(example.reading, self.tokenizer.encode, aligned, text, case)
+        return restore(reading, self.tokenizer.encode, aligned, text, case)
 
     def _without_unk(
         self, ids: list[int], tokens: list[str], sources: list[int], example: Example
@@ -166,6 +173,7 @@ def notes_of(
             "unfinished": not best.ended and not found.note,
             "unsure": unsure,
             "repeats": loops(best.text, example.line.text),
+            "empty-markup": best.has_empty_markup,
             found.note: bool(found.note),
         }
     flags["tgt-not-a-number"] = gold is not None and total(gold) is None

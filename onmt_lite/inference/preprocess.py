@@ -76,7 +76,8 @@ class ExampleMaker:
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
         reading = reading.lower() if capitals else reading
         tokens = self.tokenizer.encode(reading.text)
-        plain = self.tokenizer.encode(reading.plain) if reading.items else tokens
+        is_changed = reading.items or reading.head
+        plain = self.tokenizer.encode(reading.head + reading.plain) if is_changed else tokens
         # Of the line's start, if it is too long
         n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[:max_source]))
         if reading.passes:
@@ -112,8 +113,14 @@ class ExampleMaker:
             prefix_ids=tuple(prefix_ids[:tgt_room]),
             src_tokens=tuple(tokens),
             n_tag=n_tag,
-            reading=reading if reading.items and self.rule == "copy" else None,
+            reading=self._kept(reading),
         )
+
+    def _kept(self, reading: Reading) -> Reading | None:
+        """What is put back into the translation: everything, or by the rule `drop` the head."""
+        if self.rule == "drop":
+            reading = replace(reading, items=())
+        return reading if reading.items or reading.head else None
 
     def _fitted(
         self, tokens: list[str], tag: str, reading: Reading, room: int, notes: tuple[str, ...]

@@ -32,8 +32,13 @@ class Example:
     prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
     src_tokens: tuple[str, ...] = ()
     n_tag: int = 0  # the first of them that only say the line's language
-    reading: Reading | None = None  # words taken out of the line, to be put back
+    reading: Reading | None = None  # words and marks taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
+
+    @property
+    def needs_alignment(self) -> bool:
+        """Whether attention places what was taken out of the line."""
+        return self.reading is not None and bool(self.reading.items)
 
     @property
     def in_capitals(self) -> bool:
@@ -59,6 +64,7 @@ class Hypothesis:
         word_align: the same of words.
         ids: tuple of int, the tokens' numbers in the vocabulary.
         n_replaced: int, tokens that stand in place of unknown ones, with `replace_unk`.
+        has_empty_markup: bool, whether a pair of tags has lost its text.
     """
 
     text: str
@@ -72,13 +78,14 @@ class Hypothesis:
     word_align: Pairs | None = field(default=None, repr=False, compare=False)
     ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
     n_replaced: int = field(default=0, repr=False, compare=False)
+    has_empty_markup: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the JSONL record."""
-        inner = ("word_align", "ids", "n_replaced")
+        inner = ("word_align", "ids", "n_replaced", "has_empty_markup")
         return {n: finite(v) for n, v in vars(self).items() if n not in inner and v is not None}
 
 

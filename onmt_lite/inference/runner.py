@@ -120,7 +120,7 @@ class Runner:
         self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
     ) -> Iterator[tuple[int, Found]]:
         """Yield the place of each example in the group and its result when its search ends."""
-        aligns = config.plan.aligns or any(e.reading for e in group)
+        aligns = config.plan.aligns or any(e.needs_alignment for e in group)
         plan = replace(config.plan, aligns=aligns, clock=self.clock)
         # A GPU that refills is at a step of one batch while the host reads that of another
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)

@@ -6,21 +6,25 @@ words.  So the model reads the line without such characters:
 1. An unknown character with a known plain equivalent is replaced: hyphens, quotation marks, odd
    spaces, letters with combining accents, HTML entities of letters.  Control and format characters
    are removed.
-2. Other unknown characters are taken out, and, known or not, tags, HTML entities, placeholders
-   (`{name}`, `[[name]]`, `%s`), addresses, paths and words such as `max_size` or `AT&T`.
+2. Marks at the start of the line (`- [x] `, `1. `, `## `, `> `) are its head.  The rest is
+   translated as if it were the whole line.
+3. Other unknown characters are taken out, and, known or not, tags, escaped tags, HTML entities,
+   Markdown's links, emphasis and code, placeholders (`{name}`, `[[name]]`, `%s`), addresses, paths
+   and words such as `max_size` or `AT&T`.
    - Words with an unknown letter, several in a row counting as one, formulas (`3 × 4 = 12`), dates
-     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), placeholders and addresses are replaced
-     by a stand-in that the model is known to copy: a name or a number.
+     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), placeholders, code and addresses are
+     replaced by a stand-in that the model is known to copy: a name or a number.
    - All other items are marks, and removed.
-3. Module `onmt_lite.text.tag_projection` puts the items back into the translation.
+4. Module `onmt_lite.text.tag_projection` puts the items back into the translation.
    - A word replaces its stand-in, or follows the translation of that if it is not a copy.
    - A mark follows the translation of the word before it; one that is glued to the next word
      precedes its translation; one at the start or end of the line stays there.  A pair of tags or
-     brackets encloses the translation of its content.  Attention aligns the words.
-4. A line is copied untranslated if step 2 leaves no known letter, or if more than two thirds of its
+     brackets encloses the translation of its content, and pairs are nested as they were.
+     Attention aligns the words.
+5. A line is copied untranslated if step 3 leaves no known letter, or if more than two thirds of its
    letters are unknown.
 
-The rule `copy` does all of this, `drop` steps 1 and 2 without stand-ins, `model` nothing.
+The rule `copy` does all of this, `drop` steps 1 to 3 without stand-ins, `model` nothing.
 """
 
 import html
@@ -33,48 +37,24 @@ from itertools import chain
 from typing import Literal
 
 from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.markup import (
+    ENTITY,
+    HINT,
+    ITEM,
+    NEXT_CELL,
+    NEXT_SPEAKER,
+    PATTERNS,
+    SELF_CLOSING,
+    TAG_NAME,
+    emphases,
+    head_of,
+)
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
 
 UnknownRule = Literal["copy", "drop", "model"]
 BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
 
 # -- patterns --------------------------------------------------------------------------------------
-
-# Patterns of items that are taken out whole
-# A tag has attributes or one word beside its name ("x <y und y> z" is text); comments may hold tags
-TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
-CHECKBOX = r"(?<=[-*+] )\[[ xX]\](?= )"
-ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
-URL = r"(?<!\w)(?:(?:https?|ftp|file)://|www\.|mailto:)[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»']"
-SITE = (
-    r"(?<![\w.@-])\w+(?:[.-]\w+)*\.(?:at|ch|com|de|edu|eu|fr|gov|info|io|net|org|tv|uk)"
-    r"(?:/[^\s<>\"]*[^\s<>\".,;:!?)\]}’“”»'])?(?![\w-]|\.\w)"
-)  # uni-jena.de/hilfe
-MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w@.])@\w+"
-BRACES = r"[$#%]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"  # {x}, {{x}}, ${x}, {n, plural, one {#}}
-PRINTF = (
-    r"(?<![\d%])%(?!(?<=\d %)[-+#])"  # 5 %-e is no placeholder
-    r"(?:\([^()%]*\))?(?:[0-9]{1,2}\$)?[-+#0]{0,5}[0-9]{0,4}(?:\.[0-9]{1,4})?"
-    r"(?:hh?|ll?|[jqtzL])?[sSdiuoxXfFgGeEcp@](?!\w)"
-)
-VARIABLE = r"(?<!\w)%[A-Za-z_]+%(?!\w)|(?<![\w$])\$[A-Za-z_]\w*"
-PATH = (
-    r"(?<![\w\\/])[A-Za-z]:\\[^\s<>\"]*\w"
-    r"|(?<![\w./\\<-])(?:(?:~|\.\.?)/|/[\w.+-]*\w/)(?:[\w.+-]*\w/)*[\w.+-]*\w/?"
-    r"|(?<![\w./@-])[\w-]+(?:[./][\w-]+)*/[\w.-]+\.[a-z][a-z0-9]{0,4}(?![\w/])"
-)  # ~/bin, /usr/local, src/main.py
-WRAPPED = (
-    r"\[\[[^\[\]]+\]\]|<<[^\s<>]+>>|"
-    r"\[(?:[a-z]|[A-Z]+|\w*[\d_]\w*)\]"  # [x], [USER], [user_name], but [leise] is text
-)
-CODE = (
-    rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
-    r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
-)
-WORD_PATTERNS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE))
-PATTERNS = re.compile(f"(?P<mark>{TAG}|{ENTITY}|{CHECKBOX})|(?P<word>{WORD_PATTERNS})")
-# No pattern is without one of these
-HINT = re.compile(r"[<&{%$@_=#\\~|[/]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
 
 # Patterns of unknown items in a line given as classes of characters: a known letters, d known
 # digits, - a known hyphen, U unknown letters and digits, m unknown accents and joiners, o unknown
@@ -103,7 +83,6 @@ PLAIN = {
 PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
 SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
 # Spans to replace by plain text, except inside items, which come first
-ITEM = f"(?P<item>{TAG}|{WORD_PATTERNS})"
 MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
 ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
 ITEMS = re.compile(ITEM)
@@ -115,16 +94,10 @@ NUMBER = re.compile(
     r"(?:°\w|\w{1,5}/\w|(?<=/)\w+)?$",
     re.IGNORECASE,
 )
-NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)")
 BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
 CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
-# A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
-# break.  Parts of a formula end no words, nor does a tag before a punctuation mark.
-NEXT_CELL = re.compile(
-    r"(?:</(?!su[bp]\b)[A-Za-z][^<>]*><(?!su[bp]\b)[A-Za-z][^<>]*>|(?<!\s)<br\s*/?>(?!\s|$))"
-    r"(?![.,;:!?…)\]}])",
-    re.IGNORECASE,
-)
+DASHES = "-–—―"
+MASK = "\ufffc"  # the character for an object, in place of an item
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -172,6 +145,7 @@ class Reading:
     parts: tuple[str, ...]
     items: tuple[Item, ...] = ()
     passes: bool = False  # it is not to be translated but passed through
+    head: str = ""  # marks at the start of the line, which are not in `plain` and `parts`
 
     @property
     def text(self) -> str:
@@ -180,6 +154,7 @@ class Reading:
 
     def of_target(self, text: str) -> str:
         """A translation as it would be without the items: a reference, or its beginning."""
+        text = text.removeprefix(self.head)
         for item in self.items:
             text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
         return text
@@ -187,6 +162,19 @@ class Reading:
     def lower(self) -> "Reading":
         """In small letters, but for the stand-ins."""
         return replace(self, parts=tuple(part.lower() for part in self.parts))
+
+    def capitalized(self, text: str) -> str:
+        """Capitalize the first letter of a translation if the text after the head has a capital."""
+        first = next(filter(str.isalnum, self.text), "")
+        if not self.head or not first.isupper() or text[1:2].isupper():  # iPhone
+            return text
+        return text[:1].upper() + text[1:]
+
+    def encloses_text(self, i: int) -> bool:
+        """Return True if item i opens a pair around words."""
+        stop = self.items[i].partner or i
+        has_stand_in = any(item.stand_in for item in self.items[i:stop])
+        return has_stand_in or any(map(str.isalnum, "".join(self.parts[i + 1 : stop + 1])))
 
 
 @dataclass
@@ -199,6 +187,7 @@ class Span:
     glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent marks
     partner: int | None = None  # index of the span that closes the pair opened by this one
     closes: bool = False  # this span closes a pair
+    role: str = ""  # "opens" or "closes" a link or emphasis, or begins what a "speaker" says
 
     def of(self, line: str) -> str:
         return line[self.start : self.end]
@@ -238,15 +227,17 @@ class Extractor:
     def extract(self, line: str) -> Reading | None:
         """Take the items out of a line; None for a line without items."""
         has_words = any(map(str.isalnum, line))
-        if has_words and all(map(self.knows, set(line))) and not HINT.search(line):
+        language, start = LANGUAGE.match(line), 0
+        if language and not self.lacks(language[0]):
+            start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
+        head = head_of(line, start)
+        line = line[:start] + line[start + len(head) :]
+        if not head and has_words and all(map(self.knows, set(line))) and not HINT.search(line):
             return None
         if not has_words and not self.encode(line):  # blank
             return None
         line = self._plain(line)
-        language, start = LANGUAGE.match(line), 0
-        if language and not self.lacks(language[0]):
-            start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
-        spans = [span for span in self._spans(line) if span.start >= start]
+        spans = [span for span in self._spans(line, head) if span.start >= start]
         # The parts between the spans, as the model reads them, and the items
         names = _stand_ins(line, spans, self.unknown)
         ends, starts = [0, *(s.end for s in spans)], [*(s.start for s in spans), len(line)]
@@ -257,7 +248,7 @@ class Extractor:
         unknown = sum(char.isalpha() and not self.knows(char) for char in line)
         known = sum(char.isalpha() for part in parts for char in part)
         passes = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
-        return Reading(line, tuple(parts), tuple(items), passes)
+        return Reading(line, tuple(parts), tuple(items), passes, head)
 
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents, but inside items."""
@@ -299,12 +290,25 @@ class Extractor:
             plain = unicodedata.normalize("NFKC", char)
         return plain if all(map(self.knows, plain)) else char
 
-    def _spans(self, line: str) -> list[Span]:
-        """Find the items of a line, in order."""
-        classes, spans = list(map(self._class, line)), []
+    def _spans(self, line: str, head: str) -> list[Span]:
+        """Find the items of a line without its head, in order."""
+        spans = []
         for match in PATTERNS.finditer(line):
-            spans.append(Span(*match.span(), match.lastgroup == "word"))
-            classes[match.start() : match.end()] = "#" * len(match[0])
+            kind = match.lastgroup or ""
+            role = kind if kind in ("opens", "closes") else ""
+            spans.append(Span(*match.span(), kind in ("literal", "word"), role=role))
+        if any(char in head for char in DASHES):
+            found = NEXT_SPEAKER.finditer(line)
+            spans += [Span(*match.span(), False, role="speaker") for match in found]
+        masked = list(line)
+        for span in spans:
+            masked[span.start : span.end] = MASK * (span.end - span.start)
+        for start, end, width in emphases("".join(masked), 0, len(line)):
+            spans.append(Span(start, start + width, False, role="opens"))
+            spans.append(Span(end - width, end, False, role="closes"))
+        classes = list(map(self._class, line))
+        for span in spans:
+            classes[span.start : span.end] = "#" * (span.end - span.start)
         for match in self.pattern.finditer("".join(classes)):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
@@ -361,11 +365,14 @@ def _pair(line: str, spans: list[Span]) -> None:
     opened: list[tuple[str, int]] = []  # text of the closing mark, index of the opening span
     for i, span in enumerate(spans):
         text, glued = span.of(line), span.glued
-        tag = NAME.match(text)
+        tag = TAG_NAME.match(text)
         closing = "".join(BRACKETS.get(char, char) for char in reversed(text))
         opens, closes = glued == (False, True), glued == (True, False)
-        if tag is not None:
-            opens, closes = not tag[1] and not text.endswith("/>"), bool(tag[1])
+        if span.role in ("opens", "closes"):
+            opens, closes = span.role == "opens", span.role == "closes"
+            closing = "](" if text[0] in "![]" else text
+        elif tag is not None:
+            opens, closes = not tag[1] and not SELF_CLOSING.search(text), bool(tag[1])
             closing = tag[2].lower()
         elif text in BRACKETS.values():
             closing = text
@@ -393,15 +400,17 @@ def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item
     text, glued, opens = span.of(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
     next_cell = NEXT_CELL.match(line, span.start) is not None
+    tag = TAG_NAME.match(text)
     joins = all(glued) and not (span.closes or opens) or next_cell
+    joins = joins and not (tag and tag[2].lower() == "wbr")
     follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-    of_tag = NAME.match(text) is not None
+    of_tag = bool(span.role or tag)
     side = "left"
     if not before and (of_tag or not glued[1]):
         side = "start"
     elif not after and (of_tag or not glued[0]) and not follows_number:
         side = "end"
-    elif opens or (glued[1] and not glued[0] and not span.closes):
+    elif opens or span.role == "speaker" or (glued[1] and not glued[0] and not span.closes):
         side = "right"
     elif after == 1 and not (any(glued) or span.closes or follows_number):
         side = "closes"

@@ -6,14 +6,15 @@ A place is a number of characters without spaces: these are the same in a text a
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import accumulate, groupby
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
 from unicodedata import category
 
 from onmt_lite.text.placeholders import CLOSING, Item, Reading
 from onmt_lite.text.tokenizers import SPACER
 
+Span = tuple[int, int]  # from one place or index to another
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
 COMBINING = "\u0300"  # in UNIT, any vowel sign or accent of its own: दिल्ली is one word
 STOPS = (".", "!", "?")  # ends of sentences
@@ -32,7 +33,7 @@ class Units:
         found = [match.span() for match in UNIT.finditer(marked)]
         self.starts = [n_before[start] for start, _ in found]
         self.ends = [n_before[end] for _, end in found]
-        words = [text[start:end] for start, end in found]
+        self.words = words = [text[start:end] for start, end in found]
         n_times = Counter(words)
         # Words and numbers that occur once
         self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and n_times[w] == 1}
@@ -90,17 +91,19 @@ class Aligned:
             apart = paired and self.source.sentence(u) != self.target.sentence(j)
             if j >= 0 and j not in stops and not apart:
                 votes[j][u] += 1
-        # First and last unit of the translation for a unit of the source
-        self.found: dict[int, tuple[int, int]] = {}
+        # Units of the translation that mostly render a unit of the source, in order
+        self.found: dict[int, list[int]] = {}
+        # The same with units that render it with some of their tokens
+        self.partly: dict[int, list[int]] = {}
         for j, vote in enumerate(votes):
+            for u in vote:
+                self.partly.setdefault(u, []).append(j)
             for u, _ in vote.most_common(1):
-                first, _ = self.found.get(u, (j, j))
-                self.found[u] = first, j
+                self.found.setdefault(u, []).append(j)
         # A word or number that occurs once in both corresponds to itself
         for word in self.source.unique.keys() & self.target.unique.keys():
-            j = self.target.unique[word]
-            self.found[self.source.unique[word]] = j, j
-        self.found |= {u: (j, j) for j, u in stops.items()}
+            self.found[self.source.unique[word]] = [self.target.unique[word]]
+        self.found |= {u: [j] for j, u in stops.items()}
 
     def after(self, place: int) -> int:
         """Place in the translation after the unit for the source word before `place`.
@@ -108,7 +111,7 @@ class Aligned:
         A source word without a unit gives way to the nearest word before.
         """
         before = range(self.source.at(place - 1), -1, -1)
-        return next((self.target.ends[self.found[u][1]] for u in before if u in self.found), 0)
+        return next((self.target.ends[self.found[u][-1]] for u in before if u in self.found), 0)
 
     def before(self, place: int) -> int:
         """Place in the translation before the unit for the source word at `place`, or the next."""
@@ -116,17 +119,80 @@ class Aligned:
         units = (self.found[u][0] for u in after if u in self.found)
         return next((self.target.starts[j] for j in units), self.target.n_places)
 
-    def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Places of the first and last unit for the source from `start` to `end`; None without."""
-        inside = range(max(0, self.source.at(start)), self.source.at(end - 1) + 1)
-        units = [self.found[u] for u in inside if u in self.found]
-        if start >= end or not units:
-            return None
-        first, last = min(first for first, _ in units), max(last for _, last in units)
-        return self.target.starts[first], self.target.ends[last]
+    def spans(self, start: int, end: int) -> list[Span]:
+        """Return the places of each unit for the source from `start` to `end`.
+
+        If only a part of a word is in that range, a translation that is the same word has the part.
+        """
+        source, target, spans = self.source, self.target, set[Span]()
+        inside = range(max(0, source.at(start)), source.at(end - 1) + 1 if start < end else 0)
+        found = self.found if any(u in self.found for u in inside) else self.partly
+        for u in inside:
+            first, last = source.starts[u], source.ends[u]
+            for j in found.get(u, ()):
+                cut = 0, last - first
+                if source.words[u] == target.words[j]:
+                    cut = max(0, start - first), min(end, last) - first
+                begin = target.starts[j]
+                is_whole = cut == (0, last - first)
+                stop = target.ends[j] if is_whole else begin + cut[1]
+                spans.add((begin + cut[0], stop))
+        return sorted(spans)
+
+
+def separate(a: Sequence[Span], b: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """Drop as few spans as possible, so that all of one sequence are before all of the other.
+
+    Of equally many, both keep some if possible, and a stays before b.
+    """
+    cuts = sorted({start for start, _ in (*a, *b)} | {a[-1][1], b[-1][1]})
+    best: tuple[list[Span], list[Span]] = [], []
+    for first, second in ((a, b), (b, a)):
+        for cut in cuts:
+            left = [span for span in first if span[1] <= cut]
+            right = [span for span in second if span[0] >= cut]
+            kept = (left, right) if first is a else (right, left)
+            best = max(best, kept, key=lambda each: (sum(map(len, each)), min(map(len, each))))
+    return best
 
 
 Edit = tuple[int, int, str]  # text from one index to another is replaced
+
+
+@dataclass(frozen=True)
+class Room:
+    """A part of a translation that a pair of items encloses, in places and in indices."""
+
+    places: Span
+    indices: Span
+
+    def has(self, span: Span) -> bool:
+        return self.places[0] <= span[0] and span[1] <= self.places[1]
+
+
+# The number of an item, or a range of items and where they go
+Task = int | tuple[int, int, Room]
+
+
+def clamp(index: int, room: Span) -> int:
+    """Move an index into a room."""
+    return min(max(index, room[0]), room[1])
+
+
+def hull(spans: Sequence[Span]) -> Span:
+    """Return the smallest span that contains all spans."""
+    return min(start for start, _ in spans), max(end for _, end in spans)
+
+
+def keep_apart(spans: dict[int, list[Span]]) -> None:
+    """Drop spans until the hulls of all pairs are disjoint."""
+    while True:
+        hulls = sorted((*hull(found), i) for i, found in spans.items() if found)
+        clashes = ((a[2], b[2]) for a, b in pairwise(hulls) if b[0] < a[1])
+        i, j = sorted(next(clashes, (0, 0)))
+        if i == j:
+            return
+        spans[i], spans[j] = separate(spans[i], spans[j])
 
 
 class Editor:
@@ -136,44 +202,94 @@ class Editor:
         """places  of the items in the source"""
         self.items, self.places, self.aligned, self.text = items, places, aligned, text
         self.full = [i for i, char in enumerate(text) if not char.isspace()]
+        # The others are in a part of the line that was cut off
+        self.n_read = bisect_right(places, aligned.source.n_places)
+        self.edits_of: dict[int, list[Edit]] = {}
 
-    def edits(self) -> list[Edit]:
-        """Edits in the order of the items; edits at the same index keep this order."""
-        edits: list[Edit] = []
-        indices: dict[int, int] = {}  # of items that an earlier partner has placed
-        for i, (item, place) in enumerate(zip(self.items, self.places)):
-            if place > self.aligned.source.n_places:
-                break  # in a part of the line that was cut off
-            if item.stand_in:
-                edits += self._in_place(item, place)
-                continue
-            if item.partner is not None and i not in indices:
-                indices.update(self._pair(i, item.partner))
-            edits.append(self._insertion(item, indices.get(i, self._index(item, place))))
-        return edits
+    def edits(self) -> list[tuple[int, Edit]]:
+        """Edits with the numbers of their items, in the order in which they are made."""
+        everything = Room((0, self.aligned.target.n_places), (0, len(self.text)))
+        order, todo = list[int](), list[Task]()
+        todo.append((0, self.n_read, everything))
+        while todo:  # tags may be nested deeper than calls can be
+            task = todo.pop()
+            if isinstance(task, int):
+                order.append(task)
+            else:
+                todo += reversed(self._arrange(*task))
+        edits = [(i, edit) for i in order for edit in self.edits_of[i]]
+        return sorted(edits, key=lambda each: each[1][0])
 
-    def _in_place(self, item: Item, place: int) -> list[Edit]:
-        """Replace the stand-in of a word by the word, and remove further copies of the stand-in."""
+    def _arrange(self, first: int, stop: int, room: Room) -> list[Task]:
+        """Make the edits for a range of items within `room`, except those inside of pairs.
+
+        Return the order of these items, with a task for the inside of each pair.  Pairs are nested
+        as in the source, and those next to each other do not overlap.
+        """
+        partners, alone, i = dict[int, int](), list[int](), first
+        while i < stop:
+            j = self.items[i].partner
+            if j is None or j >= stop:
+                alone.append(i)
+            else:
+                partners[i] = j
+            i = partners.get(i, i) + 1
+        rooms = self._rooms(partners, room)
+        marks = list[tuple[Span, int]]()
+        for i in alone:
+            edits = self.edits_of[i] = self._alone(self.items[i], self.places[i], room.indices)
+            marks.append((edits[0][:2], i))
+        marks += [(rooms[i].indices, i) for i in partners]
+        order = list[Task]()
+        for _, i in sorted(marks):
+            order.append(i)
+            if i in partners:
+                order += [(i + 1, partners[i], rooms[i]), partners[i]]
+        return order
+
+    def _rooms(self, partners: Mapping[int, int], room: Room) -> dict[int, Room]:
+        """The part of the translation that each pair encloses, by the number of its first item."""
+        places, target = self.places, self.aligned.target
+        spans = {i: self.aligned.spans(places[i], places[j]) for i, j in partners.items()}
+        spans = {i: [s for s in found if room.has(s)] for i, found in spans.items()}
+        keep_apart(spans)
+        rooms = dict[int, Room]()
+        for i, j in partners.items():
+            if (self.items[i].side, self.items[j].side) == ("start", "end"):
+                rooms[i] = room
+            elif spans[i]:
+                start, end = hull(spans[i])
+                rooms[i] = Room((start, end), (self._before(start), self._after(end)))
+        filled = [found.indices for found in rooms.values()]
+        for i, j in partners.items():
+            if i not in rooms:
+                index = self._index(replace(self.items[i], side="left"), places[i])
+                index = clamp(index, room.indices)
+                index = next((end for start, end in filled if start < index < end), index)
+                rooms[i] = Room((0, -1), (index, index))
+            sides = zip((i, j), rooms[i].indices, rooms[i].places, (target.starts, target.ends))
+            for number, index, at, bounds in sides:
+                item = self.items[number]
+                _, stop, new = self._insertion(item, index)
+                if spans[i] and at not in bounds:  # inside a word
+                    new = item.text
+                self.edits_of[number] = [(index, stop, new)]
+        return rooms
+
+    def _alone(self, item: Item, place: int, room: Span) -> list[Edit]:
+        """Edits for an item that has no partner, or whose partner was cut off."""
+        if not item.stand_in:
+            return [self._insertion(item, clamp(self._index(item, place), room))]
         # With a letter or two more it would be a form of the name, such as a genitive
         name = re.compile(rf"(?<!\w){re.escape(item.stand_in)}\w{{0,2}}(?!\w)", re.IGNORECASE)
         spans = [match.span() for match in name.finditer(self.text)]
         if not spans:
-            index = self._after(self.aligned.after(place + 1))
+            index = clamp(self._after(self.aligned.after(place + 1)), room)
             return [self._insertion(replace(item, side="left", spaced=(True, True)), index)]
         edits = [(*spans[0], item.text)]
-        for start, end in spans[1:]:
+        for start, end in spans[1:]:  # further copies
             edits.append((start - self.text[start - 1 : start].isspace(), end, ""))
         return edits
-
-    def _pair(self, i: int, j: int) -> dict[int, int]:
-        """Indices for a pair of items; empty if each item is placed alone."""
-        if (self.items[i].side, self.items[j].side) == ("start", "end"):
-            return {}
-        span = self.aligned.span(self.places[i], self.places[j])
-        if span is None:
-            index = self._index(replace(self.items[i], side="left"), self.places[i])
-            return {i: index, j: index}
-        return {i: self._before(span[0]), j: self._after(span[1])}
 
     def _index(self, item: Item, place: int) -> int:
         if item.side == "left":
@@ -203,6 +319,44 @@ class Editor:
         return index, index, spaces[0] + item.text + spaces[1]
 
 
+def restore(
+    reading: Reading,
+    encode: Callable[[str], list[str]],
+    aligned: Aligned,
+    text: str,
+    case: Callable[[str], str] = str,
+) -> tuple[str, bool]:
+    """Put the items of a source into its translation `text`.
+
+    Args:
+        encode: cuts text into tokens of the source.
+        case: applied to the translation, but not to the items.
+
+    Returns:
+        The translation, and whether a pair that encloses words in the source encloses none in it.
+    """
+    places, at = [], 0
+    for part, item in zip(reading.parts, reading.items):
+        at += sum(map(n_places, texts_of(encode(part))))
+        places.append(at)
+        at += n_places(item.stand_in)
+    pieces, end = [reading.head], 0
+    n_filled, filled_before = 0, dict[int, int]()  # pieces with words before each item
+    for i, (start, stop, new) in Editor(reading.items, places, aligned, text).edits():
+        between = case(text[end:start])
+        pieces += [between, new]
+        n_filled += any(map(str.isalnum, between))
+        filled_before[i] = n_filled
+        n_filled += bool(reading.items[i].stand_in and new)
+        end = max(end, start, stop)
+    empty = any(
+        filled_before[i] == filled_before.get(item.partner) and reading.encloses_text(i)
+        for i, item in enumerate(reading.items)
+        if item.partner is not None and i in filled_before
+    )
+    return "".join([*pieces, case(text[end:])]), empty
+
+
 def put_back(
     reading: Reading,
     encode: Callable[[str], list[str]],
@@ -210,19 +364,5 @@ def put_back(
     text: str,
     case: Callable[[str], str] = str,
 ) -> str:
-    """Put the items of a source into its translation `text`.
-
-    encode  cuts text into tokens of the source
-    case    is applied to the translation, but not to the items
-    """
-    places, at = [], 0
-    for part, item in zip(reading.parts, reading.items):
-        at += sum(map(n_places, texts_of(encode(part))))
-        places.append(at)
-        at += n_places(item.stand_in)
-    edits = Editor(reading.items, places, aligned, text).edits()
-    pieces, end = [], 0
-    for start, stop, new in sorted(edits, key=lambda edit: edit[0]):
-        pieces += [case(text[end:start]), new]
-        end = max(end, start, stop)
-    return "".join([*pieces, case(text[end:])])
+    """Return the text of `restore`."""
+    return restore(reading, encode, aligned, text, case)[0]
