@@ -314,7 +314,10 @@ class Translator:
         sources = list(from_texts(src_lines, "src_lines"))
         targets = list(from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} source lines but {len(targets)} target lines")
+            raise DataError(
+                f"{len(sources)} source lines but {len(targets)} target lines; give one target "
+                "for each source line"
+            )
         with in_keywords():
             return self.backend.score_lines(sources, targets)
 
@@ -336,8 +339,9 @@ class Translator:
         outside = vars(self.options.jobs) | vars(self.options.information)
         refused = {
             NOT_PER_CALL: FIXED,
-            "of translate_file() and the command line only": {*of_files} - {"src", "output"},
-            "of the command line only": {*outside, "src", "output"},
+            "of translate_file() and the command line only; leave it out here": {*of_files}
+            - {"src", "output"},
+            "of the command line only; leave it out here": {*outside, "src", "output"},
         }
         for why, names in refused.items():
             if found := [name for name in given if name in names]:

@@ -1,7 +1,26 @@
 """What can go wrong that is not a bug: each error knows the exit code of the command line."""
 
 import contextlib
+import difflib
+import errno
+import os
+import re
 from collections.abc import Iterator
+
+# What to do about an operating system error, by its number
+REMEDIES = {
+    errno.EACCES: "change its permissions or those of its directory",
+    errno.EPERM: "change its permissions or those of its directory",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a directory",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "free some space or choose another disk",
+    errno.EDQUOT: "free some space or choose another disk",
+    errno.EROFS: "choose another place",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another place",
+    errno.EIO: "check the disk and the path",
+    errno.EBADF: "check the path",
+    errno.ELOOP: "check the links in the path",
+}
 
 
 class OnmtLiteError(Exception):
@@ -95,5 +114,53 @@ def refused(deed: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FileError(f"cannot {deed}: {reason}") from None
+        raise FileError(f"cannot {deed}: {explained(error, deed)}") from None
+
+
+def explained(error: Exception, deed: str = "") -> str:
+    """Return the reason and the remedy of a failed operation on a file: "No space left on device;
+    free some space or choose another disk".  `deed` begins with "write" if a file was written."""
+    number = getattr(error, "errno", None) or 0
+    writes = deed.startswith("write")
+    known = {
+        **REMEDIES,
+        errno.ENOENT: "create its directory first" if writes else "check the path",
+        errno.EISDIR: f"give the path of a file{' in it' if writes else ''}",
+    }
+    return f"{getattr(error, 'strerror', None) or error}; {known.get(number, 'check the path')}"
+
+
+def hint_on(path: str) -> str:
+    """Return why nothing may be at a path: its near name, or what no program replaces in it; ""
+    if neither is known."""
+    if near := nearest_path(path):
+        return f"did you mean {near}?"
+    if re.search(r"\$\w|\$\{\w|%\w+%", path):
+        return "write the path out: variables are not replaced"
+    if path.startswith("~"):
+        return "write the path out: this user has no home directory"
+    if re.search(r"[\0-\x1f\x7f]", path):
+        return (
+            f"the path is {path!r}: in double quotes of YAML write / for \\, or use single quotes"
+        )
+    return ""
+
+
+def nearest_path(path: str) -> str:
+    """Return an existing path that is spelled like `path`, "" if there is none."""
+    found = ""
+    if not path:
+        return ""
+    for part in path.split(os.sep):
+        there = os.path.join(found, part) if found or part else os.sep
+        if not os.path.lexists(there):
+            try:
+                names = [n for n in os.listdir(found or ".") if n[0] != "." or part[:1] == "."]
+                near = difflib.get_close_matches(part, names, 1, 0.7)
+            except (OSError, ValueError):
+                near = []
+            if not near:
+                return ""
+            there = os.path.join(found, near[0])
+        found = there
+    return found if found != path else ""

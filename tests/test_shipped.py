@@ -56,7 +56,10 @@ def test_other_models_are_what_they_say(path):
 
 
 def test_an_unknown_name_is_told_the_known_ones():
-    with pytest.raises(OptionError, match=r"\(nbst\); shipped are batch-gpu, nbest, no-repeats"):
+    with pytest.raises(
+        OptionError,
+        match=r"\(nbst\); did you mean nbest\? \(shipped are batch-gpu, nbest, no-repeats",
+    ):
         load_options(["-config", "nbst"])
     with pytest.raises(CheckpointError, match=r"shipped are de-en, searches\.json, toy\.json"):
         load_checkpoint("data/de-fr")

@@ -160,9 +160,9 @@ def test_without_vocab_size_any_text_gives_pieces_and_more_text_more():
 
 REFUSED = [
     # what is there before, options, error, what it says
-    ("", "-train no/a.tsv", FileError, "cannot read no/a.tsv: No such file"),
-    ("", "-train file -valid no/c.tsv", FileError, "cannot read no/c.tsv: No such file"),
-    ("", "-train .", FileError, r"cannot read \.: Is a directory"),
+    ("", "-train no/a.tsv", FileError, "train no/a.tsv: there is no such file"),
+    ("", "-train file -valid no/c.tsv", FileError, "valid no/c.tsv: there is no such file"),
+    ("", "-train .", FileError, r"train \.: it is a directory"),
     ("", "-init_from no/model", CheckpointError, "no/model"),
     ("", "-output file/run", FileError, "file/run"),
     ("", "-output /proc/run", FileError, "/proc"),

@@ -271,4 +271,4 @@ def _shown(error: BaseException) -> str:
 
 
 def _absent(name: str) -> str:
-    return f"no model at {name}: {absent()}"
+    return f"no model at {name}: {absent(name)}"

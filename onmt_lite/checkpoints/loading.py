@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import absent, find_model
-from onmt_lite.errors import CheckpointError, MemoryExhausted
+from onmt_lite.errors import CheckpointError, MemoryExhausted, explained
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.search.model_defaults import TokenRules
 from onmt_lite.text.vocab import Vocab
@@ -74,9 +74,14 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
         found = _describe(path)
         remedy = "" if ";" in found else f"; {TAKEN}"
         raise CheckpointError(f"no model at {path}: {found}{remedy}")
+    except CheckpointError as error:
+        if "; " in str(error):
+            raise
+        remedy = "download or export the model again, or give another one"
+        raise CheckpointError(f"{error}; {remedy}") from None
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise CheckpointError(f"cannot read the model at {str(path)[:200]!r}: {reason}") from None
+        problem = f"cannot read the model at {str(path)[:200]!r}"
+        raise CheckpointError(f"{problem}: {explained(error)}") from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
             raise
@@ -88,11 +93,13 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return absent() + _as_ensemble(str(path))
+        return absent(path) + _as_ensemble(str(path))
     if path.is_dir():
         if other := by_name(path):
             return f"the directory holds {other}"
-        return "the directory has no model.json, no config.json and no dict.*.txt"
+        models = [each.name for each in sorted(path.iterdir()) if holds_model(each)]
+        inside = f" (did you mean {path / models[0]}?)" if models else ""
+        return f"the directory has no model.json, no config.json and no dict.*.txt{inside}"
     if not path.is_file():  # a pipe might never say anything
         return "it is neither a file nor a directory"
     with open(path, "rb") as f:
@@ -114,6 +121,12 @@ def _as_ensemble(path: str) -> str:
         if len(parts) > 1 and all(parts) and known and not re.match(r"[A-Za-z]:[\\/]", path):
             return f"; for an ensemble, separate the paths with spaces: -model {shlex.join(parts)}"
     return ""
+
+
+def holds_model(path: Path) -> bool:
+    """Return True if a path looks like a model."""
+    names = ("model.json", "config.json", "model.bin")
+    return path.suffix in (".pt", ".npz") or any((path / name).is_file() for name in names)
 
 
 # -- Ensembles -------------------------------------------------------------------------------------

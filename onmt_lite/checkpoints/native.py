@@ -273,7 +273,10 @@ def _load_table(path: Path) -> Checkpoint:
         if not vocab or not sources:
             raise ValueError("needs a vocabulary and a source")
     except (*MALFORMED, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{path}: not a table model: {error}") from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        is_part = path.name in (MANIFEST, "config.json")
+        remedy = f"give the directory {path.parent}" if is_part else "give a table model's file"
+        raise CheckpointError(f"{path}: not a table model: {reason}; {remedy}") from None
     return Checkpoint(
         TableModel(list(sources.values()), len(vocab)),
         src_vocab=Vocab(list(sources)),

@@ -4,10 +4,13 @@ A path that exists is what it says.  Where nothing exists, `de-en` or `data/de-e
 model of that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` the shipped configuration.
 """
 
+import difflib
 import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePath
+
+from onmt_lite.errors import hint_on
 
 _HERE = Path(__file__).resolve().parent.parent
 # Inside the package where that is installed, beside it in a checkout
@@ -64,9 +67,15 @@ def model_names() -> list[str]:
     return sorted(path.name for path in DATA.glob("*") if path.is_dir() or path.suffix == ".json")
 
 
-def absent() -> str:
-    """Say that nothing is at a path, and which models there are."""
-    return f"there is no such file or directory (shipped are {', '.join(model_names()) or 'none'})"
+def absent(path: str | Path) -> str:
+    """Say that nothing is at a path, what is near it, and which models there are."""
+    shipped = model_names()
+    hint = hint_on(str(path))
+    if not hint and (near := difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)):
+        hint = f"did you mean {near[0]}?"
+    start = hint + (" " if hint.endswith("?") else "; " if hint else "")
+    listed = f"{start}shipped are {', '.join(shipped) or 'none'}"
+    return f"there is no such file or directory ({listed})"
 
 
 def config_names() -> list[str]:

@@ -13,7 +13,7 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
-from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.errors import CheckpointError, OptionError, explained
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
@@ -44,7 +44,8 @@ def processor(
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{path}: not a sentencepiece model, or a damaged one ({reason[:100]})"
+            f"{path}: not a sentencepiece model, or a damaged one ({reason[:100]}); give the "
+            ".model file that spm_train has written"
         ) from None
     return found
 
@@ -54,7 +55,8 @@ def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairE
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:
-        raise CheckpointError(f"{path}: not BPE codes of subword-nmt or fastBPE: {error}") from None
+        problem = f"{path}: not BPE codes of subword-nmt or fastBPE: {error}"
+        raise CheckpointError(f"{problem}; give the file that learn-bpe has written") from None
     return BytePairEncoder(codes, read_vocabulary(vocabulary, threshold))
 
 
@@ -65,7 +67,9 @@ def read_vocabulary(path: str, threshold: int) -> set[str] | None:
     try:
         return parse_vocabulary(_read_text(path), threshold)
     except ValueError as error:
-        raise CheckpointError(f"{path}: not a vocabulary: {error}") from None
+        raise CheckpointError(
+            f"{path}: not a vocabulary: {error}; give the file that get-vocab has written"
+        ) from None
 
 
 def read_phrases(path: str) -> dict[str, str]:
@@ -74,7 +78,8 @@ def read_phrases(path: str) -> dict[str, str]:
     for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), 1):
         source, mark, target = line.partition("|||")
         if not (mark and source.strip()) or "|||" in target:
-            raise CheckpointError(f"{path}, line {number}: not a `source|||target` line")
+            problem = f"{path}, line {number}: not a `source|||target` line"
+            raise CheckpointError(f"{problem}; correct or remove the line")
         phrases[source.strip()] = target.strip()
     return phrases
 
@@ -136,7 +141,7 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
         return pyonmttok.Tokenizer(**{**kwargs, **subwords})
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:200]
-        raise OptionError(f"{option}: pyonmttok does not take it: {reason}") from None
+        raise OptionError(f"{option}: pyonmttok does not take it: {reason}; correct it") from None
 
 
 def _read_text(path: str) -> str:
@@ -146,15 +151,15 @@ def _read_text(path: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: not UTF-8 text: byte {error.start}") from None
+        problem = f"{path}: not UTF-8 text: byte {error.start}"
+        raise CheckpointError(f"{problem}; convert it with iconv -t utf-8") from None
 
 
 def read_bytes(path: str) -> bytes:
     """The whole file, if it is a file of bearable size."""
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise CheckpointError(f"cannot read {path}: it is not a file")
+            raise CheckpointError(f"cannot read {path}: it is not a file; give the path of a file")
         return read_whole(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise CheckpointError(f"cannot read {path[:200]}: {reason}") from None
+        raise CheckpointError(f"cannot read {path[:200]}: {explained(error)}") from None

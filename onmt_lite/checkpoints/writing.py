@@ -50,9 +50,13 @@ def _checked(checkpoint: Checkpoint, target: str, obstacles: Any) -> Transformer
     model = checkpoint.model
     if not isinstance(model, Transformer):
         kind = type(model).__name__
-        raise CheckpointError(f"only a Transformer can be written for {target}, this is a {kind}")
+        raise CheckpointError(
+            f"only a Transformer can be written for {target}, this is a {kind}; give another model"
+        )
     if reasons := [name for name, is_there in obstacles(checkpoint, model.cfg).items() if is_there]:
-        raise CheckpointError(f"{target} cannot hold this model: {'; '.join(reasons)}")
+        raise CheckpointError(
+            f"{target} cannot hold this model: {'; '.join(reasons)}; choose another format or model"
+        )
     return model
 
 
@@ -62,7 +66,8 @@ def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> l
     if len(set(tokens)) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
         raise CheckpointError(
-            f"{target} cannot hold this model: its vocabulary has {twice[:50]!r} twice"
+            f"{target} cannot hold this model: its vocabulary has {twice[:50]!r} twice; choose "
+            "another format or model"
         )
     return tokens
 

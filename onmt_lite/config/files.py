@@ -10,15 +10,70 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from onmt_lite.config.console import Interrupted
-from onmt_lite.errors import FileError, OptionError, refused
+from onmt_lite.errors import (
+    FileError,
+    OnmtLiteError,
+    OptionError,
+    explained,
+    hint_on,
+    refused,
+)
 from onmt_lite.text.whole import write_all, write_whole
 
 PACKED_AT_ONCE = 1 << 16  # bytes
 Named = tuple[str, str]  # what to call a file in a message, and its path
+
+PHRASES = "a file of phrases (TAB between phrases; one line for all of src, or one for each line)"
+SUBWORDS = "a sentencepiece model or a file of subword-nmt codes"
+COUNTS = "a file with a subword and its count in each line"
+PAIRS = "a file of `source<TAB>target` lines"
+TAKES = {  # the content of the files that options name
+    "src": "a text file with one sentence per line",
+    "tgt": "a text file with one line for each line of src",
+    "force_words": PHRASES,
+    "ban_words": PHRASES,
+    "phrase_table": "a file of `source|||target` lines",
+    "src_subword_model": SUBWORDS,
+    "tgt_subword_model": SUBWORDS,
+    "src_subword_vocab": COUNTS,
+    "tgt_subword_vocab": COUNTS,
+    "train": PAIRS,
+    "valid": PAIRS,
+}
+
+
+def check_inputs(named: Iterable[Named], kind: type[OnmtLiteError] = FileError) -> None:
+    """Raise an error of this kind, with its option, for a file that is missing, a directory or not
+    readable.  Files are looked at, not opened: opening a FIFO would take its only reader away."""
+    for option, path in named:
+        if path == "-":
+            continue
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            problem, remedy = "there is no such file", remedy_of(option, path)
+        except (OSError, ValueError) as error:
+            problem, _, remedy = explained(error).partition("; ")
+        else:
+            if stat.S_ISDIR(mode):
+                problem, remedy = "it is a directory", "give the path of a file"
+            elif not os.access(path, os.R_OK):
+                denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                problem, _, remedy = explained(denied).partition("; ")
+            else:
+                continue
+        what = f"{option} {name_of(path)[:200]}: {problem}"
+        raise kind(f"{what}; {option} takes {TAKES[option]}; {remedy}")
+
+
+def remedy_of(option: str, path: str) -> str:
+    """Return what to do if nothing is at a path."""
+    at_worst = "write the phrases to a file and give its path"
+    return hint_on(path) or (at_worst if TAKES.get(option) == PHRASES else "check the path")
 
 
 def check_paths(read: Sequence[Named], written: Sequence[Named]) -> None:
@@ -142,12 +197,13 @@ class Stream:
         self.path = path
         if path == "-":
             if sys.stdout is None:
-                raise FileError("cannot write standard output: it is closed")
+                closed = "cannot write standard output: it is closed; open it or give -output FILE"
+                raise FileError(closed)
             self.file: IO[bytes] = sys.stdout.buffer
             return
         with refused(f"write {path}"):
             if os.path.isdir(path):
-                raise FileError(f"cannot write {path}: it is a directory")
+                raise FileError(f"cannot write {path}: it is a directory; give the path of a file")
             fd = descriptor_of(path)
             # Nothing is cut: what another process has open may be a file
             fd = os.open(path, os.O_WRONLY | os.O_APPEND) if fd is None else os.dup(fd)
@@ -169,7 +225,8 @@ class Stream:
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise Interrupted(signal.SIGPIPE) from None
-            raise FileError(f"cannot write {name_of(self.path)}: {error.strerror}") from None
+            reason = explained(error, "write")
+            raise FileError(f"cannot write {name_of(self.path)}: {reason}") from None
 
     def finish(self) -> None:
         """Close it: some file systems tell only now that a disk is full.  Raises FileError."""

@@ -1,6 +1,6 @@
 """Loading: the model, the tokenizer and the phrase table that options name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
+from onmt_lite.config.files import check_inputs
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import SUBWORDS, TextOptions, parse_kwargs
 from onmt_lite.errors import CheckpointError, OptionError
@@ -220,6 +221,7 @@ def _subword_kind(text: TextOptions) -> str:
 def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
     """How source and target are cut, and how output is joined."""
     src, tgt = text.subword_files()
+    check_inputs(_files_used(kind, text), CheckpointError)
     if kind == "onmt_tokenize":
         return _of_onmt(text)
     if kind == "bpe":
@@ -237,10 +239,22 @@ def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
 
+def _files_used(kind: str, text: TextOptions) -> Iterator[tuple[str, str]]:
+    """Yield the option and path of each file about subwords that is read."""
+    src, tgt = text.subword_files()
+    for side, file in (("src", src), ("tgt", tgt)) if kind else ():
+        if kind == "onmt_tokenize" and getattr(text, f"{side}_subword_type") == "none":
+            continue
+        if file.path and (side == "src" or file.path != src.path):
+            yield f"{side}_subword_model", file.path
+        if file.path and file.vocabulary and file.threshold:
+            yield f"{side}_subword_vocab", file.vocabulary
+
+
 def _no_target(line: str) -> NoReturn:
     raise OptionError(
-        "tgt_subword_model is needed to read lines of the target, or share_vocab if it is the "
-        "same file"
+        "tgt_subword_model is needed to read lines of the target; give it, or share_vocab if it "
+        "is the same file"
     )
 
 
@@ -284,4 +298,5 @@ def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: boo
 def phrases_of(options: TranslateOptions) -> dict[str, str]:
     """Replacements of unknown tokens, by source token."""
     table = options.text.phrase_table
+    check_inputs([("phrase_table", table)] if table else [], CheckpointError)
     return read_phrases(table) if table else {}

@@ -49,7 +49,7 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
         n = torch.cuda.device_count()
         has = f"{n} usable GPUs; the last is -gpu {n - 1}"
         if n == 0:
-            has = "no usable GPU; leave that out, or give -gpu -1 for the CPU"
+            has = "no usable GPU; leave that out to run on the CPU"
         raise OptionError(f"{asked}: this machine has {has}")
     if precision == "int8" and device.type != "cpu":
         raise OptionError("precision int8 is only supported on CPU; give bf16 or fp16 for a GPU")

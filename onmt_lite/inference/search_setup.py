@@ -98,7 +98,10 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     policy, stop = choose_policy(options, preset, sampling, greedy_apart)
     rules = checkpoint.rules_of(preset.asks_model)
     if rules.renormalize and search.beam_groups > 1:
-        raise OptionError("renormalize_logits of the model and beam_groups exclude each other")
+        raise OptionError(
+            "renormalize_logits of the model and beam_groups exclude each other; leave beam_groups "
+            "out"
+        )
     never, banned = rules.never_ids, tuple[int, ...]()
     if checkpoint.never_in_softmax:
         never, banned = banned, never

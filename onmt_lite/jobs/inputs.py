@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from onmt_lite.config.files import rereads
+from onmt_lite.config.files import check_inputs, rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
 from onmt_lite.search.presets import PRESETS
@@ -141,12 +141,7 @@ def look_at_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
     match line by line, OptionError if a stream is to be cut into shards."""
     beside = roles_of(options)[1:]
     paths = [*sources, *(path for _, path in beside)]
-    for path in (path for path in paths if path != "-"):
-        # Looked at, not opened: opening a FIFO would take its writer's only reader away
-        with refused(f"read {path}"):
-            mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise FileError(f"cannot read {path}: it is a directory")
+    check_inputs([*(("src", path) for path in sources), *beside])
     if streams := [path for path in paths if not rereads(path)]:
         if options.jobs.shard:
             raise OptionError(f"shard: lines of {streams[0]} cannot be counted first; give a file")
@@ -247,7 +242,8 @@ def open_input(path: str) -> Iterator[int]:
     """A file descriptor to read from.  FileError, also at the end for a file that has changed."""
     if path == "-":
         if sys.stdin is None:
-            raise FileError("cannot read standard input: it is closed")
+            closed = "cannot read standard input: it is closed; open it or give -src FILE"
+            raise FileError(closed)
         yield sys.stdin.fileno()
         return
     with Unchanged(path):

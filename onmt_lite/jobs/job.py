@@ -26,7 +26,7 @@ from onmt_lite.config.files import (
     write_out,
 )
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
+from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, explained, refused
 from onmt_lite.inference.records import Progress, Trace
 from onmt_lite.inference.trace_page import to_html, to_json
 from onmt_lite.jobs import tasks
@@ -298,7 +298,7 @@ class Output:
         summary = Summary()
         for each in self.ranges:
             if (part := self.parts.read(each.number)) is None:
-                where = f"its part {each.where} is damaged or gone"
+                where = f"its part {each.where} is damaged or gone; begin anew without -resume"
                 raise FileError(f"cannot write {self.path}: {where}")
             self._write(part)
             summary.join(part.summary)
@@ -333,11 +333,13 @@ def check_src(src: str) -> None:
     """Raise FileError, with the line that works, for a text in the place of a file."""
     reads_so = " " in src.strip() or src[:1].isupper() or src[-1:] in ("!", "?", "…")
     if reads_so and is_text([src]):
-        with refused(f"read {src}"):
-            try:
-                os.lstat(src)
-            except OSError as error:
-                raise OSError(error.errno, f"{error.strerror}; {line_that_works([src])}") from None
+        try:
+            os.lstat(src)
+        except (OSError, ValueError) as error:
+            reason = explained(error).partition("; ")[0]
+            if isinstance(error, FileNotFoundError):
+                reason = "there is no such file"
+            raise FileError(f"src {src}: {reason}; {line_that_works([src])}") from None
 
 
 def why_not_resumed(options: TranslateOptions) -> str:

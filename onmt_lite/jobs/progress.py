@@ -17,7 +17,7 @@ from onmt_lite import __version__
 from onmt_lite.config.console import CONSOLE
 from onmt_lite.config.files import descriptor_of, name_of
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.errors import FileError
+from onmt_lite.errors import FileError, explained
 from onmt_lite.jobs.reports import DETAIL, LOG
 from onmt_lite.search.plan import Clock
 
@@ -209,7 +209,8 @@ class StrictFileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
-            raise FileError(f"cannot write {self.baseFilename}: {error.strerror}") from None
+            reason = explained(error, "write")
+            raise FileError(f"cannot write {self.baseFilename}: {reason}") from None
         raise  # a message that cannot be made is a defect
 
     def close(self) -> None:
@@ -253,7 +254,7 @@ def add_log_file(path: str, level: str = "NOTSET") -> None:
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
+        raise FileError(f"cannot write log_file {path}: {explained(error, 'write')}") from None
     form = "[%(asctime)s %(process)d %(levelname)s] %(message)s"  # two runs may share a file
     handler.setFormatter(logging.Formatter(form))
     handler.setLevel(int(level) if level.isdecimal() else level)

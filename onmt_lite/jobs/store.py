@@ -118,7 +118,9 @@ class Parts:
                 except OSError:  # a file system without links
                     os.replace(aside, path)
         if not (before := unsealed(path)[0]):
-            raise FileError(f"cannot write {self.path}: {path} cannot be read")
+            raise FileError(
+                f"cannot write {self.path}: {path} cannot be read; begin anew without -resume"
+            )
         check_same(before, {"machine": machine})
 
     def _name(self, number: int) -> str:
@@ -138,7 +140,9 @@ class Store:
         """Lock the store.  Raises FileError if the file cannot be written, another job writes it,
         or a foreign file is in the way."""
         if not os.path.basename(self.path):
-            raise FileError(f"cannot write {self.path}: it names a directory")
+            raise FileError(
+                f"cannot write {self.path}: it names a directory; give the path of a file"
+            )
         with refused(f"write {self.path}"):
             while not self._lock():
                 pass  # the job that held it has just removed it
@@ -179,7 +183,8 @@ class Store:
             found = re.search(rb'"pid": (\d+), "host": "(.*)"', head)
             holder = f" (process {found[1].decode()} on {found[2].decode()})" if found else ""
             raise FileError(
-                f"cannot write {self.path}: another job is writing it{holder}"
+                f"cannot write {self.path}: another job is writing it{holder}; wait for its end or "
+                "choose another output"
             ) from None
         except OSError as error:
             self.__exit__()

@@ -46,7 +46,7 @@ def translate_dataset(
     cluster = ClusterOptions(None, actors, cpus_per_actor, gpus_per_actor)
     taken = set(SHARED_NAMES) - {"report", "resume"}
     if names := [name for name in options if name in TRANSLATE and name not in taken]:
-        raise OptionError(f"{', '.join(names)}: of the command line only")
+        raise OptionError(f"{', '.join(names)}: of the command line only; leave it out here")
     given = TranslateOptions.of(**options, output_format="jsonl")
     if given.search.n_best > 1:
         raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from onmt_lite.checkpoints.hub import described
-from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.checkpoints.shipped import absent, find_model, model_paths
 from onmt_lite.config.endings import format_of
 from onmt_lite.config.files import check_paths, check_places
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
+from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, hint_on, refused
 from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
 from onmt_lite.jobs.progress import logging_to
 from onmt_lite.jobs.tasks import Engine, is_packed
@@ -70,7 +70,7 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
         raise OptionError(why)
     for model in model_paths(map(described, options.model.model)):
         if not find_model(model).exists():
-            raise CheckpointError(f"no model at {model}: there is no such file or directory")
+            raise CheckpointError(f"no model at {model}: {absent(model)}; check the path")
     for path in paths:
         if is_packed(path):
             remedy = f"unpack it first: gunzip {path}"
@@ -89,8 +89,9 @@ def _files_of(word: str) -> list[str]:
         return _in_folder(word) if os.path.isdir(word) else [_checked(word)]
     found = sorted(glob.glob(word, recursive=True))
     if not found:
-        what = "nothing has a name like this" if glob.has_magic(word) else "no such file or folder"
-        raise FileError(f"cannot read {word}: {what}")
+        is_glob = glob.has_magic(word)
+        what = "nothing has a name like this" if is_glob else "there is no such file or folder"
+        raise FileError(f"src {word}: {what}; {hint_on(word) or 'check the path'}")
     # A pattern such as text/** finds folders besides the files in them
     files = [_checked(path) for path in found if not os.path.isdir(path)]
     return files or [file for folder in found for file in _in_folder(folder)]
@@ -106,7 +107,9 @@ def _in_folder(folder: str) -> list[str]:
             remedy = f"name each folder, or give {pattern}"
             raise OptionError(f"src: {path} is a folder within a folder; {remedy}")
     if not paths:
-        raise FileError(f"cannot read {folder}: there is no file in it")
+        raise FileError(
+            f"cannot read {folder}: there is no file in it; give a folder with text files"
+        )
     return [_checked(path) for path in paths]
 
 
@@ -114,7 +117,9 @@ def _checked(path: str) -> str:
     with refused(f"read {path}"):
         mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
-        raise OptionError(f"src: {path} is no regular file, so that actors cannot share it")
+        raise OptionError(
+            f"src: {path} is no regular file, so that actors cannot share it; copy it to a file"
+        )
     return path
 
 

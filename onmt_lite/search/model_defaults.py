@@ -190,7 +190,7 @@ def file_names(listed: Any, key: str, path: Path) -> list[str]:
     """The files in a list of decoder.yml, without the folders before them."""
     listed = listed or []
     if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):
-        raise CheckpointError(f"{path}: {key} is not a list of files")
+        raise CheckpointError(f"{path}: {key} is not a list of files; correct it there")
     return [re.split(r"[/\\]", name)[-1] for name in listed]
 
 
@@ -206,11 +206,13 @@ def _options(
         if not isinstance(value, (bool, int, float, str)):
             # Not shown: a few bytes can nest lists without end
             kind = type(value).__name__
-            raise CheckpointError(f"{path}: {name}: expected one value, got a {kind}")
+            raise CheckpointError(
+                f"{path}: {name}: expected one value, got a {kind}; correct it there"
+            )
         try:
             options[option] = check(option, VALUES[name](value) if name in VALUES else value)
         except (ValueError, TypeError, OverflowError) as error:
-            raise CheckpointError(f"{path}: {name}: {error}") from None
+            raise CheckpointError(f"{path}: {name}: {error}; correct it there") from None
     return options
 
 

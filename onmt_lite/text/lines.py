@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, cast
 
-from onmt_lite.errors import DataError, FileError
+from onmt_lite.errors import DataError, FileError, explained
 from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
 
 CHUNK = 1 << 16
@@ -96,7 +96,7 @@ def text_stream(fd: int, name: str) -> Stream:
             except BlockingIOError:  # of a pipe or terminal that another program has set so
                 ready.poll()
             except OSError as error:
-                raise FileError(f"cannot read {name}: {error.strerror}") from None
+                raise FileError(f"cannot read {name}: {explained(error)}") from None
 
     def unpack(size: int) -> bytes:
         try:

@@ -86,6 +86,7 @@ class Vocab:
             if i is None:
                 raise DataError(
                     f"{token[:50]!r} is not in the vocabulary, which has no token for unknown ones"
+                    "; remove it from the line or give another model"
                 )
             ids.append(i)
         return ids

@@ -254,7 +254,9 @@ def fit(points: Sequence[Point]) -> Confidence:
             break
     at_zero, per_nat, per_log_token = (round(weight, 4) for weight in weights.tolist())
     if per_nat <= 0:
-        raise OptionError("valid: better scores do not mean better translations here")
+        raise OptionError(
+            "valid: better scores do not mean better translations here; give other pairs"
+        )
     return Confidence(at_zero, per_nat, per_log_token)
 
 

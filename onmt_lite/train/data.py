@@ -290,7 +290,9 @@ def tokenize(
     examples = [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
     examples = [example for example in examples if max(map(len, example)) < max_length]
     if not examples:
-        raise DataError(f"every pair is longer than max_positions {max_length}")
+        raise DataError(
+            f"every pair is longer than max_positions {max_length}; raise max_positions"
+        )
     return examples
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.shipped import model_files
+from onmt_lite.checkpoints.shipped import absent, model_files
 from onmt_lite.config.cli import command
-from onmt_lite.config.files import check_paths, check_writable
-from onmt_lite.errors import DataError, OptionError, refused
+from onmt_lite.config.files import check_inputs, check_paths, check_writable
+from onmt_lite.errors import CheckpointError, DataError, OptionError, refused
 from onmt_lite.text.whole import replace_files
 from onmt_lite.train.chart import line_chart
 from onmt_lite.train.data import Pair, Text
@@ -34,9 +34,11 @@ def check_files(options: TrainOptions) -> None:
     """Raise OptionError or FileError if files are missing, in the way or cannot be written."""
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
     read = [*(("train", path) for path in data.train), *(("valid", path) for path in data.valid)]
-    for _, path in read:
-        with refused(f"read {path}"):
-            os.stat(path)
+    check_inputs(read)
+    begins = not options.learning.resume
+    if begins and data.init_from and not Path(data.init_from).exists():
+        takes = "init_from takes the directory of a model that the trainer has written"
+        raise CheckpointError(f"no model at {data.init_from}: {absent(data.init_from)}; {takes}")
     if data.init_from:
         files = [Path(data.init_from), *model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]

@@ -18,6 +18,7 @@ from onmt_lite.search import plan
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.cli.conftest import names, write_table
 
+ERROR = "onmt_lite: error: "
 MATCH = "they must match line by line"
 
 
@@ -169,7 +170,8 @@ def test_quiet_says_nothing_but_errors_and_logs_to_the_file(main, src, tmp_path)
     done = main("-src", src, "-quiet", "-report_time", "-log_file", "log.txt")
     assert (done.code, done.err) == (0, "")
     assert "TIME: " in (tmp_path / "log.txt").read_text(encoding="utf-8")
-    main("-src", "no.txt", "-quiet").failed(5, "cannot read no.txt: No such file or directory")
+    failed = main("-src", "no.txt", "-quiet")
+    assert failed.code == 5 and failed.err.startswith(f"{ERROR}src no.txt: there is no such file; ")
 
 
 def test_print_config(main, tmp_path):
@@ -204,7 +206,7 @@ def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
         with pytest.raises(OptionError, match="GPU"):
             Translator.from_pretrained("no/such", **asked)
     if not torch.cuda.is_available():
-        said = "this machine has no usable GPU; leave that out, or give -gpu -1 for the CPU"
+        said = "this machine has no usable GPU; leave that out to run on the CPU"
         for words in (["-gpu", 0], ["-device", "cuda"], ["-gpu", 1]):
             done = main("-src", src, *words)
             assert (done.code, done.err.count("\n")) == (2, 1) and said in done.err
@@ -220,17 +222,24 @@ def test_an_option_that_needs_the_model_to_be_judged(main, src):
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("none.txt", "No such file or directory"),
+        ("none.txt", "there is no such file"),
         (".", "it is a directory"),
         ("x" * 300, "File name too long"),
         ("src.txt/x", "Not a directory"),
-        ("/proc/self/mem", "Input/output error"),  # opens, but cannot be read
     ],
 )
 def test_unreadable_inputs(main, src, path, reason):
-    expected = f"cannot read {path}: {reason}"
-    main("-src", path, "-model", "no/such").failed(5, expected)
-    main("-src", src, "-tgt", path, "-model", "no/such").failed(5, expected)
+    for option, words in (("src", ["-src", path]), ("tgt", ["-src", src, "-tgt", path])):
+        done = main(*words, "-model", "no/such")
+        assert (done.code, done.out, done.err.count("\n")) == (5, b"", 1)
+        said = f"{ERROR}{option} {path[:200]}: {reason}; {option} takes a text file with one "
+        assert done.err.startswith(said)
+
+
+def test_an_input_that_opens_but_cannot_be_read(main, src):
+    expected = "cannot read /proc/self/mem: Input/output error; check the disk and the path"
+    main("-src", "/proc/self/mem", "-model", "no/such").failed(5, expected)
+    main("-src", src, "-tgt", "/proc/self/mem", "-model", "no/such").failed(5, expected)
 
 
 def test_bytes_that_only_begin_like_utf_16_are_lines(main, tiny_checkpoint, tmp_path):
@@ -266,9 +275,9 @@ def test_directory_without_permission_is_named(main, src, tmp_path):
 def test_outputs_that_cannot_be_written(main, src, tmp_path):
     (tmp_path / "folder").mkdir()
     for output, reason in [
-        ("none/", "it names a directory"),
-        ("src.txt/out", "Not a directory"),
-        ("x" * 300, "File name too long"),
+        ("none/", "it names a directory; give the path of a file"),
+        ("src.txt/out", "Not a directory; check the path: a part of it is a file, not a directory"),
+        ("x" * 300, "File name too long; choose a shorter name"),
     ]:
         # Before the model is looked at: a long load must not end in this
         done = main("-src", src, "-output", output, "-model", "no/such")
@@ -286,7 +295,8 @@ def test_outputs_that_cannot_be_written(main, src, tmp_path):
 
 
 def test_a_full_disk(main, src):
-    full = "cannot write /dev/full: No space left on device"
+    reason = "No space left on device; free some space or choose another disk"
+    full = f"cannot write /dev/full: {reason}"
     main("-src", src, "-quiet", "-output", "/dev/full").failed(5, full)
     done = main("-src", src, "-log_file", "/dev/full")
     assert "Logging error" not in done.err
@@ -297,7 +307,8 @@ def test_a_failed_run_leaves_the_older_output(main, tmp_path):
     (tmp_path / "src").write_bytes(b"one\nzz\n")
     (tmp_path / "out").write_bytes(b"older\n")
     done = main("-src", "src", "-output", "out")
-    done.failed(3, "line 2: 'zz' is not in the vocabulary, which has no token for unknown ones")
+    problem = "line 2: 'zz' is not in the vocabulary, which has no token for unknown ones"
+    done.failed(3, f"{problem}; remove it from the line or give another model")
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert names(tmp_path) == ["out", "src"]
 
@@ -376,7 +387,8 @@ def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
     with Output(str(tmp_path / "out")):
         done = main("-src", src, "-output", "out", "-model", "no/such")
         holder = f"process {os.getpid()} on {os.uname().nodename}"
-        done.failed(5, f"cannot write out: another job is writing it ({holder})")
+        busy = f"cannot write out: another job is writing it ({holder})"
+        done.failed(5, f"{busy}; wait for its end or choose another output")
         assert names(tmp_path) == ["out", "out.parts", "src.txt"]
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert main("-src", src, "-output", "out").code == 0

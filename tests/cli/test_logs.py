@@ -124,7 +124,8 @@ def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp
     """The disk is full for the last line alone, then for the one that says there is no work."""
     (tmp_path / "src.txt").write_text("one\n")
     argv = ["-src", src, "-output", "out", "-log_file"]
-    warning = "onmt_lite: warning: cannot write /dev/full: No space left on device\n"
+    remedy = "free some space or choose another disk"
+    warning = f"onmt_lite: warning: cannot write /dev/full: No space left on device; {remedy}\n"
     with pytest.MonkeyPatch.context() as patch:
         say_nothing_first(patch)
         patch.setattr("onmt_lite.jobs.job.Run._log_end", lambda *args: None)

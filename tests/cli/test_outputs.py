@@ -113,7 +113,10 @@ def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("onmt_lite.text.whole.write_all", full)
         done = main("-save_config", "saved.yaml")
-    done.failed(5, "cannot write saved.yaml: No space left on device")
+    done.failed(
+        5,
+        "cannot write saved.yaml: No space left on device; free some space or choose another disk",
+    )
     assert (tmp_path / "saved.yaml").read_text() == "older"
     assert main("-save_config", "saved.yaml").code == 0
     assert "beam_size: 5  # default" in (tmp_path / "saved.yaml").read_text("utf-8")
@@ -128,7 +131,9 @@ def test_a_configuration_may_go_to_a_stream(shell, tmp_path):
     assert shell("", "-save_config", "pipe", first="cat pipe & exec").out == said
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     full = shell("", "-save_config", "/dev/full")
-    full.failed(5, "cannot write /dev/full: No space left on device")
+    full.failed(
+        5, "cannot write /dev/full: No space left on device; free some space or choose another disk"
+    )
 
 
 def test_streams_of_the_shell_are_files_too(shell, src):
@@ -210,7 +215,7 @@ def test_what_another_process_has_open_is_written_through(main, src, tmp_path):
     assert (tmp_path / "all").read_bytes() == b"earlier\n" + OUT + OUT
     assert os.stat(tmp_path / "all").st_ino == inode
     main("-src", src, "-output", "/dev/none").failed(
-        5, "cannot write /dev/none: No such file or directory"
+        5, "cannot write /dev/none: No such file or directory; create its directory first"
     )
 
 
@@ -236,7 +241,7 @@ def test_other_descriptors_by_name(main, src, tmp_path):
         assert main("-src", src, "-output", "/dev/stderr", "-quiet").code == 0
     assert (tmp_path / "two").read_bytes() == OUT
     done = main("-src", src, "-output", "/dev/fd/997")
-    done.failed(5, "cannot write /dev/fd/997: Bad file descriptor")
+    done.failed(5, "cannot write /dev/fd/997: Bad file descriptor; check the path")
 
 
 def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):

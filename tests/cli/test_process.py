@@ -173,14 +173,15 @@ def test_a_pipe_as_output_whose_reader_leaves(process, tmp_path, until):
 
 def test_a_full_standard_output(shell):
     done = shell("> /dev/full", input=b"one\n")
-    done.failed(5, "cannot write standard output: No space left on device")
+    reason = "No space left on device; free some space or choose another disk"
+    done.failed(5, f"cannot write standard output: {reason}")
 
 
 def test_a_closed_standard_output_or_input(shell, src):
     done = shell(">&-", "-src", src)
-    done.failed(5, "cannot write standard output: it is closed")
+    done.failed(5, "cannot write standard output: it is closed; open it or give -output FILE")
     done = shell("<&-")
-    done.failed(5, "cannot read standard input: it is closed")
+    done.failed(5, "cannot read standard input: it is closed; open it or give -src FILE")
 
 
 def test_a_closed_stderr_does_not_matter(shell):
@@ -194,7 +195,7 @@ def test_a_closed_stderr_does_not_matter(shell):
 def test_help_and_configuration_to_a_broken_standard_output(shell, process, words):
     done = shell("> /dev/full", *words.split())
     assert done.code == 5
-    assert re.fullmatch(r"onmt_lite: error: .*No space left on device\n", done.err)
+    assert re.fullmatch(r"onmt_lite: error: .*No space left on device; free some .*\n", done.err)
     reading, writing = os.pipe()
     os.close(reading)
     job = process(*words.split(), stdout=writing)

@@ -178,11 +178,19 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ("-train none.tsv", 5, "cannot read none.tsv: No such file or directory"),
+        (
+            "-train none.tsv",
+            5,
+            "train none.tsv: there is no such file; train takes a file of .*; did you .*",
+        ),
         ("-train wrong.tsv", 3, r"wrong.tsv:2: not a `source<TAB>target` line: 'no tab'; put .*"),
         ("-init_from none", 4, r"no model at none: .*"),
         ("-vocab_size 99999", 2, r"vocab_size 99999: more than the text gives; .* \d+"),
-        ("-device gpu", 2, r"device: expected auto, cpu, cuda or cuda:N, got 'gpu' .*"),
+        (
+            "-device gpu",
+            2,
+            r"device: expected auto, cpu, cuda or cuda:N, got 'gpu'; did you mean cuda\? .*",
+        ),
         ("-train_minutes 0", 2, r"train_minutes is missing; say when to stop.*"),
         ("-train_src a", 2, r"unknown option train_src; .*paste FILE.src FILE.tgt.*"),
     ],
